@@ -8,6 +8,7 @@ an action by the limit of a call, which is a few seconds.
 
 from dataclasses import dataclass
 
+from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
@@ -47,6 +48,7 @@ class AgentParts:
     uploader: UploaderProcess
     page: ControlPage
     memory: SnapshotMemory
+    commits: CommitWatch
     final_checkpoint: FinalCheckpoint
     watchdog: Watchdog
     faults: NodeFaults
@@ -79,6 +81,7 @@ class AgentParts:
         has it, the next generation waits for the save.
         """
         self.final_checkpoint.ensure_committed(others=self.group.withdraw(is_shared=is_shared))
+        self.commits.poll(at_once=True)
         self.group.leave()
 
 

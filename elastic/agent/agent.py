@@ -192,6 +192,7 @@ class NodeAgent(LocalElasticAgent):
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
+        parts.commits.poll()
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
@@ -307,6 +308,7 @@ class NodeAgent(LocalElasticAgent):
             settings,
             generation=entered.number,
             failures=self._suspect_failures,
+            committed_step=entered.committed_step,
             divergence=self._divergence,
             control_page=parts.page.path,
             memory=parts.memory.path,

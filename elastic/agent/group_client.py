@@ -95,6 +95,13 @@ class GroupClient:
             return True
         return False
 
+    def report_commit(self, step: int) -> bool:
+        """A checkpoint of this step is committed. Returns whether the backend answered."""
+        with suppress(BackendFailed):
+            self._rendezvous.report_commit(step)
+            return True
+        return False
+
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ import torch
 from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
+from elastic.agent.claim_run_dir import claim
+from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
@@ -24,7 +27,7 @@ from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
-from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config
+from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config, set_aside
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
@@ -41,9 +44,11 @@ from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
+from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
 from elastic.system.addresses import new_node_id
@@ -83,8 +88,11 @@ def launch(options: Options, spawner: Spawner) -> int:
         raise UsageError(
             f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
         )
-    config = rendezvous_config(options, run)
-    backend = open_backend(config, options, run)
+    if options.fresh:
+        set_aside(run)
+    uid = claim(run, declared, _CLOCK)
+    config = rendezvous_config(options, run, uid)
+    backend = open_backend(config, options)
     with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:
         settings = Settings(
             options=options,
@@ -93,6 +101,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             node=new_node_id(),
             nproc=nproc,
             declared=declared,
+            uid=uid,
             is_new=is_new,
             scratch=Path(scratch),
         )
@@ -112,6 +121,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
+        renewal = _take_lease(settings, rendezvous, shutdown)
+        stack.callback(lambda: renewal.stop(releases=rendezvous.is_deserted))
         full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
         uploader = _start_uploader(settings, backend, full_disk.backlog, stack)
         uploader.wait_ready()
@@ -168,6 +179,7 @@ def _rendezvous(
         notify=lambda reason, aloud: console.print_line(reason) if aloud else None,
         min_generation=min_generation,
         probes=probes,
+        run=settings.run_key,
     )
     if options.fresh:
         rendezvous.reset()
@@ -188,6 +200,19 @@ def _start_uploader(
     return UploaderProcess.start(replace(config, fence=fence, faults=options.faults, backlog=backlog.path))
 
 
+def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
+    """Meet the others in the one place where the run directory's nodes meet. Raises UsageError."""
+    run_lease = RunLease(settings.run.url, _CLOCK)
+    lease = run_lease.take(
+        printable(settings.rendezvous.place)[:LONGEST_NAME],
+        keep_alive_s=settings.options.keep_alive_s,
+        is_here=rendezvous.has_lease,
+        notify=partial(print, flush=True),
+    )
+    rendezvous.use_lease(lease.token)
+    return LeaseRenewal(run_lease, lease, leads=lambda: rendezvous.leads, on_lost=shutdown.request)
+
+
 def _parts(  # noqa: PLR0913 - the parts of an agent
     settings: Settings,
     rendezvous: Rendezvous,
@@ -204,11 +229,13 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
+    group = GroupClient(
+        rendezvous, report, _CLOCK, join_window_s=options.join_window_s, max_nodes=options.max_nodes
+    )
     return AgentParts(
         settings=settings,
-        group=GroupClient(
-            rendezvous, report, _CLOCK, join_window_s=options.join_window_s, max_nodes=options.max_nodes
-        ),
+        group=group,
+        commits=CommitWatch(run.events / f"{settings.node}-uploader.jsonl", group.report_commit, _CLOCK),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,

@@ -12,21 +12,24 @@ from elastic.config.identity import NAME
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.events import GOODBYES
-from elastic.observe.log import read_events
 from elastic.rendezvous.backends.backend import Backend
-from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
+from elastic.rendezvous.backends.select import RendezvousConfig, wait_for
+from elastic.rendezvous.lease import RunLease
 from elastic.storage.remote import FsspecStore, open_store
 from elastic.system.clock import SystemClock, timestamp
 from elastic.system.untrusted import parse_number
 
-IN_USE_S = 30.0
+C10D_GROUP = "run"  # by default
 _CLOCK = SystemClock()
 
 
-def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
-    """Where the group meets. The options were checked before."""
+def rendezvous_config(options: Options, run: RunDir, uid: str) -> RendezvousConfig:
+    """Where the group meets. The options were checked before. uid: of the run directory.
+
+    etcd serves many runs, so the group has the uid as its name there. A node of the run serves the
+    c10d store, for this run alone: nodes that do not share the run directory meet there all the
+    same, and are refused.
+    """
     endpoint = options.rdzv_endpoint
     if options.meets_in_objects:
         return RendezvousConfig(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
@@ -34,27 +37,20 @@ def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
         folder = run.rendezvous if endpoint is None else Path(endpoint.removeprefix("file://")).absolute()
         return RendezvousConfig(kind="dir", endpoint=str(folder), group="")
     assert endpoint is not None, "options without it are refused"
-    return RendezvousConfig(
-        kind=options.rdzv_backend, endpoint=endpoint, group=options.rdzv_id or run.local.name
-    )
+    group = options.rdzv_id or (uid if options.rdzv_backend == "etcd" else C10D_GROUP)
+    return RendezvousConfig(kind=options.rdzv_backend, endpoint=endpoint, group=group)
 
 
-def open_backend(config: RendezvousConfig, options: Options, run: RunDir) -> Backend:
-    """Return once the backend answers, and with --fresh after a used run directory was set aside.
+def open_backend(config: RendezvousConfig, options: Options) -> Backend:
+    """Return once the backend answers.
 
-    Raises UsageError when it refuses or other agents use the run directory, RendezvousTimeout when
-    it does not answer within --rdzv-timeout.
+    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
+    --rdzv-timeout.
     """
-    is_folder = config.kind == "dir"
-    if is_folder and options.fresh:
-        ages_s = heartbeat_ages_s(config.endpoint, now=_CLOCK.wall())
-        set_aside(run, {node for node, age_s in ages_s.items() if age_s < IN_USE_S})
-    # Opening a folder creates it. It may lie in the run directory, which was set aside only now.
     backend = config.open(environment.variables())
-    notify = partial(print, flush=True)
-    wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
-    if options.fresh and not is_folder:
-        set_aside(run, set(active_nodes(backend, _CLOCK, keep_alive_s=options.keep_alive_s)))
+    if config.kind != "dir":  # a folder answers at once
+        notify = partial(print, flush=True)
+        wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
     return backend
 
 
@@ -72,17 +68,9 @@ def newest_generation(run: RunDir) -> int:
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
-def set_aside(run: RunDir, active: set[str]) -> None:
-    """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents use it.
-
-    active: nodes with young heartbeats.
-    """
-    # An agent that recorded its end is gone, however young its last heartbeat: exit code 76 advises
-    # --fresh, which must then work at once.
-    if active - {each.node for each in read_events(run.events) if isinstance(each.event, GOODBYES)}:
-        raise UsageError(
-            f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
-        )
+def set_aside(run: RunDir) -> None:
+    """Rename a used run directory; nothing of it is deleted. Raises UsageError while it is used."""
+    RunLease(run.url, _CLOCK).check_unused("a command with --fresh", partial(print, flush=True))
     marks = run.local / NAME, run.events, run.rendezvous
     if run.local.is_dir() and any(run.local.iterdir()) and not any(path.exists() for path in marks):
         raise UsageError(

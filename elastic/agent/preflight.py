@@ -60,7 +60,7 @@ def check_command(options: Options) -> None:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
     check_faults(options, nproc)
     run = RunDir.parse(options.run_dir)
-    config = rendezvous_config(options, run)
+    config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
     address_of(options)
     if options.meets_in_objects:

@@ -58,6 +58,7 @@ class AgentLink:
     error_folder: str  # where workers of this generation leave their errors
     faults: str | None
     parent: Parent | None = None  # the state of another run that this one begins from
+    committed_step: int = 0  # of the newest checkpoint that the group knows of
     imports_library: bool = True  # false for a script that uses none of this library
     backlog: str = ""  # memory of the agent for what finds no room on the disk; none without one
     log: str = ""  # this worker's log

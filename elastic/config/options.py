@@ -50,7 +50,7 @@ how nodes meet:
                            directory]; for etcd, its members as HOST[:PORT],..., after https:// for
                            TLS (certificates and user as for etcdctl: ETCDCTL_CACERT, ETCDCTL_CERT,
                            ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node
-  --rdzv-id ID             name of the group in etcd or c10d [the name of the run directory]
+  --rdzv-id ID             name of the group in etcd or c10d [a name kept in the run directory]
   --last-call S            at a start or resume, wait S seconds for more than --min-nodes [2]
   --join-window S          before nodes that come are let in, wait S seconds for more, ten times as
                            long at most while more come; 0 lets each in at once [0.5]

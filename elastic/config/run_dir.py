@@ -21,6 +21,8 @@ from elastic.errors import UsageError
 OWN_NAMES = frozenset(
     {
         "run.json",
+        "uid",
+        "lease",
         "data.json",
         "stopped.json",
         "checkpoints",

@@ -8,6 +8,7 @@ It does not promise that the state is current when the caller acts on it: compar
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
@@ -29,6 +30,9 @@ BEATS_READ_PER_KEEP_ALIVE = 8
 class GroupObserver:
     """`last_known`: put back if the shared state is lost. The states that `reopen` and `reset` read
     before the first join are not kept there: they may be removed on purpose a moment later.
+
+    `leads`: at the last poll this node was the first live member of its group, or the first that
+    waits where there is no member: it does what one node does for all.
     """
 
     def __init__(  # noqa: PLR0913 - one node's eyes on everything outside it
@@ -44,12 +48,13 @@ class GroupObserver:
         partition_detector: PartitionDetector | None,
     ) -> None:
         """`min_generation`: the newest known from the run directory; see Rendezvous."""
-        self.last_known = Group()
+        self.newest = self.last_known = Group()
+        self.settings = settings
+        self.leads = False
         self.timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         self._backend = backend
         self._me = me
         self._policy = policy
-        self._settings = settings
         self._heartbeat = heartbeat
         self._clock = clock
         self._min_generation = min_generation
@@ -70,7 +75,7 @@ class GroupObserver:
 
     def is_ours(self, group: Group) -> bool:
         """Whether it is the group of this node's run; of a group that does not say, it is."""
-        return group.settings is None or group.settings.run == self._settings.run
+        return group.settings is None or group.settings.run == self.settings.run
 
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
@@ -91,9 +96,13 @@ class GroupObserver:
         self._observe_beats(group, now_s)
         if self._partition_detector is not None:
             self._partition_detector.observe(group, now_s=now_s)
+        alive = self.alive
         self.timing = transitions.update_timing(
-            self.timing, group, alive=self.alive, now_s=now_s, policy=self._policy
+            self.timing, group, alive=alive, now_s=now_s, policy=self._policy
         )
+        first = next((node.id for node in chain(group.members, group.waiting) if node.id in alive), "")
+        self.leads = first == self._me.id and group.settings == self.settings
+        self.newest = group
         return version, group
 
     def begin_wait(self) -> None:
@@ -102,7 +111,7 @@ class GroupObserver:
 
     def keep(self, group: Group) -> None:
         """Remember the newest state of the group, as far as this node knows."""
-        self.last_known = transitions.last_known_state(group)
+        self.newest, self.last_known = group, transitions.last_known_state(group)
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
@@ -118,7 +127,7 @@ class GroupObserver:
         return self._nodes[1]
 
     def _observe_beats(self, group: Group, now_s: float) -> None:
-        others, keep_alive_s = self._others(group), self._settings.keep_alive_s
+        others, keep_alive_s = self._others(group), self.settings.keep_alive_s
         if group.settings is not None:
             # A node with a longer keep-alive sends heartbeats less often.
             keep_alive_s = max(keep_alive_s, group.settings.keep_alive_s)

@@ -10,7 +10,8 @@ It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, transitions
@@ -34,6 +35,7 @@ class Generation:
     """The generation that this node has entered.
 
     `world_size` counts the workers of all members, `base_rank` is the rank of this node's first.
+    `committed_step`: of the newest checkpoint that the group knows of.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Generation:
     restarts: int
     world_size: int
     base_rank: int
+    committed_step: int = 0
 
 
 class Rendezvous:
@@ -77,7 +80,7 @@ class Rendezvous:
         self._backend = backend
         self._me = me
         self._policy = policy
-        self._settings = SharedSettings(
+        settings = SharedSettings(
             run=run, min_nodes=policy.min_nodes, max_nodes=policy.max_nodes, keep_alive_s=keep_alive_s
         )
         # How long a node waits for a group that cannot form or cannot be reached.
@@ -93,7 +96,7 @@ class Rendezvous:
             backend,
             me,
             policy,
-            self._settings,
+            settings,
             heartbeat=self._heartbeat,
             clock=clock,
             min_generation=min_generation,
@@ -136,7 +139,7 @@ class Rendezvous:
     def poll_join(self) -> Generation | None:
         """One poll and one action of `join`; None: not yet. Raises what `join` raises."""
         version, group = self._observer.poll()
-        if group.settings != self._settings and not (self._observer.is_ours(group) and group.ended):
+        if group.settings != self._observer.settings and not (self._observer.is_ours(group) and group.ended):
             self._meet_strangers(version, group)
             return None
         self._observer.keep(group)
@@ -249,6 +252,12 @@ class Rendezvous:
             lambda group: transitions.done(group, generation=self._entered, node_id=self._me.id)
         )
 
+    def report_commit(self, step: int) -> Group:
+        """A checkpoint of this step is committed, whichever generation it was saved in."""
+        return self._change(
+            lambda group: transitions.report_commit(group, step) if self._observer.is_ours(group) else group
+        )
+
     def end(self, run_end: RunEnd) -> Group:
         """End the run for all nodes; changes nothing if the group went on without this node."""
         return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
@@ -266,6 +275,29 @@ class Rendezvous:
         group = self._change(reopened)
         return group.ended if self._observer.is_ours(group) else None
 
+    def has_lease(self, token: str) -> bool:
+        """Whether the group, as far as it answers, meets under this lease of the run directory."""
+        with suppress(BackendFailed):
+            settings = self._observer.poll()[1].settings
+            return settings is not None and settings.lease == token
+        return False
+
+    def use_lease(self, token: str) -> None:
+        """Before the first join: the lease under which this node meets the others."""
+        self._observer.settings = replace(self._observer.settings, lease=token)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node does what one does for all, as of its last poll."""
+        return self._observer.leads
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether the run has ended, or all other nodes have left, as of the last poll."""
+        group = self._observer.newest
+        is_empty = not (group.member_ids | group.waiting_ids) - {self._me.id}
+        return self._observer.is_ours(group) and (group.ended is not None or is_empty)
+
     def reset(self) -> Group:
         """Before the first join, while no node is in the group: make it empty."""
         return self._change(transitions.reset)
@@ -280,14 +312,14 @@ class Rendezvous:
         Raises UsageError when one is alive.
         """
         if self._observer.moving:
-            raise UsageError(refusal(group.settings, self._settings))
+            raise UsageError(refusal(group.settings, self._observer.settings))
         nodes = group.member_ids | group.waiting_ids
         self._is_waiting = not nodes.isdisjoint(self._observer.alive)
         if self._is_waiting:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
         self._backend.beat(self._me.id)
-        self._set(version, transitions.join(transitions.take_over(group, self._settings), self._me))
+        self._set(version, transitions.join(transitions.take_over(group, self._observer.settings), self._me))
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered or group.endpoint is None:
@@ -303,6 +335,7 @@ class Rendezvous:
             restarts=group.restarts,
             world_size=sum(node.nproc for node in group.members),
             base_rank=sum(node.nproc for node in group.members[:rank]),
+            committed_step=group.committed_step,
         )
 
     def _set(self, version: int | None, group: Group) -> bool:

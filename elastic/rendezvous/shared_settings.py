@@ -42,7 +42,10 @@ ANY_RUN = RunKey()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
+    """lease: the token of the run directory's lease (lease.py) under which this group meets."""
+
     run: RunKey
+    lease: Name = ""
     min_nodes: Annotated[int, bounds(lowest=1, below=10**9)]
     max_nodes: Count
     keep_alive_s: _Seconds
@@ -63,10 +66,10 @@ def refusal(theirs: SharedSettings | None, mine: SharedSettings) -> str:
             f"this group is training another run: {theirs.run.title} there, {mine.run.title} here;"
             " give another --rdzv-id or --rdzv-endpoint, or stop the others first"
         )
-    if theirs.run.uid != mine.run.uid:
+    if (theirs.run.uid, theirs.lease) != (mine.run.uid, mine.lease):
         return (
-            "the run directory is not shared: the nodes of this group have the same run in another directory"
-            f" ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder that they share, or a URL."
+            "the run directory is not shared: the nodes of this group have the same run in another directory, or in a copy"
+            f" of it ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder that they share, or a URL."
             " If this is to be a run of its own, give another --rdzv-id or --rdzv-endpoint"
         )
     differences = "; ".join(

@@ -318,6 +318,11 @@ def done(group: Group, *, generation: int, node_id: str) -> Group:
     )
 
 
+def report_commit(group: Group, step: int) -> Group:
+    """A checkpoint of this step is committed; the newest counts."""
+    return group if step <= group.committed_step else replace(group, committed_step=step)
+
+
 def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
     """The run is over for every node if `generation` is the newest; the first call counts."""
     if generation != group.generation or group.ended is not None:
@@ -358,10 +363,7 @@ def _resumed(group: Group) -> Group:
 
 
 def take_over(group: Group, settings: SharedSettings) -> Group:
-    """The first node with these settings comes, and no node of the group is alive.
-
-    A group of another run gives way; of the same run, only its nodes do.
-    """
+    """The first node with these settings comes, and no node of the group is alive."""
     if group.settings is not None and group.settings.run != settings.run:
         group = reset(group)
     elif group.member_ids | group.waiting_ids:

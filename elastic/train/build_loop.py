@@ -130,6 +130,7 @@ class LoopBuilder:
             run_url=self.run_dir.url,
             comparison=comparison,
             failures=link.failures,
+            committed_step=link.committed_step,
             divergence=link.divergence,
             log=self._log_of_rank0,
             clock=clock,

@@ -23,7 +23,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import MOST_LISTINGS, list_commits, of_run, read_payload
+from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, list_commits, of_run, read_payload, read_record
+from elastic.checkpoint.record import CommitRecord, commit_name
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
@@ -53,6 +54,7 @@ from elastic.train.restore_order import (
     AvailableStates,
     Candidate,
     RejectedState,
+    check_none_is_missing,
     is_void,
     newest_divergence,
     order_candidates,
@@ -109,8 +111,9 @@ class Restorer:
     """Finds and loads the state that training resumes from.
 
     run_id, run_url: of the run whose checkpoints may be used, and where it is. failures,
-    divergence: as in `AvailableStates`. log: on rank 0 alone. inheritance: of a run that begins
-    from another one.
+    divergence: as in `AvailableStates`. log: on rank 0 alone. committed_step: of the newest
+    checkpoint that the group knows of; training never goes on from an older state where that one is
+    missing. inheritance: of a run that begins from another one.
     """
 
     groups: ProcessGroups
@@ -124,6 +127,7 @@ class Restorer:
     log: EventLog | None
     clock: Clock
     faults: WorkerFaults | None
+    committed_step: int = 0
     inheritance: Inheritance | None = None
 
     def restore(self, state: State) -> ResumePoint:
@@ -140,6 +144,7 @@ class Restorer:
         candidates, rejected = order_candidates(available)
         for each in rejected:
             self._report(each)
+        check_none_is_missing(self.committed_step, candidates, rejected, self.run_url)
         tried: list[Candidate] = []
         while untried := [each for each in candidates if each not in tried]:
             found = self._try(untried[0], state, known)
@@ -184,9 +189,18 @@ class Restorer:
         )
         if self.groups.rank != 0:
             return found
-        records, damages = of_run(self._asked(partial(list_commits, self.store, self.clock)), self.run_id)
+        records, damages = of_run(self._asked(self._commits), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=found.damaged + damaged)
+
+    def _commits(self) -> tuple[list[CommitRecord], list[Damage]]:
+        records, damages = list_commits(self.store, self.clock)
+        step = self.committed_step
+        if step > max([each.step for each in records] + [each.step for each in damages], default=0):
+            # A listing of an object store may be old; a reading by name is not.
+            named = read_record(self.store, commit_name(step), step, self.clock)
+            records = [*filter(None, [named]), *records]
+        return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
@@ -258,7 +272,8 @@ class Restorer:
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
-                f" give the same command again, or, if it stays unreadable, move its folder out of checkpoints/"
+                f" give the same command again, or, if it stays unreadable, move its folder out of checkpoints/ and remove rendezvous/"
+                " (with etcd or c10d, give another --rdzv-id)"
             ) from error
         except (CheckpointDamaged, OSError) as error:
             return None, f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord
 from elastic.divergence import Divergence
+from elastic.errors import NothingLoads
 from elastic.system.raised_error import RESTORES_OF_ONE_STATE
 
 
@@ -149,3 +150,21 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
         )
         rejected.append(RejectedState(step=step, reason=reason, is_stored=False, is_suspect=True))
     return candidates, rejected
+
+
+def check_none_is_missing(
+    committed_step: int, candidates: Sequence[Candidate], rejected: Sequence[RejectedState], run_url: str
+) -> None:
+    """Raises NothingLoads where a newer checkpoint than all that can be found was committed.
+
+    One that is there and must not be used is not missing: it is reported, and an older one is used.
+    """
+    stored = [each.step for each in rejected if each.is_stored]
+    newest = max([each.step for each in candidates] + stored, default=0)
+    if newest < committed_step:
+        raise NothingLoads(
+            f"the group has committed step {committed_step}, and neither the memory of its nodes nor {run_url}, as the node of rank 0 sees it, has"
+            f" that state or a newer one: the newest is of step {newest}. Is this an old copy of the run directory, or one that is not shared?"
+            " Start on a node that has the checkpoint. If it was removed on purpose, let the group forget it: stop all agents, then remove the folder"
+            " rendezvous/ (or what --rdzv-endpoint names), or with etcd and c10d give another --rdzv-id; the same command then goes on from the older state"
+        )

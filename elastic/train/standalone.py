@@ -21,13 +21,18 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.observe.log_shipper import LogShipper
+from elastic.rendezvous.lease import LeaseRenewal, RunLease
+from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.system import forked_child, interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
+
+KEEP_ALIVE_S = 2.0  # of the run directory's lease
 
 
 class CtrlC:
@@ -90,6 +95,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     if groups.rank == 0:
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
+        _take_lease(run, ours, ctrl_c)
         socket_path = _own_uploader(run, ours, ctrl_c)
     ctrl_c.watch(page, groups.local_rank)
     return AgentLink(
@@ -109,6 +115,21 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
         faults=None,
         parent=ours.parent,
     )
+
+
+def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
+    """Raises UsageError while agents, or another such process, train in the run directory."""
+    place = printable(f"{ours.recipe} without elastic-train on {socket.gethostname()}, pid {os.getpid()}")
+    run_lease = RunLease(run.url, SystemClock())
+    lease = run_lease.take(
+        place[:LONGEST_NAME],
+        keep_alive_s=KEEP_ALIVE_S,
+        is_here=lambda _token: False,
+        notify=partial(print, flush=True),
+    )
+    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, on_lost=print)
+    forked_child.at_own_exit(partial(renewal.stop, releases=True))
+    ctrl_c.before_end(partial(renewal.stop, releases=True))
 
 
 def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:

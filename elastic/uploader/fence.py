@@ -7,7 +7,8 @@ passed to the uploader:
 
 file:PATH                      a file with the number, replaced whole when the number grows
 mirror:PATH                    a file that this node's agent writes five times a second
-etcd:GROUP HOST[:PORT],...     a key of etcd; etcdctl's variables say who may read it
+etcd:GROUP HOST[:PORT],...     a key of etcd, GROUP percent-encoded; etcdctl's variables say who
+                               may read it
 objects:URL                    the group's newest version in an object store, which has the number
 
 A fence that cannot be read stops the save. One that does not exist is 0: it stands for the time
@@ -36,6 +37,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 from elastic.config import environment
 from elastic.errors import StoreFailed, UsageError
@@ -69,7 +71,7 @@ def open_fence(text: str | None) -> NewestGeneration:
             from elastic.rendezvous.backends.etcd_http import Access
 
             group, _, endpoints = where.partition(" ")
-            etcd = EtcdBackend(endpoints, group, Access.from_environment(environment.variables()))
+            etcd = EtcdBackend(endpoints, unquote(group), Access.from_environment(environment.variables()))
             return partial(_ask, etcd.shown_generation, StoreFailed)
         case "objects":
             from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend

@@ -3,11 +3,13 @@
 import errno
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.select import RendezvousConfig
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import fence
@@ -141,3 +143,21 @@ def test_no_fence_fences_nothing_and_an_unknown_fence_is_refused():
     assert open_fence(None)() == 0
     with pytest.raises(UsageError, match="expected a fence"):
         open_fence("smoke:signal")
+
+
+@pytest.mark.parametrize("group", ["my run", "a,b", "a/b x:1,y:2", "größe ∅", "per%20cent"])
+def test_the_fence_of_etcd_names_any_group(group, monkeypatch):
+    """A name with a space was taken apart there: its end became the address of a server."""
+    opened = []
+
+    class FakeEtcd:
+        def __init__(self, endpoints, group, _access):
+            opened.append((endpoints, group))
+
+        def shown_generation(self):
+            return 3
+
+    monkeypatch.setattr("elastic.rendezvous.backends.etcd.EtcdBackend", FakeEtcd)
+    config = RendezvousConfig(kind="etcd", endpoint="one:2379,two:2379", group=group)
+    assert fence.open_fence(config.fence(Path("unused")))() == 3
+    assert opened == [("one:2379,two:2379", group)]

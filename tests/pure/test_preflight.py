@@ -167,4 +167,4 @@ def test_a_folder_may_be_written_as_a_file_url(tmp_path):
     options = parse(
         ["r.py", "--run-dir", f"file://{tmp_path}/run", "--rdzv-endpoint", f"file://{tmp_path}/meet"]
     )
-    assert rendezvous_config(options, RunDir.parse(options.run_dir)).endpoint == f"{tmp_path}/meet"
+    assert rendezvous_config(options, RunDir.parse(options.run_dir), "uid").endpoint == f"{tmp_path}/meet"

@@ -45,7 +45,7 @@ def memory_with(state, step):
     return slots
 
 
-def restorer(slots, member=ALONE, failures=0, store=None):
+def restorer(slots, member=ALONE, failures=0, store=None, committed_step=0):
     """Without a store, there is no checkpoint."""
     groups = ProcessGroups(
         rank=member.rank,
@@ -66,6 +66,7 @@ def restorer(slots, member=ALONE, failures=0, store=None):
         log=None,
         clock=FakeClock(),
         faults=None,
+        committed_step=committed_step,
     )
 
 
@@ -214,6 +215,23 @@ def test_records_that_are_listed_and_gone_are_not_an_empty_store():
     store.list = lambda: listing
     with pytest.raises(StoreFailed, match="1 commit records were listed and cannot be found"):
         restorer(None, store=store).restore(State(model=model(0.0)))
+
+
+def test_a_checkpoint_that_the_group_knows_is_found_without_the_listing():
+    """The listing is old, and shows the one before it alone."""
+    store = store_with(8, 9)
+    listing = [each for each in store.list() if "8/" in each.name]
+    store.list = lambda: listing
+    found = restorer(None, store=store, committed_step=9).restore(State(model=model(0.0)))
+    assert (found.step, found.source) == (9, "checkpoint")
+
+
+@pytest.mark.parametrize("steps", [(), (8,)])
+def test_training_never_goes_on_from_before_a_checkpoint_that_is_missing(steps):
+    """Neither from the seed nor from an older checkpoint; the objects stay as they were built."""
+    with pytest.raises(NothingLoads, match="the group has committed step 9"):
+        restorer(None, store=store_with(*steps), committed_step=9).restore(State(model=(built := model(0.5))))
+    assert built.weight[0, 0].item() == 0.5
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])

@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from records import RECORD
 
 from elastic.divergence import Divergence
+from elastic.errors import NothingLoads
 from elastic.train.restore_order import (
     RESTORES_OF_ONE_STATE,
     AvailableStates,
+    Candidate,
     OfferedSnapshot,
     RejectedState,
+    check_none_is_missing,
     order_candidates,
 )
 
@@ -170,3 +174,30 @@ def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
     candidates, rejected = order_candidates(found)
     assert [c.step for c in candidates] == [8, 7]
     assert [(r.step, r.reason) for r in rejected] == [(9, "it was taken while the ranks' states differed")]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rejected", "is_missing"),
+    [
+        ([], [], True),
+        ([(150, STORED)], [], True),
+        ([(164, MEMORY)], [], True),
+        ([(165, STORED)], [], False),
+        ([(165, MEMORY)], [], False),
+        ([(170, MEMORY), (150, STORED)], [], False),
+        ([(150, STORED)], [(165, STORED)], False),
+        ([(150, STORED)], [(170, MEMORY)], True),
+    ],
+)
+def test_an_older_state_than_the_newest_commit_needs_that_one_to_be_there(candidates, rejected, is_missing):
+    """A damaged checkpoint is there; a damaged snapshot is no checkpoint."""
+    found = [
+        Candidate(step=step, ranks=(0,), record=record(step) if is_stored else None)
+        for step, is_stored in candidates
+    ]
+    refused = [RejectedState(step=step, reason="torn", is_stored=is_stored) for step, is_stored in rejected]
+    if not is_missing:
+        check_none_is_missing(165, found, refused, "runs/a")
+        return
+    with pytest.raises(NothingLoads, match=r"has committed step 165, and neither .* has that state"):
+        check_none_is_missing(165, found, refused, "runs/a")

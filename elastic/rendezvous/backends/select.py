@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from elastic.errors import RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
@@ -19,7 +20,6 @@ from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock
 
 RETRY_S = 0.5
-MIN_OBSERVATION_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,12 @@ class RendezvousConfig:
     kind: Literal["dir", "objects", "c10d", "etcd"]
     endpoint: str
     group: str
+
+    @property
+    def place(self) -> str:
+        """For messages: where the nodes meet."""
+        named = f", group {self.group}" if self.group else ""
+        return f"a group in {self.kind} at {self.endpoint}{named}"
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError for a malformed address and for credentials that cannot be read."""
@@ -71,7 +77,7 @@ class RendezvousConfig:
         return {
             "dir": f"file:{Path(self.endpoint) / 'generation'}",
             "objects": f"objects:{self.endpoint}",
-            "etcd": f"etcd:{self.group} {self.endpoint}",
+            "etcd": f"etcd:{quote(self.group, safe='')} {self.endpoint}",
             "c10d": f"mirror:{mirror}",
         }[self.kind]
 
@@ -95,18 +101,6 @@ def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Calla
                 notify(f"{error}; waiting for it")
                 has_notified = True
         clock.sleep(RETRY_S)
-
-
-def active_nodes(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
-    """The nodes whose counters move while this function watches them.
-
-    It watches for half a keep-alive, in which a live node sends two heartbeats, and 2 s at least.
-    """
-    before = backend.beats()
-    clock.sleep(max(MIN_OBSERVATION_S, keep_alive_s / 2))
-    return tuple(
-        node_id for node_id, counter in backend.beats().items() if before.get(node_id) not in (None, counter)
-    )
 
 
 def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:

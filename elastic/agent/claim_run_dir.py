@@ -1,0 +1,54 @@
+"""A run directory belongs to one run from the moment in which the first agent claims it.
+
+Of two commands that begin at the same instant one creates `run.json`, and the other is refused by
+what it says, before it has written anything. `uid` is a random name of the directory itself: nodes
+that find another one there do not share it. It is not a part of `run.json`, because a script
+without the library has none, and earlier versions wrote none.
+"""
+
+import secrets
+
+from elastic.config import identity
+from elastic.config.identity import Identity
+from elastic.config.run_dir import RunDir
+from elastic.errors import StoreFailed, UsageError
+from elastic.storage.remote import open_store
+from elastic.storage.store import create_or_read, read_small
+from elastic.system.clock import Clock
+from elastic.system.untrusted import printable
+
+UID = "uid"
+LONGEST = 100
+
+
+def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
+    """The directory's uid. declared: by a recipe with the library.
+
+    Raises UsageError when the directory belongs to another run, or cannot be written.
+    """
+    store = open_store(run.url)
+    try:
+        if declared is not None:
+            there = create_or_read(store, identity.NAME, declared.to_json(), clock)
+            identity.check(identity.parse(there), declared, run.url)
+        ours = f"{printable(run.local.name)[:LONGEST]}-{secrets.token_hex(8)}"
+        return _checked(create_or_read(store, UID, ours.encode(), clock), run)
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to write to the run directory {run.url}, found: {error}; take another --run-dir or change its mode"
+        ) from error
+
+
+def read_uid(run: RunDir, clock: Clock) -> str | None:
+    """None where no agent has claimed the directory. Raises UsageError, StoreFailed."""
+    there = read_small(open_store(run.url), UID, clock)
+    return None if there is None else _checked(there, run)
+
+
+def _checked(text: bytes, run: RunDir) -> str:
+    uid = text.decode(errors="replace")
+    if not uid or len(uid) > 2 * LONGEST or not uid.isprintable():
+        raise UsageError(
+            f"expected the name of the run directory in {run.url}/{UID}, found {uid!r:.80}; remove it"
+        )
+    return uid

@@ -1,0 +1,217 @@
+"""At one time the nodes of a run directory meet in one place, which has the directory's lease.
+
+The lease is a number with a random token. A group has the token in its state, so a node that finds
+it there has come to the same place, under whatever address. A node that does not find it watches
+the lease: while its holder renews it, another place is refused; once it was not renewed for twice
+the keep-alive, or was released, the next number is free. No two clocks are compared: a watcher
+counts by its own, and only whether the counter moves.
+
+lease/<number>            created exclusively, never changed: the token, the place, how long it
+                          takes to find a dead holder
+lease/<number>-renewed    a counter that the holder moves, or "released"
+
+It does not promise that a holder that slept for longer notices at once that it has lost the lease:
+it does at its next renewal.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from elastic.errors import ElasticError, UsageError
+from elastic.rendezvous.shared_settings import Name
+from elastic.storage.objects import Objects
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import Clock
+from elastic.system.files import replace_whole
+from elastic.system.silence import Silence
+from elastic.system.untrusted import FieldRule, decode, parse_number
+
+RENEWALS_PER_KEEP_ALIVE = 5
+REMOTE_RENEW_S = 3.0  # at least: each renewal is a request that costs money
+MOVES_TO_BELIEVE = 2  # the first may have been on its way while the holder died
+_RELEASED = b"released"
+
+_Seconds = Annotated[float, FieldRule(lambda seconds: seconds > 0, "a number of seconds above 0")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """place: where the nodes meet, in words. renew_s: how often the holder moves the counter."""
+
+    number: int
+    token: Name
+    place: Name
+    keep_alive_s: _Seconds
+    renew_s: _Seconds
+
+    @property
+    def patience_s(self) -> float:
+        """After so much silence the holder is dead, and so is the node that would have followed."""
+        return 2 * self.keep_alive_s + 3 * self.renew_s
+
+
+class RunLease:
+    """The lease of the run directory at `url`. Every method may raise StoreFailed."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._url = url
+        self._store = open_store(f"{url}/lease")
+        self._is_remote = "://" in url
+        self._clock = clock
+        self._count = 0
+
+    def take(
+        self,
+        place: str,
+        *,
+        keep_alive_s: float,
+        is_here: Callable[[str], bool],
+        notify: Callable[[str], None],
+    ) -> Lease:
+        """The lease with which to meet in this place. is_here: the group in it has this token.
+
+        Raises UsageError while another place has it.
+        """
+        renew_s = keep_alive_s / RENEWALS_PER_KEEP_ALIVE
+        if self._is_remote:
+            renew_s = max(renew_s, REMOTE_RENEW_S)
+        while True:
+            newest = self.newest()
+            if newest is not None and not self._is_free(newest, place, is_here, notify):
+                return newest
+            ours = Lease(
+                number=1 if newest is None else newest.number + 1,
+                token=secrets.token_hex(8),
+                place=place,
+                keep_alive_s=keep_alive_s,
+                renew_s=renew_s,
+            )
+            if self._store.create(_name(ours.number), dumps(asdict(ours)).encode()):
+                return ours
+
+    def check_unused(self, place: str, notify: Callable[[str], None]) -> None:
+        """Raises UsageError while any place has it."""
+        if (newest := self.newest()) is not None:
+            self._is_free(newest, place, lambda _token: False, notify)
+
+    def newest(self) -> Lease | None:
+        numbers = (parse_number(each.name) for each in self._store.list())
+        number = max(filter(None, numbers), default=0)
+        found = None
+        # A listing of an object store may be old.
+        while (data := read_small(self._store, _name(max(1, number)), self._clock)) is not None:
+            found, number = data, max(1, number) + 1
+        if found is None:
+            return None
+        try:
+            return decode(Lease, found, what="lease")
+        except ValueError as error:
+            raise UsageError(
+                f"{self._url}/lease is damaged: {error}; stop all that train in {self._url} and remove it"
+            ) from error
+
+    def renew(self, lease: Lease) -> None:
+        self._count += 1
+        self._write(lease, str(self._count).encode())
+
+    def release(self, lease: Lease) -> None:
+        """The last node of the place has left."""
+        self._write(lease, _RELEASED)
+
+    def is_lost(self, lease: Lease) -> bool:
+        """Whether another place has taken it, because it was not renewed."""
+        return read_small(self._store, _name(lease.number + 1), self._clock) is not None
+
+    def _is_free(
+        self, lease: Lease, place: str, is_here: Callable[[str], bool], notify: Callable[[str], None]
+    ) -> bool:
+        """Wait until the holder is found dead (True) or in this place (False).
+
+        Raises UsageError when it is alive, and in another place.
+        """
+        last, moves, silence, seen_s = self._read(lease), 0, Silence(), self._clock.monotonic()
+        has_notified = False
+        while last != _RELEASED and silence.seconds < lease.patience_s:
+            if is_here(lease.token):
+                return False
+            if not has_notified:
+                notify(
+                    f"watching for {lease.patience_s:.0f} s at most whether {lease.place} still uses {self._url}"
+                )
+                has_notified = True
+            self._clock.sleep(lease.renew_s / 4)
+            now_s, found = self._clock.monotonic(), self._read(lease)
+            if found == last:
+                silence = silence.grow(now_s - seen_s, limit_s=lease.patience_s)
+            else:
+                last, moves, silence = found, moves + 1, Silence()
+            seen_s = now_s
+            if moves >= MOVES_TO_BELIEVE and last != _RELEASED and not is_here(lease.token):
+                raise UsageError(
+                    f"{self._url} is in use: {lease.place} trains in it, and this is {place}. Give all nodes the same --rdzv-backend,"
+                    " --rdzv-endpoint and --rdzv-id, stop the other first, or take another --run-dir"
+                )
+        return True
+
+    def _read(self, lease: Lease) -> bytes:
+        return read_small(self._store, _renewed(lease.number), self._clock) or b""
+
+    def _write(self, lease: Lease, text: bytes) -> None:
+        name = _renewed(lease.number)
+        if self._is_remote:
+            Objects(f"{self._url}/lease").write(name, text)
+        else:
+            replace_whole(Path(self._url) / "lease" / name, text, fsync=False)
+
+
+class LeaseRenewal:
+    """Renews a lease on a thread of its own, until `stop`, while `leads()`.
+
+    One node does it for all. on_lost is called once, with a sentence, when another place has taken
+    the lease.
+    """
+
+    def __init__(
+        self, run_lease: RunLease, lease: Lease, *, leads: Callable[[], bool], on_lost: Callable[[str], None]
+    ) -> None:
+        self._run_lease, self._lease = run_lease, lease
+        self._leads, self._on_lost = leads, on_lost
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, releases: bool) -> None:
+        """releases: no node is left in this place."""
+        self._stopped.set()
+        self._thread.join()
+        if releases:
+            with suppress(ElasticError, OSError):  # the next one waits for the silence
+                self._run_lease.release(self._lease)
+
+    def _run(self) -> None:
+        has_lost = False
+        while not self._stopped.wait(self._lease.renew_s):
+            if has_lost or not self._leads():
+                continue
+            # A storage that is away for a while ends no training, and so not this thread.
+            with suppress(ElasticError, OSError):
+                has_lost = self._run_lease.is_lost(self._lease)
+                if has_lost:
+                    self._on_lost("another command took over the run directory while this one stood still")
+                else:
+                    self._run_lease.renew(self._lease)
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}"
+
+
+def _renewed(number: int) -> str:
+    return f"{number:06d}-renewed"
