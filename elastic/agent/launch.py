@@ -31,8 +31,10 @@ from elastic.agent.open_rendezvous import newest_generation, open_backend, rende
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.signpost import check_shared
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.spawner import Spawner
+from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
@@ -202,10 +204,17 @@ def _start_uploader(
 
 def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
     """Meet the others in the one place where the run directory's nodes meet. Raises UsageError."""
+    config, keep_alive_s = settings.rendezvous, settings.options.keep_alive_s
+    if config.kind == "etcd" and config.group == settings.uid:
+
+        def open_group(name: str) -> Backend:
+            return replace(config, group=name).open(environment.variables())
+
+        check_shared(open_group, settings.run.url, settings.run_key, keep_alive_s=keep_alive_s, clock=_CLOCK)
     run_lease = RunLease(settings.run.url, _CLOCK)
     lease = run_lease.take(
-        printable(settings.rendezvous.place)[:LONGEST_NAME],
-        keep_alive_s=settings.options.keep_alive_s,
+        printable(config.place)[:LONGEST_NAME],
+        keep_alive_s=keep_alive_s,
         is_here=rendezvous.has_lease,
         notify=partial(print, flush=True),
     )

@@ -164,3 +164,27 @@ def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, un
 
     stopped.is_like(undisturbed)
     assert stopped.values("restored", "step")[-1] == (16,)
+
+
+def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):
+    """Both are called `run`, and both train the same. One directory by two names is one group."""
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
+    other = drills(tmp_path / "other")
+    drill.shut(6, 13)
+    first = drill.start(*GROUP, *where)
+    drill.stands(6, ranks=1)
+    other.start(*GROUP, *where).ends_with(0)
+    mounted = drill.folder / "mounted elsewhere"
+    mounted.symlink_to(drill.run.local)
+    second = drill.start(*GROUP, *where, "--run-dir", str(mounted))
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    drill.stands(13, ranks=2)
+    drill.open(13)
+    for agent in (first, second):
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    other.is_like(undisturbed)
+    assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
+    assert generations(other) == [(1, "start", 0)]
