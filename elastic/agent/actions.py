@@ -35,6 +35,7 @@ from elastic.system.worker_error import WorkerError, read_errors
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
+LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +152,24 @@ class NodeGeneration:
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
+        if repeated is None and self._may_be_of_lost_node(self.failure):
+            return None
         why = f"that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}"
         end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {repeated or why}")
         parts.group.end(end)
         return end
+
+    def _may_be_of_lost_node(self, failure: WorkerFailure) -> bool:
+        """Whether a node of the generation is gone: then the failure costs no restart.
+
+        A machine that is taken away may lose its workers first, so that its own agent would end the
+        run, which it does not live to do if it waits. Scripts without this library fail at once
+        where another node is lost, and that is known a keep-alive later.
+        """
+        parts = self._parts
+        if not failure.from_outside and parts.settings.imports_library:
+            return False
+        return parts.group.loses_member(parts.settings.options.keep_alive_s * LOST_AFTER)
 
     def redo(self, reason: str) -> None:
         """Workers differed: close the generation for all nodes, which counts no restart."""

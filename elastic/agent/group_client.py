@@ -18,6 +18,8 @@ from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
+LOST_POLL_S = 0.05
+
 
 class GroupClient:
     """`is_first`: rank 0 ran on this node in the last generation."""
@@ -111,6 +113,16 @@ class GroupClient:
         with suppress(BackendFailed):
             return self._rendezvous.close(cause, step=step, counts=counts, failure=failure)
         return None
+
+    def loses_member(self, within_s: float) -> bool:
+        """Whether a member of the closed generation is found dead, within this time at most."""
+        until_s = self._clock.monotonic() + within_s
+        with suppress(BackendFailed):
+            while len(self._backoff.members) > 1 and self._clock.monotonic() < until_s:
+                if self._rendezvous.has_lost_member():
+                    return True
+                self._clock.sleep(LOST_POLL_S)
+        return False
 
     def end(self, run_end: RunEnd) -> None:
         """End the run for all nodes; without an answer, the others come to the same end."""

@@ -33,6 +33,13 @@ def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
 
 
+def lost_of_closed(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
+    """The members of the closed generation that died, before or after it; those that left are not
+    among them.
+    """
+    return () if group.open else tuple(n.id for n in group.members if n.id not in alive)
+
+
 def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """The dead nodes among those that wait or have reported others unreachable.
 

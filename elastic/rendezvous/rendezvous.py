@@ -229,6 +229,12 @@ class Rendezvous:
             )
         )
 
+    def has_lost_member(self) -> bool:
+        """One poll after the generation was closed: whether a member of it is dead."""
+        _, group = self._observer.poll()
+        lost = membership.lost_of_closed(group, alive=self._observer.alive)
+        return group.generation == self._entered and bool(lost)
+
     def withdraw(self, *, is_shared: bool) -> bool:
         """Close the open generation if this node is in it, and leave if others have its state.
 

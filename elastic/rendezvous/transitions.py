@@ -197,7 +197,14 @@ def join(group: Group, node: Node) -> Group:
 
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
-    """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
+    """Open the next generation with the admitted live nodes; the other waiting nodes are spares.
+
+    A failure in a generation of which a node was lost is not the recipe's, and gives its restart
+    back: the workers of a machine that is taken away may die before its agent does, and scripts
+    without this library fail with an error of their own when their peers are gone.
+    """
+    if group.cause == FAILURE and not group.open and membership.lost_of_closed(group, alive=alive):
+        group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
     members = membership.next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group

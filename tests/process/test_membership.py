@@ -137,3 +137,21 @@ def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, 
     generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (2, "node joined", 0)]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0)]
+
+
+def test_a_machine_whose_workers_die_before_its_agent_uses_up_no_restart(drill, undisturbed):
+    """No restart is allowed. The agent of a killed worker would end the run, and is killed while it
+    waits to see whether a machine is gone.
+    """
+    drill.shut(10)
+    limits = ("--max-restarts", "0", "--snapshot-every", "1", "--keep-alive", "6")
+    drill.start_two(*limits)
+    drill.stands(10, ranks=2)
+    other, doomed = drill.agents_of_ranks_0_and_1()
+    os.kill(drill.pid_of_rank(1, generation=1), signal.SIGKILL)
+    drill.happens("generation_ended", generation=1, cause="rank 1 ended with signal 9")
+    doomed.signal(signal.SIGKILL)
+    drill.happens("generation_started", generation=2, cause="node lost", restarts=0)
+    drill.open(10)
+    other.ends_with(0)
+    drill.is_like(undisturbed)

@@ -59,6 +59,22 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
     assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
+def test_a_node_that_a_plain_script_loses_uses_up_no_restart(drill, recipes):
+    """No restart is allowed. The sums of the script break on the node that goes on, seconds before
+    that node can know why.
+    """
+    until = drill.folder / "enough"
+    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
+    for _ in range(2):
+        drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_SUMS": str(until)})
+    drill.happens("worker_started", rank=1, generation=1)
+    other, doomed = drill.agents_of_ranks_0_and_1()
+    doomed.signal(signal.SIGKILL)
+    drill.happens("generation_started", generation=2, cause="node lost", restarts=0)
+    until.touch()
+    other.ends_with(0)
+
+
 def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recipes):
     """No restart is allowed.
 
