@@ -60,6 +60,113 @@ def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, u
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
 
 
+ALONE = ("--max-nodes", "1", "--save-every", "1000steps", "--max-restarts", "0")
+
+
+def waiting_spares(drill, number, *options):
+    """Spares in the order in which they came."""
+    spares = []
+    for _ in range(number):
+        spares.append(drill.start(*options))
+        drill.waits_for(lambda: "is open without me" in spares[-1].output, "the spare waits")
+    return spares
+
+
+def all_wait_for_the_save(drill, spares):
+    drill.waits_for(
+        lambda: all("or to save what they leave behind" in spare.output for spare in spares),
+        "the spares wait for the save",
+    )
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "when its generation has formed"])
+def test_a_spare_that_dies_in_the_handover_costs_no_step(drill, undisturbed, moment):
+    """Two spares wait, and the one whose turn it is dies: before the node that leaves has saved its
+    state, or with a generation of its own that no worker has begun. The other takes over.
+    """
+    drill.shut(10)
+    first = drill.start(*ALONE)
+    drill.stands(10, ranks=1)
+    dies = ("--faults", "generation 2 node 0 rendezvous: kill") if moment.startswith("when") else ()
+    doomed, other = waiting_spares(drill, 1, *ALONE, *dies) + waiting_spares(drill, 1, *ALONE)
+    drill.uploader_serves(first)
+    uploader = drill.uploader_of(first)
+    os.kill(uploader, signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=1)
+    drill.open(10)
+    all_wait_for_the_save(drill, [doomed, other])
+    if not dies:
+        doomed.signal(signal.SIGKILL)
+    os.kill(uploader, signal.SIGCONT)
+    first.ends_with(75)
+    assert "step 10 is saved" in first.output.splitlines()[-1]
+    other.ends_with(0)
+    assert doomed.wait() == -signal.SIGKILL
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
+
+
+def test_all_members_leave_at_once_while_spares_wait_and_no_step_is_lost(drill, undisturbed):
+    """A zone of two nodes goes away. The state of step 10 is in their memories alone, and both
+    uploaders stand still until the spares have noticed that their turn comes.
+    """
+    zone = ("--max-nodes", "2", "--save-every", "1000steps", "--max-restarts", "0")
+    drill.shut(10)
+    members = [drill.start(*zone, "--last-call", "10min") for _ in range(2)]
+    drill.stands(10, ranks=2)
+    spares = waiting_spares(drill, 2, *zone)
+    for member in members:
+        drill.uploader_serves(member)
+    uploaders = [drill.uploader_of(member) for member in members]
+    for uploader in uploaders:
+        os.kill(uploader, signal.SIGSTOP)
+    for member in members:
+        member.signal(signal.SIGTERM)
+    drill.waits_for(lambda: len(drill.events("drain_requested")) == 2, "both drains")
+    drill.open(10)
+    all_wait_for_the_save(drill, spares)
+    for uploader in uploaders:
+        os.kill(uploader, signal.SIGCONT)
+    for member in members:
+        member.ends_with(75)
+        assert "step 10 is saved" in member.output.splitlines()[-1]
+    for spare in spares:
+        spare.ends_with(0)
+
+    drill.is_like(undisturbed)
+    restored = drill.values("restored", "step", "lost_steps", "source")
+    assert restored[:2] == [(0, 0, "none"), (10, 0, "checkpoint")]
+    assert all(lost == 0 for _, lost, _ in restored)
+
+
+def test_a_spare_goes_on_from_the_checkpoint_where_the_grace_ends_before_the_save(drill, undisturbed):
+    """The uploader of the node that leaves stands still for good. It says which step is saved, and
+    holds up the spare no longer than its grace.
+    """
+    options = ("--max-nodes", "1", "--max-restarts", "0", "--grace", "10s")
+    drill.shut(5, 10)
+    first = drill.start(*options)
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    (spare,) = waiting_spares(drill, 1, *options)
+    drill.shut(9)  # a newer checkpoint of the spare would count as well
+    os.kill(drill.uploader_of(first), signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=1)
+    drill.open(10)
+    first.ends_with(1)
+    assert "after step 10, but step 8 is the newest that is saved" in first.output
+    drill.open(9)
+    spare.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 2)]
+
+
 @pytest.mark.parametrize("backend", ["dir", "etcd"])
 def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed, backend, request):
     """SIGKILL to the agent of rank 0, which has the generation's store; only its silence tells.
