@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import list_commits, records_in
+from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
 from elastic.errors import Fenced
@@ -19,8 +20,8 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two
-    `save_deadline_s`.
+    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two save
+    deadlines, of which `save_deadline_s` is the part that the size does not change.
     """
 
     run_id: str
@@ -101,14 +102,14 @@ class Pruner:
         attempts = dict(attempt for name in names if (attempt := parse_attempt(name)))
         named = _attempts_of(records)
         uncommitted = {folder: by for folder, by in attempts.items() if folder not in named}
-        now = self._clock.monotonic()
+        now, largest = self._clock.monotonic(), max((each.size_bytes for each in records), default=0)
         self._first_seen = {folder: self._first_seen.get(folder, now) for folder in uncommitted}
         abandoned = to_sweep(
             uncommitted,
             self._first_seen,
             now=now,
             generation=generation,
-            save_deadline_s=self._policy.save_deadline_s,
+            save_deadline_s=save_limit_s(self._policy.save_deadline_s, largest),
         )
         if abandoned:
             # List again: a record may have been created since the first listing. One that is

@@ -9,6 +9,7 @@ the uploader does.
 
 import os
 
+from elastic.checkpoint.deadline import SAVE_S, save_limit_s
 from elastic.config.durations import Every
 from elastic.errors import ReplayDiffers, StoreFailed
 from elastic.system.clock import Clock
@@ -17,7 +18,8 @@ from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import UploaderClient
 from elastic.uploader.protocol import SaveResult, SaveState
 
-FINAL_SAVE_S = 600.0
+# How long one call of `wait` may last: ranks that wait for the last save show progress in between.
+WAIT_S = 30.0
 # Until a generation that resumed from memory has saved once. It makes an interval of ten seconds,
 # so that uploads do not compete with a recovery.
 GUESSED_COST_S = 0.03
@@ -34,6 +36,7 @@ class Checkpointing:
         self._training_s: float | None = None  # that the last save cost; None before the first one
         self._uploader_s = 0.0  # of its processor
         self._under_way: int | None = None
+        self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
 
@@ -74,23 +77,28 @@ class Checkpointing:
                 published.slots, published.snapshot, resumed_from=self._resumed_from, final=final
             )
             self._under_way = step
+            # A save may wait for another one of the same size.
+            limit_s = 2 * save_limit_s(SAVE_S, published.snapshot.size_bytes) + WAIT_S
+            self._answer_by = self._clock.monotonic() + limit_s
         except (OSError, StoreFailed) as error:
             self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
         snapshot_s = 0.0 if published is None else published.cost_s
         self._training_s, self._uploader_s = snapshot_s + self._clock.monotonic() - began_s, 0.0
 
-    def wait(self, step: int) -> str:
+    def wait(self, step: int) -> str | None:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed.
 
-        Raises ReplayDiffers, as `is_due` and `save`.
+        None after WAIT_S while it goes on. Raises ReplayDiffers, as `is_due` and `save`.
         """
         if self._under_way != step:
             return self._refusal
+        result = self._uploader.wait(step, WAIT_S)
+        if result is None and self._clock.monotonic() < self._answer_by:
+            return None
         self._under_way = None
-        result = self._uploader.wait(step, FINAL_SAVE_S)
         if result is None:
-            return f"no answer from the uploader within {FINAL_SAVE_S:.0f} s"
+            return "the uploader has not answered in time"
         _check_same(result)
         if result.state is not SaveState.COMMITTED:
             return result.reason

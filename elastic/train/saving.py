@@ -97,15 +97,21 @@ class Saving:
         self._agree()
         output, problem = self.parts.output, ""
         for _ in range(tries):
-            found = ""
             if output is not None:
                 began_s = self.parts.clock.monotonic()
                 output.checkpointing.save(saved.published, saved.info.step, began_s=began_s, final=True)
-                found = output.checkpointing.wait(saved.info.step)
-            problem = self.parts.groups.from_rank0(found)
+            problem = self._wait(saved.info.step)
             if not problem:
                 break
         return problem
+
+    def _wait(self, step: int) -> str:
+        """What went wrong with the save of `step`, on every rank, each of which shows progress."""
+        while True:
+            found = None if self.parts.output is None else self.parts.output.checkpointing.wait(step)
+            problem = self.parts.groups.from_rank0(found)
+            if problem is not None:
+                return problem
 
     def drain(self, saved: SavedState) -> NoReturn:
         """End this process, with its last state where others find it.

@@ -12,6 +12,7 @@ from math import inf
 from queue import SimpleQueue
 from typing import Any
 
+from elastic.checkpoint.deadline import save_limit_s
 from elastic.events import CheckpointCommitted, CheckpointDiffers, CheckpointFailed, CheckpointFenced
 from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots
@@ -90,7 +91,7 @@ class Jobs:
 
     def __init__(self, saver: Saver, config: UploaderConfig, log: EventLog, clock: Clock) -> None:
         self.saver = saver
-        self._limit_s = config.save_deadline_s + OVERTIME_S
+        self._fixed_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
         self._waiting: tuple[Job, ...] = ()
@@ -107,7 +108,8 @@ class Jobs:
     @property
     def finish_limit_s(self) -> float:
         """How long finishing everything may take."""
-        return self._limit_s * (len(self._waiting) + (self._in_flight is not None))
+        jobs = self._waiting if self._in_flight is None else (*self._waiting, self._in_flight)
+        return sum(self._limit_s(job) for job in jobs)
 
     def add(self, job: Job) -> None:
         self._waiting, dropped = enqueue(self._waiting, job)
@@ -141,7 +143,7 @@ class Jobs:
         """
         job = self._in_flight
         if job is not None and self._clock.monotonic() >= self.overdue_s:
-            reason = f"the storage has not answered for {self._limit_s:.0f} s; saves wait until it does"
+            reason = f"the storage has not answered for {self._limit_s(job):.0f} s; saves wait until it does"
             self._report(job, job.offer.result(SaveState.FAILED, reason))
 
     def abandon(self) -> None:
@@ -153,11 +155,14 @@ class Jobs:
             reason = "the uploader had to leave before it was committed"
             self._report(job, job.offer.result(SaveState.FAILED, reason))
 
+    def _limit_s(self, job: Job) -> float:
+        return save_limit_s(self._fixed_s, job.offer.size_bytes)
+
     def _start_next(self) -> None:
         if self._in_flight is None and self._waiting:
             job, *rest = self._waiting
             self._waiting, self._in_flight = tuple(rest), job
-            self._is_reported, self.overdue_s = False, self._clock.monotonic() + self._limit_s
+            self._is_reported, self.overdue_s = False, self._clock.monotonic() + self._limit_s(job)
             save = threading.Thread(target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}")
             save.start()
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from elastic.checkpoint.deadline import SAVE_S
 from elastic.config.run_dir import RunDir
 from elastic.snapshot.slots import Snapshot
 from elastic.system.untrusted import Count, Positive, decode
@@ -31,7 +32,8 @@ class MetricsSource:
 class UploaderConfig:
     """The settings of one uploader.
 
-    `keep`: the number of checkpoints that retention leaves.
+    `keep`: the number of checkpoints that retention leaves. `save_deadline_s`: for a save, beside
+    what its size takes (deadline.py).
 
     `fence` says where the newest generation is shown, in the words of fence.py; None fences
     nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
@@ -62,7 +64,7 @@ class UploaderConfig:
             run_id=run_id,
             node=node,
             keep=keep,
-            save_deadline_s=600.0,
+            save_deadline_s=SAVE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
             faults_path=str(run.faults),

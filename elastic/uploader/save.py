@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
+from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
@@ -117,11 +118,12 @@ class Saver:
                 raise StoreFailed(OVERWRITTEN.format(step=offer.step))
             return self._is_fenced(offer.generation)
 
+        limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
         return commit(
             self._store,
             Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
             save,
-            limits=WriteLimits(deadline=began_s + self._config.save_deadline_s, is_fenced=is_fenced),
+            limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -508,6 +509,22 @@ def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
     store.after = after
     pruning.after_commit(step=2, generation=2, resumed_from=None, is_newest=lambda: True)
     assert loadable_steps(store) == [2, 1]
+
+
+def test_a_large_attempt_is_swept_later_than_a_small_one():
+    """Its writer may take ten minutes longer for 600 MB, and so may be still at it."""
+    store, clock = FakeStore(), FakeClock()
+    run_commit(store, save_of(1))
+    attempt = next(name for name in store.objects if name != commit_name(1))
+    del store.objects[commit_name(1)]
+    record = run_commit(store, save_of(2, generation=2)).record
+    large = replace(record, size_bytes=600_000_000)
+    store.objects[commit_name(2)] = large.to_json()
+    pruning = Pruner(store, RetentionPolicy(run_id="r", keep=3, save_deadline_s=100.0), clock)
+    for now, is_there in ((0.0, True), (1399.0, True), (1401.0, False)):
+        clock.now = 1000.0 + now
+        pruning.after_commit(step=2, generation=2, resumed_from=None, is_newest=lambda: True)
+        assert (attempt in store.objects) is is_there
 
 
 def test_pruning_does_not_count_a_checkpoint_without_its_payload():

@@ -676,7 +676,7 @@ def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config
     jobs.add(held_job(slots, listener))
     jobs.check_overdue()
     assert listener.answers == []
-    clock.now += LIMIT_S + OVERTIME_S
+    clock.now += LIMIT_S + OVERTIME_S + 1.0
     jobs.check_overdue()
     jobs.check_overdue()
     assert listener.answers == ["failed"]
@@ -687,6 +687,21 @@ def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config
     assert listener.answers == ["failed", "committed"]
     jobs.advance()
     assert jobs.is_idle
+
+
+def test_a_large_save_has_more_time_than_a_small_one(config, tmp_path, slots):
+    """An hour at a megabyte a second is no failure, and longer is one."""
+    held, clock, listener = HeldSaver(), FakeClock(), Listener()
+    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    job = held_job(slots, listener)
+    jobs.add(replace(job, offer=replace(job.offer, size_bytes=3_600_000_000)))
+    clock.now += 3600.0
+    jobs.check_overdue()
+    assert listener.answers == []
+    clock.now += LIMIT_S + OVERTIME_S + 1.0
+    jobs.check_overdue()
+    assert listener.answers == ["failed"]
+    held.go_on.set()
 
 
 def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, slots):
@@ -701,7 +716,7 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     jobs.add(held_job(slots, listener))
     jobs.wakeup.settimeout(LIMIT_S)
     jobs.advance()
-    clock.now += LIMIT_S + OVERTIME_S
+    clock.now += LIMIT_S + OVERTIME_S + 1.0
     jobs.check_overdue()
     assert listener.answers == ["committed"]
     assert not jobs.is_idle
