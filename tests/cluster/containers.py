@@ -38,7 +38,12 @@ class Containers:
         docker("start", *map(self._name, names))
 
     def pause(self, *names: str) -> None:
-        docker("pause", *map(self._name, names))
+        for name in map(self._name, names):
+            # A busy machine may be too slow for the engine's own limit.
+            for is_last in (False, False, True):
+                docker("pause", name, check=is_last)
+                if docker("inspect", "--format", "{{.State.Paused}}", name) == "true":
+                    break
 
     def unpause(self, *names: str) -> None:
         docker("unpause", *map(self._name, names))

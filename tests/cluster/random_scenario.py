@@ -100,7 +100,9 @@ class _Draw:
         found: list[Callable[[], None]] = [self._nothing]
         is_calm = not (self._held or self._leaving or self._dead)
         if is_calm:
-            found += [self._kill_worker] * 3 + [self._hold_node] * 3
+            found += [self._hold_node] * 3
+        if is_calm and not (self._is_open and self._gate == GATES[-1]):
+            found += [self._kill_worker] * 3
         if is_calm and not self._is_open:
             found += [self._stranger, self._other_policy]
             if self._gate < GATES[-1]:
@@ -160,7 +162,8 @@ class _Draw:
 
     def _terminate(self) -> None:
         node = self._random.choice(self._may_leave())
-        self._lines += [f"terminate node {node}", f"until drain_requested node={node}"]
+        # Before its first words it has no handler of the signal yet.
+        self._lines += [f"until {node} says generation", f"terminate node {node}"]
         self._running.remove(node)
         self._leaving.append(node)
 
