@@ -1,6 +1,6 @@
 """A random scenario is a function of its seed, in the language of scenario.py.
 
-It keeps to what every run must survive: after the first commit nodes may die in any number and
+It keeps to what every run must survive: it begins after the first commit; then nodes may die in any number and
 return; what is damaged has a whole checkpoint behind it; a network is whole again in the end. What
 then happens cannot be foretold, so it has no expected history: the rules of oracle.py judge it.
 """
@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable
 from enum import Enum
 
-GATES = (4, 8, 12, 16, 20)  # the recipe has 24 steps, and commits every fourth
-COMMITTED = 8  # at this gate, wait until step 4 is committed
+GATES = (6, 9, 12, 15, 18, 21)  # the recipe has 24 steps, and commits every fourth
 OPTIONS = "--min-nodes 1 --last-call 2s --max-restarts 50"
 
 
@@ -48,7 +47,7 @@ class _Draw:
         self._head()
         for self._gate in GATES:
             self._lines.append(f"stands {self._gate}")
-            if self._gate == COMMITTED:
+            if self._gate == GATES[0]:
                 self._lines.append("until checkpoint_committed step=4")
             self._phase(is_open=False)
             self._lines.append(f"open {self._gate}")
@@ -111,11 +110,11 @@ class _Draw:
             found += [self._kill_node] * 2
             if not self._is_open and self._gate < GATES[-1] and self._may_leave():
                 found += [self._terminate] * 2
-        if is_calm and self._gate >= COMMITTED:
+        if is_calm:
             found += [self._end_all] * 2
-            if self._place is not Place.STORE and self._gate > 2 * COMMITTED and not self._loses_saves:
+            if self._place is not Place.STORE and self._gate >= GATES[-2] and not self._loses_saves:
                 found.append(self._damage)
-        if not self._held and self._gate >= COMMITTED:
+        if not self._held:
             found += self._faults_of_place()
         return found
 
