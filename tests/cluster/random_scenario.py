@@ -1,8 +1,9 @@
 """A random scenario is a function of its seed, in the language of scenario.py.
 
-It keeps to what every run must survive: it begins after the first commit; then nodes may die in any number and
-return; what is damaged has a whole checkpoint behind it; a network is whole again in the end. What
-then happens cannot be foretold, so it has no expected history: the rules of oracle.py judge it.
+It keeps to what every run must survive. The first fault comes after the first commit; then nodes
+may die in any number and return; what is damaged has a whole checkpoint behind it; a network is
+whole again in the end. What then happens cannot be foretold, so it has no expected history: the
+rules of oracle.py judge it.
 """
 
 import random
