@@ -48,9 +48,8 @@ def open_backend(config: RendezvousConfig, options: Options) -> Backend:
     --rdzv-timeout.
     """
     backend = config.open(environment.variables())
-    if config.kind != "dir":  # a folder answers at once
-        notify = partial(print, flush=True)
-        wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
+    notify = partial(print, flush=True)
+    wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
     return backend
 
 
