@@ -16,6 +16,7 @@ from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.repeated_error import came_back
+from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
@@ -56,6 +57,7 @@ class AgentParts:
     console: ConsoleFollower
     log: EventLog
     full_disk: FullDisk
+    run_dir_watch: RunDirWatch
     clock: Clock
 
     @property

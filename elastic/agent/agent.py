@@ -10,6 +10,7 @@ Methods with torch's names override torch's.
 """
 
 import signal
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -193,6 +194,7 @@ class NodeAgent(LocalElasticAgent):
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         parts.commits.poll()
+        parts.run_dir_watch.poll()
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
@@ -302,7 +304,8 @@ class NodeAgent(LocalElasticAgent):
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)
-        settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
+            settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
         starts = worker_starts(
             worker_group,
             settings,

@@ -6,7 +6,6 @@ parts of one node together around its agent.
 
 import signal
 import sys
-import tempfile
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config, set_aside
 from elastic.agent.preemption_notice import open_notices
+from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.signpost import check_shared
@@ -57,6 +57,7 @@ from elastic.system.addresses import new_node_id
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 from elastic.uploader.client import STOP_S, UploaderProcess
 from elastic.uploader.fence import Mirror
@@ -95,7 +96,7 @@ def launch(options: Options, spawner: Spawner) -> int:
     uid = claim(run, declared, _CLOCK)
     config = rendezvous_config(options, run, uid)
     backend = open_backend(config, options)
-    with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:
+    with scratch_folder() as scratch:
         settings = Settings(
             options=options,
             run=run,
@@ -105,7 +106,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             declared=declared,
             uid=uid,
             is_new=is_new,
-            scratch=Path(scratch),
+            scratch=scratch,
         )
         return _run(settings, backend, newest_generation(run), spawner)
 
@@ -264,6 +265,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         console=console,
         log=log,
         full_disk=full_disk,
+        run_dir_watch=RunDirWatch(run, report, _CLOCK),
         clock=_CLOCK,
     )
 

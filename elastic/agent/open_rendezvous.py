@@ -48,6 +48,7 @@ def open_backend(config: RendezvousConfig, options: Options) -> Backend:
     --rdzv-timeout.
     """
     backend = config.open(environment.variables())
+    # A folder answers at once, unless a power cut has torn the newest version of the group.
     notify = partial(print, flush=True)
     wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
     return backend

@@ -31,6 +31,7 @@ from elastic.storage.store import read_small
 from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
+from elastic.system.scratch import scratch_folder
 
 PREFLIGHT_S = 600.0
 _CLOCK = SystemClock()
@@ -129,8 +130,8 @@ def declared_identity(
     Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
     `-- --help` does.
     """
-    with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
-        answer = Path(folder) / identity.NAME
+    with scratch_folder("preflight-") as folder, tempfile.TemporaryFile() as out:
+        answer = folder / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
         child = start(
@@ -177,7 +178,17 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
     declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print))
     if found is not None:
         identity.check(found, declared, run.url)
+        _note_earlier_copies(run)
     return declared, found is None
+
+
+def _note_earlier_copies(run: RunDir) -> None:
+    earlier = run.earlier_local
+    if earlier is not None and earlier.is_dir() and not run.local.exists():
+        print(
+            f"note: {earlier} has local copies of a run that an earlier version of elastic-train made. Another URL may have had the same"
+            f" folder, so it is left alone, and {run.local} is used: what was not uploaded from there when its agent was killed stays there"
+        )
 
 
 def _found(run: RunDir) -> Identity | None:

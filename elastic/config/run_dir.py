@@ -7,11 +7,13 @@ train/start.py and uploader/protocol.py, and for the parts of a remote run obser
 A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the
 group's state are at the URL itself. Files that grow line by line (metrics, events, logs) need a
 file system: with a remote URL, each node keeps its own copies in a local folder below `runs/`,
-named after the URL, and uploads them in parts (observe/upload_parts.py).
+named after the URL and a hash of it, and uploads them in parts (observe/upload_parts.py).
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -35,6 +37,7 @@ OWN_NAMES = frozenset(
     }
 )
 
+URL_DIGITS = 8  # of the sha256 of a URL, in the name of its local folder
 MOST_LOGS = 1000  # of one rank in generations of one number
 
 
@@ -51,12 +54,22 @@ class RunDir:
             # Only a name that names the folder itself can be renamed (--fresh).
             path = Path(text).resolve() if ".." in Path(text).parts else Path(text).absolute()
             return RunDir(url=str(path), local=path)
-        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("://", "-")).strip("-")
-        return RunDir(url=text.rstrip("/"), local=Path("runs").absolute() / folder)
+        url = text.rstrip("/")
+        # Two URLs may have the same name here: s3://b/x/y and s3://b/x-y.
+        digest = hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:URL_DIGITS]
+        return RunDir(url=url, local=Path("runs").absolute() / f"{_name_of(url)}-{digest}")
 
     @property
     def is_remote(self) -> bool:
         return self.url != str(self.local)
+
+    @property
+    def earlier_local(self) -> Path | None:
+        """The local folder that versions before 8 digits of the URL's hash were in its name used.
+
+        None for a run in a folder.
+        """
+        return Path("runs").absolute() / _name_of(self.url) if self.is_remote else None
 
     @property
     def checkpoints_url(self) -> str:
@@ -121,4 +134,8 @@ class RunDir:
         """A name that no log has: that of an earlier generation of this number stays as it is."""
         first = self.log(generation=generation, rank=rank)
         others = (first.with_stem(f"{first.stem}-{number}") for number in range(2, MOST_LOGS))
-        return next((path for path in (first, *others) if not path.exists()), first)
+        return next((path for path in chain([first], others) if not path.exists()), first)
+
+
+def _name_of(url: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", url.replace("://", "-")).strip("-")

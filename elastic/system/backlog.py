@@ -109,9 +109,9 @@ class Backlog:
         if self.is_empty:
             return True
         if self._is_own and (at_once or now_s - self._tried_s >= RETRY_S):
-            self._tried_s = now_s
             with suppress(OSError), self.held():
                 self._write_out({str(path) for path in without})
+            self._tried_s = float("-inf") if self.is_empty else now_s
         return self.is_empty
 
     def _write_out(self, done: set[str]) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,6 +26,7 @@ from elastic.storage.remote import open_store
 from elastic.system import forked_child, interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.scratch import open_scratch
 from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
@@ -138,7 +138,7 @@ def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
         forked_child.at_own_exit(log_shipper.close)
         log_shipper.start()
-    scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
+    scratch, _ = open_scratch()
     ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)

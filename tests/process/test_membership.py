@@ -1,6 +1,8 @@
 """A node that joins, leaves or dies changes the world size, and nothing else."""
 
+import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -229,7 +231,7 @@ def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, 
     drill.stands(10, ranks=1)
     if is_emptied:
         for path in drill.run.rendezvous.iterdir():
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     else:
         # In one operation: a live node writes into it all the time.
         drill.run.rendezvous.rename(drill.folder / "removed")
@@ -262,3 +264,21 @@ def test_a_machine_whose_workers_die_before_its_agent_uses_up_no_restart(drill, 
     drill.open(10)
     other.ends_with(0)
     drill.is_like(undisturbed)
+
+
+def test_a_run_directory_that_is_moved_is_said_and_training_goes_on(drill, undisturbed):
+    """It is renamed in step 10. The last state is saved under the old name."""
+    drill.shut(10)
+    agent = drill.start()
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.run.local.rename(drill.folder / "moved")
+    drill.waits_for(lambda: "was moved, replaced or removed" in agent.output, "the sentence")
+    drill.open(10)
+    agent.ends_with(0)
+
+    assert agent.output.count("was moved, replaced or removed") == 1
+    code, found = drill.inspects("verify", drill.run.url)
+    assert code == 0 and found["damage"] == []
+    record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
+    assert (record["step"], record["digest"]) == (24, undisturbed.digest)

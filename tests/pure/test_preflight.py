@@ -1,16 +1,25 @@
 """A recipe that does not get as far as its declaration is refused before anything is written."""
 
+import errno
 import socket
 
 import pytest
 
+from elastic.agent import preflight
+from elastic.agent.claim_run_dir import claim
 from elastic.agent.open_rendezvous import rendezvous_config
-from elastic.agent.preflight import address_of, check_run_dir, declared_identity, imports_library
+from elastic.agent.preflight import (
+    address_of,
+    check_run_dir,
+    declared_identity,
+    imports_library,
+)
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.system import addresses
+from elastic.system import addresses, files
+from elastic.testing.fakes import FakeClock
 
 DECLARED = Identity(
     recipe="recipe.py",
@@ -168,3 +177,35 @@ def test_a_folder_may_be_written_as_a_file_url(tmp_path):
         ["r.py", "--run-dir", f"file://{tmp_path}/run", "--rdzv-endpoint", f"file://{tmp_path}/meet"]
     )
     assert rendezvous_config(options, RunDir.parse(options.run_dir), "uid").endpoint == f"{tmp_path}/meet"
+
+
+def test_a_run_directory_without_hard_links_is_refused_before_the_recipe_runs(tmp_path, monkeypatch):
+    """As exFAT answers the first agent that claims it."""
+
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    with pytest.raises(UsageError, match="its file system has no hard links"):
+        claim(RunDir.parse(f"{tmp_path}/run"), DECLARED, FakeClock())
+
+
+def test_two_urls_of_like_names_have_local_folders_of_their_own():
+    """Each character that no file name may have becomes the same one."""
+    urls = ["s3://b/x/y", "s3://b/x-y", "s3://b-x/y", "gs://b/\u00fc/1", "gs://b/\u00f6/1"]
+    assert len({RunDir.parse(url).local for url in urls}) == len(urls)
+    assert RunDir.parse("s3://b/x/").local == RunDir.parse("s3://b/x").local
+
+
+def test_local_copies_of_an_earlier_version_are_left_alone_and_said(tmp_path, monkeypatch, capsys):
+    """Their folder may be that of another URL."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight, "_found", lambda run: DECLARED)
+    run = RunDir.parse("s3://b/x/y")
+    assert run.earlier_local == tmp_path / "runs" / "s3-b-x-y"
+    options = parse(["recipe.py", "--run-dir", run.url])
+    check_run_dir(options, DECLARED, run, 1)
+    assert "note:" not in capsys.readouterr().out
+    run.earlier_local.mkdir(parents=True)
+    check_run_dir(options, DECLARED, run, 1)
+    assert f"note: {run.earlier_local} has local copies" in capsys.readouterr().out

@@ -1,0 +1,211 @@
+"""The power may go off after any file operation: the run resumes, and loads nothing torn."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from power_cut import cuts, last_tree, read_tree, recording, write_tree
+from records import IDENTITY
+
+from elastic.agent.open_rendezvous import newest_generation
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.catalog import list_commits, read_payload
+from elastic.checkpoint.commit import WriteLimits, commit
+from elastic.checkpoint.prune import Pruner, RetentionPolicy
+from elastic.checkpoint.record import Save
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config import identity
+from elastic.config.run_dir import RunDir
+from elastic.errors import CheckpointDamaged
+from elastic.events import FirstStep
+from elastic.observe import metrics
+from elastic.observe.log import EventLog, read_events
+from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.select import wait_for
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.transitions import FAILURE
+from elastic.storage.local import LocalStore
+from elastic.storage.store import Payload, create_or_read
+from elastic.system.files import make_folders
+from elastic.testing.fakes import FakeClock
+
+POLICY = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=600.0)
+STOPPED_AT = 6
+BEGINNING = b'{"samples": 3}'
+
+
+class Agent:
+    """What an agent, its rank 0 and its uploader do to the files of a run, in one process."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.run = RunDir.parse(str(folder / "run"))
+        self.clock = FakeClock()
+        backend = DirectoryBackend(self.run.rendezvous, self.clock)
+        wait_for(backend, patience_s=60.0, clock=self.clock, notify=lambda _text: None)
+        self.rendezvous = Rendezvous(
+            backend,
+            Node(id=f"{name}-1-00000000", address="h", nproc=1),
+            POLICY,
+            keep_alive_s=2.0,
+            clock=self.clock,
+            open_endpoint=lambda: "h:1",
+            min_generation=newest_generation(self.run),
+        )
+        self.rendezvous.reopen()
+        self.store = LocalStore(self.run.local)
+        self.checkpoints = LocalStore(self.run.local / "checkpoints")
+        self.log = EventLog(self.run.events / f"{name}.jsonl", node=name, clock=self.clock)
+        policy = RetentionPolicy(run_id=IDENTITY.run_id, keep=1, save_deadline_s=600.0)
+        self.pruner = Pruner(self.checkpoints, policy, self.clock)
+
+    def join(self) -> Generation:
+        for _ in range(1000):
+            if (generation := self.rendezvous.poll_join()) is not None:
+                return generation
+            self.clock.sleep(0.5)
+        raise AssertionError("no generation was formed")
+
+    def claim(self) -> None:
+        found = create_or_read(self.store, identity.NAME, IDENTITY.to_json(), self.clock)
+        identity.check(identity.parse(found), IDENTITY, self.run.url)
+        assert create_or_read(self.store, "data.json", BEGINNING, self.clock) == BEGINNING
+
+    def start_worker(self, generation: int) -> None:
+        log = self.run.free_log(generation=generation, rank=0)
+        make_folders(log.parent)
+        log.touch(exist_ok=False)
+
+    def rewound(self, step: int) -> Metrics:
+        found = Metrics(self.run.metrics)
+        found.rewind(step)
+        return found
+
+    def train(self, lines: Metrics, step: int, generation: int) -> None:
+        lines.append(StepLine(step=step, loss=0.5, generation=generation))
+        self.log.record(FirstStep(step=step))
+
+    def save(self, step: int, generation: int) -> None:
+        fd = os.memfd_create("image")
+        try:
+            os.write(fd, image(step))
+            save = Save(
+                run_id=IDENTITY.run_id,
+                step=step,
+                epoch=0,
+                generation=generation,
+                digest="d" * 64,
+                world_size=1,
+                torch="2",
+            )
+            limits = WriteLimits(deadline=self.clock.monotonic() + 100, is_fenced=lambda: False)
+            payload = Payload(fd=fd, size_bytes=len(image(step)))
+            commit(
+                self.checkpoints, payload, save, limits=limits, clock=self.clock, reached=lambda _point: None
+            )
+        finally:
+            os.close(fd)
+
+    def prune(self, step: int, generation: int) -> None:
+        self.pruner.after_commit(step=step, generation=generation, resumed_from=None, is_newest=lambda: True)
+
+    def newest(self) -> int:
+        """The step of the newest checkpoint that loads; 0 for none."""
+        records, _ = list_commits(self.checkpoints, self.clock)
+        for record in records:
+            try:
+                payload = read_payload(self.checkpoints, record, self.clock)
+            except CheckpointDamaged:
+                continue
+            assert bytes(payload) == image(record.step)
+            return record.step
+        return 0
+
+
+def image(step: int) -> bytes:
+    return f"the weights after step {step}, ".encode() * 200
+
+
+def live(folder: Path, mark: Any) -> None:
+    """Two generations of one agent: a rank 0 dies in step 5, and the recipe stops after step 6."""
+    agent = Agent(folder, "first")
+    for generation, first, last in ((1, 1, 5), (2, 5, STOPPED_AT)):
+        assert agent.join().number == generation
+        mark(("generation", generation))
+        agent.start_worker(generation)
+        agent.claim()
+        lines = agent.rewound(first - 1)
+        for step in range(first, last + 1):
+            agent.train(lines, step, generation)
+            if step % 2 == 0:
+                lines.sync()
+                agent.save(step, generation)
+                mark(("step", step))
+                agent.prune(step, generation)
+        agent.rendezvous.close(FAILURE, step=last, counts=True)
+    found = StopRecord(run_id=IDENTITY.run_id, step=STOPPED_AT, steps=9, reason="enough")
+    stop_record.create(agent.store, found, agent.clock)
+    mark(("stop", STOPPED_AT))
+
+
+def resumes(folder: Path, marks: list[tuple[str, int]]) -> None:
+    """The next start finds all that was promised before the cut, and goes on from there."""
+    promised = dict(marks)
+    agent = Agent(folder, "second")
+    stopped = stop_record.read(agent.store, IDENTITY.run_id, agent.clock)
+    assert (0 if stopped is None else stopped.step) >= promised.get("stop", 0)
+    generation = agent.join().number
+    assert generation > promised.get("generation", 0)
+    agent.start_worker(generation)
+    agent.claim()
+    step = agent.newest()
+    assert step >= promised.get("step", 0)
+    lines = agent.rewound(step)
+    assert [each.step for each in metrics.read(agent.run.metrics)] == list(range(1, step + 1))
+    agent.train(lines, step + 1, generation)
+    agent.save(step + 1, generation)
+    agent.prune(step + 1, generation)
+    assert agent.newest() == step + 1
+    assert [each.step for each in metrics.read(agent.run.metrics)] == list(range(1, step + 2))
+    assert read_events(agent.run.events)
+
+
+def test_after_a_power_cut_at_any_operation_a_run_resumes(tmp_path, monkeypatch):
+    """A short run is recorded. The files are those of each prefix of its operations, with and
+    without what was not synced: contents cut or empty, names lost all, one alone, or all but one.
+    """
+    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    recorded.mkdir()
+    with recording(recorded) as recorder:
+        live(recorded, recorder.mark)
+    assert last_tree(recorder.changes) == read_tree(recorded), "an operation was not recorded"
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)  # of the many resumed runs
+    number = 0
+    for number, (tree, marks) in enumerate(cuts(recorder.changes)):
+        folder = replayed / str(number)
+        folder.mkdir(parents=True)
+        write_tree(tree, folder)
+        try:
+            resumes(folder, marks)
+        except BaseException as error:
+            error.add_note(f"power cut {number}, after {marks}: {sorted(tree)}")
+            raise
+    assert number > 500
+
+
+def test_the_model_finds_a_name_that_was_not_synced(tmp_path):
+    """A file is synced and its folder is not: it may be there, empty, cut or missing."""
+    with recording(tmp_path) as recorder:
+        fd = os.open(tmp_path / "draft", os.O_WRONLY | os.O_CREAT)
+        os.write(fd, b"1234")
+        os.fsync(fd)
+        os.write(fd, b"5678")
+        os.close(fd)
+        (tmp_path / "draft").rename(tmp_path / "name")
+    found = [tree for tree, _ in cuts(recorder.changes)]
+    for tree in ({}, {"name": b"1234"}, {"name": b"123456"}, {"name": b"12345678"}, {"draft": b"1234"}):
+        assert tree in found
+    assert {"name": b""} not in found
