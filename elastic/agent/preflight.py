@@ -141,6 +141,7 @@ def declared_identity(
             code = _exit_code(child)
         finally:
             kill_session(child)
+            child.forget()
         if code is None:
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"

@@ -19,6 +19,24 @@ class ForkRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """From the agent: it sends no more signals to this worker, nor to its session.
+
+    Until then the fork server does not reap a worker that has exited, so that its number is given
+    to no other process.
+    """
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromAgent:
+    """All that the agent sends."""
+
+    message: ForkRequest | Forget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The fork server has imported everything; sent once, before anything else."""
 

@@ -57,6 +57,18 @@ def children() -> set[int]:
     return found
 
 
+def exit_code_of_child(pid: int) -> int | None:
+    """The exit code of a child, or minus the number of the signal that ended it; None while it
+    runs.
+
+    The child is not reaped: its number, and that of its session, stay its own.
+    """
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
 def kill_children(spared: set[int]) -> None:
     """SIGKILL to all children but those, and to their orphans, until there are none.
 

@@ -46,9 +46,18 @@ from typing import IO, Any, NoReturn
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system import interrupt
-from elastic.system.fork_protocol import Exited, Forked, ForkRequest, FromServer, Ready, Refused
+from elastic.system.fork_protocol import (
+    Exited,
+    Forget,
+    Forked,
+    ForkRequest,
+    FromAgent,
+    FromServer,
+    Ready,
+    Refused,
+)
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import die_with_parent, thread_count
+from elastic.system.processes import die_with_parent, exit_code_of_child, thread_count
 from elastic.system.untrusted import decode, encode
 from elastic.worker.main import run_recipe, unbuffered
 from elastic.worker.preload import Preloaded, preload
@@ -69,6 +78,8 @@ class ForkServer:
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
     workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
+    ended: set[int] = field(default_factory=set)  # pids of those that exited and are not reaped
+    forgotten: set[int] = field(default_factory=set)  # those that are reaped once they exit
 
     def serve(self) -> None:
         """Return when the agent is gone. Requests and exits of workers both wake `select`."""
@@ -77,20 +88,40 @@ class ForkServer:
             sources: list[JsonLineSocket | int] = [self.agent, *self.workers]
             readable, _, _ = select.select(sources, [], [])
             for pidfd in self.workers.keys() & set(readable):
-                self._reap(pidfd)
+                self._report_exit(pidfd)
             if self.agent in readable:
                 for line in self.agent.receive():
-                    outputs = [self.agent.take_fd() for _ in OUTPUTS]
-                    self._send(self._fork(decode(ForkRequest, line, what="a fork request"), outputs))
-                    for descriptor in outputs:
-                        os.close(descriptor)
+                    match decode(FromAgent, line, what="a message of the agent").message:
+                        case Forget(pid=pid):
+                            self._reap(pid)
+                        case request:
+                            self._serve_request(request)
                 if self.agent.has_ended:
                     return
 
-    def _reap(self, pidfd: int) -> None:
-        _, status = os.waitpid(self.workers[pidfd], 0)
-        self._send(Exited(pid=self.workers.pop(pidfd), code=os.waitstatus_to_exitcode(status)))
+    def _serve_request(self, request: ForkRequest) -> None:
+        outputs = [self.agent.take_fd() for _ in OUTPUTS]
+        self._send(self._fork(request, outputs))
+        for descriptor in outputs:
+            os.close(descriptor)
+
+    def _report_exit(self, pidfd: int) -> None:
+        pid = self.workers.pop(pidfd)
+        code = exit_code_of_child(pid)
+        assert code is not None, "its descriptor is readable"
+        self.ended.add(pid)
+        self._send(Exited(pid=pid, code=code))
         os.close(pidfd)
+        if pid in self.forgotten:
+            self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        """The agent sends no more signals to it."""
+        self.forgotten.add(pid)
+        if pid in self.ended:
+            self.ended.remove(pid)
+            self.forgotten.remove(pid)
+            os.waitpid(pid, 0)
 
     def _fork(self, request: ForkRequest, outputs: list[int]) -> Forked | Refused:
         """Returns in the parent alone."""

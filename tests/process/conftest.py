@@ -85,6 +85,7 @@ class ForkedAgent:
             if left_s <= 0:
                 raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
             select.select([self._process.exit_fd()], [], [], left_s)
+        self._process.forget()
         return code
 
     def send_signal(self, sig: int) -> None:

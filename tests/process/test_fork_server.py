@@ -395,6 +395,37 @@ def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node)
     assert workers.exit_codes == {0: 0}
 
 
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_worker_that_exited_keeps_its_number_until_its_session_is_killed(node, is_forked):
+    """Its child lives on, and exits as well: a signal to the session must not reach a process that
+    was given the number since.
+    """
+    with tempfile.TemporaryFile() as log:
+        start = ProcessStart(
+            command=(str(node.recipe), "exit", "0"),
+            env=os.environ | {"RANK": "3"},
+            stdout=log.fileno(),
+            stderr=log.fileno(),
+        )
+        process = node.spawner.start(start) if is_forked else SpawnedProcess(start)
+    while process.poll() is None:
+        wait_any_exit([process], FOR_EVER_S)
+    assert state_of(process.pid) == "Z"
+    kill_session(process)
+    assert (process.poll(), state_of(process.pid)) == (0, "Z")
+    process.forget()
+    while state_of(process.pid) == "Z":
+        time.sleep(0.01)
+    assert process.poll() == 0
+
+
+def state_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def test_a_worker_that_does_not_lead_its_session_yet_is_killed():
     """A real process without a group of its own stands for one that was forked a moment ago."""
     process = subprocess.Popen([sys.executable, "-c", "import signal\nwhile True: signal.pause()"])

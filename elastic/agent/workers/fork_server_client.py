@@ -21,7 +21,16 @@ from typing import IO, NoReturn
 
 from elastic.agent.workers.process import ProcessStart
 from elastic.system.clock import SystemClock
-from elastic.system.fork_protocol import Exited, Forked, ForkRequest, FromServer, Ready, Refused
+from elastic.system.fork_protocol import (
+    Exited,
+    Forget,
+    Forked,
+    ForkRequest,
+    FromAgent,
+    FromServer,
+    Ready,
+    Refused,
+)
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import thread_count
 from elastic.system.untrusted import decode, encode
@@ -128,7 +137,9 @@ class ForkServerClient:
         self.wait_ready()
         request = ForkRequest(command=start.command, env=dict(start.env))
         try:
-            self._connection.send(encode(request), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S)
+            self._connection.send(
+                encode(FromAgent(message=request)), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S
+            )
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
@@ -151,6 +162,12 @@ class ForkServerClient:
         """
         self._receive()
         return self._exit_codes.get(pid, None if self.exit_code is None else -signal.SIGKILL)
+
+    def forget(self, pid: int) -> None:
+        """No signal is sent to this worker any more; it is reaped."""
+        if self.exit_code is None:
+            with suppress(OSError):  # a server that is gone has left its workers to be reaped
+                self._connection.send(encode(FromAgent(message=Forget(pid=pid))), timeout_s=FORK_LIMIT_S)
 
     def fileno(self) -> int:
         """Readable when the server has sent something."""
@@ -216,6 +233,9 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         return self.server.exit_code_of(self.pid)
+
+    def forget(self) -> None:
+        self.server.forget(self.pid)
 
     def exit_fd(self) -> int:
         return self.server.fileno()

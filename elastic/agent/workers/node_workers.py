@@ -131,7 +131,10 @@ class NodeWorkers:
             self.poll()
 
     def kill(self, culprit: WorkerError | None) -> None:
-        """SIGKILL to every worker and its children; returns once all workers have exited."""
+        """SIGKILL to every worker and its children; returns once all workers have exited.
+
+        Call it once: then their numbers may be given to other processes.
+        """
         self.poll()
         self.killed.update(self.running)
         for process in self._processes.values():
@@ -143,6 +146,8 @@ class NodeWorkers:
             if self._clock.monotonic() >= deadline:
                 for rank in self.running:
                     self._processes[rank].kill_parent()
+        for process in self._processes.values():
+            process.forget()
 
     def record_failure(self, node: str, reason: str, errors: Path, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.

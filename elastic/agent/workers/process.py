@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from elastic.system.processes import exit_code_of_child
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
@@ -34,10 +36,16 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """The exit code, or minus the number of the signal that ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended it; None while it runs.
+
+        The process keeps its number until `forget`.
+        """
 
     def exit_fd(self) -> int:
         """Readable once the process may have exited; valid until `poll` has returned a code."""
+
+    def forget(self) -> None:
+        """No signal follows: once it has exited, its number may be given to another process."""
 
     def kill_parent(self) -> None:
         """End the parent of a process that does not exit though killed, so that `poll` answers."""
@@ -56,12 +64,17 @@ class SpawnedProcess(subprocess.Popen[bytes]):
             start_new_session=True,
         )
         self._exit = io.FileIO(os.pidfd_open(self.pid))  # Linux 5.3
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        code = super().poll()
-        if code is not None:
-            self._exit.close()
-        return code
+        if self._code is None:
+            self._code = exit_code_of_child(self.pid)
+            if self._code is not None:
+                self._exit.close()
+        return self._code
+
+    def forget(self) -> None:
+        super().poll()
 
     def exit_fd(self) -> int:
         return self._exit.fileno()
@@ -82,10 +95,12 @@ def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
 
 
 def kill_session(process: Process) -> None:
-    """SIGKILL to the process and to all that it started and that stayed in its session."""
+    """SIGKILL to the process and to all that it started and that stayed in its session.
+
+    Not after `forget`: the number may be another's by then.
+    """
     # Data-loading processes may outlive the leader, so the session is killed whether or not the
-    # leader still runs. While one of them lives, the kernel gives their group's number to no other
-    # process.
+    # leader still runs. Until it is reaped, the kernel gives its number to no other process.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
         return
