@@ -35,6 +35,7 @@ from elastic.system.untrusted import FieldRule, decode, parse_number
 
 RENEWALS_PER_KEEP_ALIVE = 5
 REMOTE_RENEW_S = 3.0  # at least: each renewal is a request that costs money
+STOP_S = 10.0
 MOVES_TO_BELIEVE = 2  # the first may have been on its way while the holder died
 _RELEASED = b"released"
 
@@ -63,7 +64,8 @@ class RunLease:
     def __init__(self, url: str, clock: Clock) -> None:
         self._url = url
         self._store = open_store(f"{url}/lease")
-        self._is_remote = "://" in url
+        # Whose requests are short: a storage that is away must hold up no agent that ends.
+        self._objects = Objects(f"{url}/lease") if "://" in url else None
         self._clock = clock
         self._count = 0
 
@@ -80,7 +82,7 @@ class RunLease:
         Raises UsageError while another place has it.
         """
         renew_s = keep_alive_s / RENEWALS_PER_KEEP_ALIVE
-        if self._is_remote:
+        if self._objects is not None:
             renew_s = max(renew_s, REMOTE_RENEW_S)
         while True:
             newest = self.newest()
@@ -126,8 +128,10 @@ class RunLease:
         self._write(lease, _RELEASED)
 
     def is_lost(self, lease: Lease) -> bool:
-        """Whether another place has taken it, because it was not renewed."""
-        return read_small(self._store, _name(lease.number + 1), self._clock) is not None
+        """Whether another place has taken it, or the run directory was set aside."""
+        own = self._read_now(_name(lease.number))
+        is_own = own is not None and lease.token.encode() in own
+        return not is_own or self._read_now(_name(lease.number + 1)) is not None
 
     def _is_free(
         self, lease: Lease, place: str, is_here: Callable[[str], bool], notify: Callable[[str], None]
@@ -163,10 +167,15 @@ class RunLease:
     def _read(self, lease: Lease) -> bytes:
         return read_small(self._store, _renewed(lease.number), self._clock) or b""
 
+    def _read_now(self, name: str) -> bytes | None:
+        if self._objects is not None:
+            return self._objects.read(name)
+        return read_small(self._store, name, self._clock)
+
     def _write(self, lease: Lease, text: bytes) -> None:
         name = _renewed(lease.number)
-        if self._is_remote:
-            Objects(f"{self._url}/lease").write(name, text)
+        if self._objects is not None:
+            self._objects.write(name, text)
         else:
             replace_whole(Path(self._url) / "lease" / name, text, fsync=False)
 
@@ -190,8 +199,8 @@ class LeaseRenewal:
     def stop(self, *, releases: bool) -> None:
         """releases: no node is left in this place."""
         self._stopped.set()
-        self._thread.join()
-        if releases:
+        self._thread.join(STOP_S)
+        if releases and not self._thread.is_alive():
             with suppress(ElasticError, OSError):  # the next one waits for the silence
                 self._run_lease.release(self._lease)
 
@@ -204,7 +213,9 @@ class LeaseRenewal:
             with suppress(ElasticError, OSError):
                 has_lost = self._run_lease.is_lost(self._lease)
                 if has_lost:
-                    self._on_lost("another command took over the run directory while this one stood still")
+                    self._on_lost(
+                        "another command took over the run directory, or set it aside, while this one stood still"
+                    )
                 else:
                     self._run_lease.renew(self._lease)
 

@@ -91,8 +91,9 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         script_end.watch_exit_codes()
         script_end.fail_with(_fail)
     ours = replace(ours, parent=_parent(launch, groups, ours))
+    run_dir = run_without_agent(launch, ours).url if launch.agent is None else launch.agent.run_dir
+    _claim_run_dir(groups, ours, run_dir)
     link = launch.agent or link_without_agent(launch, groups, ours, ctrl_c)
-    _claim_run_dir(groups, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
     # Without an agent this process keeps by itself what finds no room on the disk.
     backlog = Backlog.open(link.backlog) if link.backlog else Backlog.create()
