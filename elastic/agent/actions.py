@@ -23,7 +23,7 @@ from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.divergence import Divergence
-from elastic.errors import EXIT_FAILED, EXIT_RECIPE
+from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE
 from elastic.events import DrainRequested, GenerationEnded
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -193,6 +193,10 @@ class NodeGeneration:
         end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=self.failure.message)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
+        if code == EXIT_NOTHING_LOADS:
+            # What does not fit an edited recipe fits again once the edit is taken back. The newest
+            # state may be in this memory alone, which ends with the agent.
+            parts.final_checkpoint.offer_newest()
         return end
 
     def leave(self, reason: str) -> None:

@@ -1,6 +1,8 @@
 """A recipe that builds other objects than when its state was saved is told so, and what to do."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -104,6 +106,30 @@ def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage
     assert told.lower().count("nothing was changed") == 1
     assert drill.inspects("verify", drill.run.url)[0] == 0
     edits().ends_with(0)
+
+
+def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill, undisturbed, recipes):
+    """The recipe is edited while it trains, and its worker dies before anything was saved. The
+    edit is taken back, and the run goes on at the next step.
+    """
+    recipe = drill.folder / "recipe.py"
+    text = (recipes / "tiny.py").read_text()
+    recipe.write_text(text)
+    options = ("--snapshot-every", "1", "--save-every", "1000steps")
+    drill.shut(10)
+    agent = drill.start(*options, recipe=recipe)
+    drill.stands(10, ranks=1)
+    recipe.write_text(text.replace("96", "97"))
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    agent.ends_with(76)
+    assert "the snapshot of step 9 is whole and does not fit the recipe's objects" in agent.output
+    drill.happens("checkpoint_committed", step=9)
+
+    recipe.write_text(text)
+    drill.open(10)
+    drill.start(*options, recipe=recipe).ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (9, 0, "checkpoint")]
 
 
 def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_written(edits, drill):
