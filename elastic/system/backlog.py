@@ -63,10 +63,15 @@ class Backlog:
 
     @staticmethod
     def open(path: str) -> "Backlog":
-        """Of another process of this machine, by its `path`. Raises OSError."""
-        return Backlog(
-            os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC), is_own=False, clock=SystemClock()
-        )
+        """Of another process of this machine, by its `path`; one of its own where that has ended.
+
+        A process without a backlog of its owner's loses no line as long as it lives itself.
+        """
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:
+            return Backlog.create()
+        return Backlog(fd, is_own=False, clock=SystemClock())
 
     @property
     def path(self) -> str:

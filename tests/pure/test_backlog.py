@@ -174,3 +174,14 @@ def test_a_folder_that_is_missing_is_made_when_there_is_room(tmp_path, disk, clo
     assert not path.parent.exists()
     assert kept.write_out() and path.read_text().count("\n") == 1
     assert files.make_folders(path.parent) is None
+
+
+def test_a_process_whose_owner_has_ended_keeps_its_lines_itself(tmp_path):
+    owner = Backlog.create()
+    path = owner.path
+    os.close(int(path.rpartition("/")[2]))
+    orphan = Backlog.open(path)
+
+    orphan.append(tmp_path / "lines", b"kept\n")
+    assert orphan.write_out(at_once=True)
+    assert (tmp_path / "lines").read_bytes() == b"kept\n"
