@@ -28,9 +28,10 @@ from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.rendezvous import rendezvous as rendezvous_module
 from elastic.rendezvous.backends.backend import Backend
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
@@ -182,7 +183,7 @@ class Agent:
             if view.newcomers and generation.rank_of_node == 0:
                 rendezvous.close(NODE_JOINED, step=0, counts=False)
                 return
-            self.world.clock.sleep(getattr(rendezvous, "poll_s", AGENT_POLL_S))
+            self.world.clock.sleep(max(rendezvous.poll_s, AGENT_POLL_S))
 
     def kill(self) -> None:
         self.is_live = False
@@ -288,7 +289,7 @@ def look_ms(world: World, *, first: bool) -> float:
     looking.watch()
     used_s = 0.0
     for look in range(LOOKS):
-        clock.sleep(getattr(looking, "poll_s", AGENT_POLL_S))
+        clock.sleep(max(looking.poll_s, AGENT_POLL_S))
         if look % 4 == 0:
             for name in world.nodes:
                 backend.beat(name)

@@ -34,9 +34,10 @@ from elastic.errors import (
 )
 from elastic.events import GenerationStarted, UploaderDied
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled
@@ -145,7 +146,8 @@ class NodeAgent(LocalElasticAgent):
         view, polled_s = NOTHING_KNOWN, 0.0
         while True:
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
-            if clock.monotonic() - polled_s >= GROUP_POLL_S or generation.workers.poll():
+            poll_s = max(GROUP_POLL_S, self._parts.group.poll_s)
+            if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
                 view = self._poll(generation) or view
                 polled_s = clock.monotonic()
                 if view.open:  # else another rank 0 may write the metrics

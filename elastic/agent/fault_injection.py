@@ -19,7 +19,7 @@ from elastic.faults.inject import Claims, pause_for
 from elastic.faults.pause import process_tree
 from elastic.faults.plan import AtIntervals, AtNode, AtRendezvous, Fault, Pause, Terminate
 from elastic.observe.log import EventLog
-from elastic.rendezvous.rendezvous import Generation
+from elastic.rendezvous.generation import Generation
 from elastic.system.clock import Clock
 
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
@@ -56,6 +57,11 @@ class GroupClient:
         self._backoff = self._backoff.entered(generation.members, step=step, is_planned=is_planned)
         self.is_first = generation.rank_of_node == 0
         return is_planned and not before <= {node.id for node in generation.members}
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two calls of `poll`, at least: longer in a larger group."""
+        return self._rendezvous.poll_s
 
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
         """The state of the group, or None when the backend does not answer.

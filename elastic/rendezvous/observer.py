@@ -63,10 +63,19 @@ class GroupObserver:
         self._beats_due_s = float("-inf")
         self._parsed: tuple[bytes, Group] = (b"", Group())
         self._nodes: tuple[Group, frozenset[str]] = (Group(), frozenset())
+        self._alive: tuple[FailureDetector | None, frozenset[str]] = (None, frozenset())
 
     @property
     def alive(self) -> frozenset[str]:
-        return self._failure_detector.alive | {self._me.id}
+        """The same value again as long as nothing was observed since."""
+        if self._alive[0] is not self._failure_detector:
+            self._alive = self._failure_detector, self._failure_detector.alive | {self._me.id}
+        return self._alive[1]
+
+    @property
+    def node_count(self) -> int:
+        """The nodes of the group as of the last poll, and this one."""
+        return len(self._nodes[1]) + 1
 
     @property
     def moving(self) -> frozenset[str]:

@@ -9,13 +9,15 @@ wanted there.
 It does not start or stop workers, and does not decide how often a run may fail.
 """
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.heartbeat import Heartbeat
@@ -28,25 +30,18 @@ from elastic.system.clock import Clock
 
 POLL_S = 0.02
 CHANGE_TRIES = 200
+# After a lost compare-and-set a node waits up to this at random, and twice as long after each
+# further one: of many nodes that write at once, few then try at the same time.
+BACKOFF_S = 0.002
+LONGEST_BACKOFF_S = 0.5
+# Between two polls, for each node of a group of more than SMALL_GROUP: what all of them ask of the
+# backend then does not grow with their number.
+SMALL_GROUP = 16
+POLL_S_PER_NODE = 0.0002
+LONGEST_POLL_S = 0.5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The generation that this node has entered.
-
-    `world_size` counts the workers of all members, `base_rank` is the rank of this node's first.
-    `committed_step`: of the newest checkpoint that the group knows of.
-    """
-
-    number: int
-    members: tuple[Node, ...]
-    rank_of_node: int
-    endpoint: str
-    cause: str
-    restarts: int
-    world_size: int
-    base_rank: int
-    committed_step: int = 0
+_Found = tuple[tuple[str, ...], bool, tuple[Node, ...]]
+_Judgement = tuple[Group | None, frozenset[str] | None, _Found]
 
 
 class Rendezvous:
@@ -102,6 +97,8 @@ class Rendezvous:
             min_generation=min_generation,
             partition_detector=self._partition_detector,
         )
+        self._judgement: _Judgement = (None, None, ((), False, ()))
+        self._lost_tries = 0  # of compare-and-set, in a row
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
@@ -133,7 +130,10 @@ class Rendezvous:
             # the first two seconds the others are about to come, because they just stopped
             # training.
             if self._is_waiting:
-                self._clock.sleep(0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S)
+                soon_s = 0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S
+                self._clock.sleep(max(soon_s, self.poll_s))
+            elif self._lost_tries:
+                self._clock.sleep(self._backoff_s())
         raise Interrupted
 
     def poll_join(self) -> Generation | None:
@@ -170,7 +170,8 @@ class Rendezvous:
             case GroupAction.JOIN:
                 # Heartbeat first, then the name: otherwise the others could see a node without a
                 # heartbeat and count its silence.
-                self._backend.beat(self._me.id)
+                if not self._lost_tries:
+                    self._backend.beat(self._me.id)
                 self._set(version, transitions.join(group, self._me))
             case GroupAction.EVICT:
                 self._set(version, transitions.evict(group, alive=alive))
@@ -195,9 +196,9 @@ class Rendezvous:
         """
         version, group = self._observer.poll()
         self._observer.keep(group)
-        alive = self._observer.alive
-        lost, changed = membership.lost_members(group, alive=alive), group
-        if group.ended is None and (lost or membership.lost_waiting(group, alive=alive)):
+        alive, changed = self._observer.alive, group
+        lost, are_dead, newcomers = self._judged(group, alive)
+        if group.ended is None and are_dead:
             changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
             changed = self._partition_detector.with_own_report_or_closed(
@@ -205,11 +206,12 @@ class Rendezvous:
             )
         if changed != group and self._set(version, changed):
             group = changed
+            newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
         mine = group.generation == self._entered and self._me.id in group.member_ids
         view = GroupView(
             open=mine and group.open,
             fenced=not mine,
-            newcomers=membership.newcomers(group, alive=alive, policy=self._policy),
+            newcomers=newcomers,
             lost=lost,
             ended=group.ended,
             cause=group.cause,
@@ -217,6 +219,12 @@ class Rendezvous:
         )
         self._notify_once(view.reason(self._entered), aloud=bool(lost))
         return view
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two calls of `watch`, at least: longer in a larger group."""
+        count = self._observer.node_count
+        return min(count * POLL_S_PER_NODE, LONGEST_POLL_S) if count > SMALL_GROUP else 0.0
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.
@@ -327,28 +335,33 @@ class Rendezvous:
         self._backend.beat(self._me.id)
         self._set(version, transitions.join(transitions.take_over(group, self._observer.settings), self._me))
 
+    def _judged(self, group: Group, alive: frozenset[str]) -> _Found:
+        """The lost members, whether any node of the group is dead, and the newcomers.
+
+        Computed once for what did not change since the last poll.
+        """
+        if self._judgement[0] is not group or self._judgement[1] is not alive:
+            lost = membership.lost_members(group, alive=alive)
+            are_dead = bool(lost or membership.lost_waiting(group, alive=alive))
+            newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
+            self._judgement = group, alive, (lost, are_dead, newcomers)
+        return self._judgement[2]
+
     def _enter(self, group: Group) -> Generation:
-        if group.generation == self._entered or group.endpoint is None:
+        if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
         self._entered = group.generation
-        rank = [node.id for node in group.members].index(self._me.id)
-        return Generation(
-            number=group.generation,
-            members=group.members,
-            rank_of_node=rank,
-            endpoint=group.endpoint,
-            cause=group.cause,
-            restarts=group.restarts,
-            world_size=sum(node.nproc for node in group.members),
-            base_rank=sum(node.nproc for node in group.members[:rank]),
-            committed_step=group.committed_step,
-        )
+        return Generation.of(group, self._me)
 
     def _set(self, version: int | None, group: Group) -> bool:
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
             self._observer.keep(group)
+        self._lost_tries = 0 if is_set else self._lost_tries + 1
         return is_set
+
+    def _backoff_s(self) -> float:
+        return min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) * random.random()  # noqa: S311
 
     def _change(self, transition: Callable[[Group], Group]) -> Group:
         """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
@@ -357,7 +370,7 @@ class Rendezvous:
             changed = transition(group)
             if changed == group or self._set(version, changed):
                 return changed
-            self._clock.sleep(POLL_S / 10)
+            self._clock.sleep(self._backoff_s())
         raise BackendFailed(
             f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
         )

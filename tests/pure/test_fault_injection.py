@@ -14,8 +14,8 @@ from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims, FaultInjector, InjectedFault, Slowdown, WorkerFaults
 from elastic.faults.plan import Slow
 from elastic.observe.log import EventLog
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Node
-from elastic.rendezvous.rendezvous import Generation
 from elastic.testing.fakes import FakeClock
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from elastic.agent.group_client import GroupClient
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.group_view import GroupView
-from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
 from elastic.testing.fakes import FakeClock
 

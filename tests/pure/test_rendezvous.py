@@ -17,10 +17,11 @@ from elastic.errors import GroupEnded, Interrupted, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend

@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous import transitions
+from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
