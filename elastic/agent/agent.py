@@ -65,7 +65,7 @@ class NodeAgent(LocalElasticAgent):
             rendezvous,
             host,
             run_id=settings.options.rdzv_id or settings.run.local.name,
-            interrupted=lambda: parts.shutdown.reason is not None,
+            interrupted=self._is_interrupted,
         )
         spec = WorkerSpec(
             role="default",
@@ -204,11 +204,21 @@ class NodeAgent(LocalElasticAgent):
         pids = {rank: workers.pid(rank) for rank in workers.running}
         targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
         parts.faults.poll(self._entered, parts.common_step, targets)
+        self._revive_uploader()
+        return parts.group.poll(step=parts.step, is_idle=not workers.running)
+
+    def _is_interrupted(self) -> bool:
+        """Asked again and again while this node waits for a generation."""
+        # The state that this node has may have to be saved before there is one.
+        self._revive_uploader()
+        return self._parts.shutdown.reason is not None
+
+    def _revive_uploader(self) -> None:
+        parts = self._parts
         if death := parts.uploader.revive():
             parts.memory.release_leases()
             parts.console.print_line(str(death))
             parts.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
-        return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""

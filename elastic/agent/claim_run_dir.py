@@ -15,7 +15,6 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock
-from elastic.system.untrusted import printable
 
 UID = "uid"
 LONGEST = 100
@@ -31,7 +30,8 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
         if declared is not None:
             there = create_or_read(store, identity.NAME, declared.to_json(), clock)
             identity.check(identity.parse(there), declared, run.url)
-        ours = f"{printable(run.local.name)[:LONGEST]}-{secrets.token_hex(8)}"
+        name = "".join(each if each.isprintable() else "-" for each in run.local.name[:LONGEST])
+        ours = f"{name}-{secrets.token_hex(8)}"
         return _checked(create_or_read(store, UID, ours.encode(), clock), run)
     except StoreFailed as error:
         raise UsageError(

@@ -87,6 +87,9 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
             f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
             f"the same command resumes there and trains {agent.last_step - saved_step} steps again"
         )
+    elif not saved_step:
+        code = EXIT_INTERRUPTED
+        text = f"interrupted ({reason}); this node saw no saved step in {parts.settings.run.url}: the same command goes on"
     else:
         url, code = parts.settings.run.url, EXIT_INTERRUPTED
         text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"

@@ -9,10 +9,11 @@ from contextlib import suppress
 from elastic.agent.settings import Settings
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.record import missing_text
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
 from elastic.config.parent import new_run_from
-from elastic.errors import ElasticError
+from elastic.errors import ElasticError, NothingLoads, StoreFailed
 from elastic.events import RunFinished, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.log import read_events
@@ -40,6 +41,19 @@ def has_trained_nothing(settings: Settings) -> bool:
         records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
         return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
     return False
+
+
+def check_finished(settings: Settings, committed_step: int) -> None:
+    """Raises NothingLoads where the group has committed a newer step than the storage has.
+
+    The run directory may be an old copy, from which another run would go on as if it were whole.
+    """
+    with suppress(StoreFailed):
+        records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
+        steps = [record.step for record in records] + [damage.step for damage in damages]
+        newest = max(steps, default=0)
+        if newest < committed_step:
+            raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
 
 
 def finished_text(settings: Settings) -> str:

@@ -21,7 +21,7 @@ from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
-from elastic.agent.finished_run import finished_text, has_trained_nothing
+from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
@@ -122,6 +122,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
         if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
+            check_finished(settings, rendezvous.committed_step)
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
         renewal = _take_lease(settings, rendezvous, shutdown)
@@ -166,7 +167,7 @@ def _rendezvous(
     console: ConsoleFollower,
 ) -> Rendezvous:
     options, declared = settings.options, settings.declared
-    rendezvous = Rendezvous(
+    return Rendezvous(
         backend,
         Node(id=settings.node, address=host.address, nproc=settings.nproc, port=probes.port),
         GroupPolicy(
@@ -184,9 +185,6 @@ def _rendezvous(
         probes=probes,
         run=settings.run_key,
     )
-    if options.fresh:
-        rendezvous.reset()
-    return rendezvous
 
 
 def _start_uploader(

@@ -77,11 +77,15 @@ def set_aside(run: RunDir) -> None:
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
     suffix = f".aside-{timestamp(_CLOCK.wall())}"
+    # The group's state stays: its versions and generations go on counting, so that a process of the
+    # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
     if run.local.exists():
-        run.local.rename(run.local.with_name(run.local.name + suffix))
+        aside = run.local.with_name(run.local.name + suffix)
+        run.local.rename(aside)
+        if (aside / run.rendezvous.name).exists():
+            run.local.mkdir(exist_ok=True)
+            (aside / run.rendezvous.name).rename(run.rendezvous)
     if run.is_remote:
-        # The group's state stays: the generations go on counting, so that a process of the old run
-        # that wakes up late stays fenced.
         store, of_group = FsspecStore(run.url), run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
         moved = (each.name for each in store.list() if not each.name.startswith(of_group))
         # Objects are moved one by one. run.json goes first and commit records next: if the move

@@ -221,7 +221,8 @@ def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:
         reason = (
             f"step {ours.step} was {reason} with another state (digest {found.digest[:16]}, ours {ours.digest[:16]}): the same steps "
             "gave two results, and nothing says which is right. Was it trained with other software or hardware, or does the recipe "
-            f"read what another process changes? The same command goes on from what is committed; move checkpoints/{step_dir(ours.step)} "
-            "out of the run directory first, and the step is done again from an older checkpoint"
+            f"read what another process changes? The same command goes on from what is committed; move checkpoints/{step_dir(ours.step)} out"
+            " of the run directory first, and the folder rendezvous/ with it (or give another --rdzv-id to etcd or c10d), and the step is"
+            " done again from an older checkpoint"
         )
     return Committed(record=found, is_ours=False, reason=reason, differs=differs)

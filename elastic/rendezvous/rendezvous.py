@@ -102,6 +102,7 @@ class Rendezvous:
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
+        self._has_joined = False
 
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block until a new generation has this node, whose workers must be stopped, as a member.
@@ -172,7 +173,7 @@ class Rendezvous:
                 # heartbeat and count its silence.
                 if not self._lost_tries:
                     self._backend.beat(self._me.id)
-                self._set(version, transitions.join(group, self._me))
+                self._has_joined |= self._set(version, transitions.join(group, self._me))
             case GroupAction.EVICT:
                 self._set(version, transitions.evict(group, alive=alive))
             case GroupAction.FORM:
@@ -289,6 +290,12 @@ class Rendezvous:
         group = self._change(reopened)
         return group.ended if self._observer.is_ours(group) else None
 
+    @property
+    def committed_step(self) -> int:
+        """The newest step that this run's group has committed, as of the last poll; 0 for none."""
+        group = self._observer.newest
+        return group.committed_step if self._observer.is_ours(group) else 0
+
     def has_lease(self, token: str) -> bool:
         """Whether the group, as far as it answers, meets under this lease of the run directory."""
         with suppress(BackendFailed):
@@ -302,8 +309,11 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this node does what one does for all, as of its last poll."""
-        return self._observer.leads
+        """Whether this node does what one does for all, as of its last poll.
+
+        Before it has joined, it may be the only one that there is.
+        """
+        return self._observer.leads or not self._has_joined
 
     @property
     def is_deserted(self) -> bool:
@@ -311,10 +321,6 @@ class Rendezvous:
         group = self._observer.newest
         is_empty = not (group.member_ids | group.waiting_ids) - {self._me.id}
         return self._observer.is_ours(group) and (group.ended is not None or is_empty)
-
-    def reset(self) -> Group:
-        """Before the first join, while no node is in the group: make it empty."""
-        return self._change(transitions.reset)
 
     def stop(self) -> None:
         """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
@@ -325,15 +331,17 @@ class Rendezvous:
 
         Raises UsageError when one is alive.
         """
-        if self._observer.moving:
+        has_ended = group.ended is not None
+        if self._observer.moving and not has_ended:
             raise UsageError(refusal(group.settings, self._observer.settings))
         nodes = group.member_ids | group.waiting_ids
-        self._is_waiting = not nodes.isdisjoint(self._observer.alive)
+        self._is_waiting = not has_ended and not nodes.isdisjoint(self._observer.alive)
         if self._is_waiting:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
         self._backend.beat(self._me.id)
-        self._set(version, transitions.join(transitions.take_over(group, self._observer.settings), self._me))
+        taken_over = transitions.take_over(group, self._observer.settings)
+        self._has_joined |= self._set(version, transitions.join(taken_over, self._me))
 
     def _judged(self, group: Group, alive: frozenset[str]) -> _Found:
         """The lost members, whether any node of the group is dead, and the newcomers.

@@ -58,8 +58,11 @@ class Reserve:
         """False where nothing is left."""
         self._is_short = True
         with suppress(OSError):
-            left_bytes = self._path.lstat().st_size
-            if left_bytes > 0:
-                os.truncate(self._path, max(0, left_bytes - self._piece_bytes))
-                return True
+            fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                left_bytes = os.fstat(fd).st_size
+                os.ftruncate(fd, max(0, left_bytes - self._piece_bytes))
+                return left_bytes > 0
+            finally:
+                os.close(fd)
         return False

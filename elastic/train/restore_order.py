@@ -11,7 +11,7 @@ It does not load anything: a candidate that turns out not to load makes way for 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic.checkpoint.record import CommitRecord
+from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
 from elastic.system.raised_error import RESTORES_OF_ONE_STATE
@@ -162,9 +162,4 @@ def check_none_is_missing(
     stored = [each.step for each in rejected if each.is_stored]
     newest = max([each.step for each in candidates] + stored, default=0)
     if newest < committed_step:
-        raise NothingLoads(
-            f"the group has committed step {committed_step}, and neither the memory of its nodes nor {run_url}, as the node of rank 0 sees it, has"
-            f" that state or a newer one: the newest is of step {newest}. Is this an old copy of the run directory, or one that is not shared?"
-            " Start on a node that has the checkpoint. If it was removed on purpose, let the group forget it: stop all agents, then remove the folder"
-            " rendezvous/ (or what --rdzv-endpoint names), or with etcd and c10d give another --rdzv-id; the same command then goes on from the older state"
-        )
+        raise NothingLoads(missing_text(committed_step, newest, run_url))

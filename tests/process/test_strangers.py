@@ -1,5 +1,6 @@
 """A node of another run, with other rules or in another directory harms none that trains."""
 
+import os
 import shutil
 import signal
 
@@ -188,3 +189,52 @@ def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, e
     other.is_like(undisturbed)
     assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
     assert generations(other) == [(1, "start", 0)]
+
+
+def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, undisturbed):
+    """All its processes stop for longer than its lease lasts, and --fresh begins a new run in its
+    place. The sleeper wakes and finds itself in another run's directory.
+    """
+    drill.shut(6, 12)
+    sleeper = drill.start("--save-every", "2steps")
+    drill.stands(6, ranks=1)
+    asleep = drill.processes_of(sleeper)
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    drill.open(6)
+    fresh = drill.start("--fresh")
+    drill.stands(12, ranks=1)
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    assert sleeper.wait() in (2, 75)
+    drill.open(12)
+    fresh.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert {number for (number,) in drill.values("generation_started", "generation")} == {2}
+
+
+def test_a_stranger_with_fresh_ends_no_generation_of_another_run(drill, drills, undisturbed, tmp_path):
+    """Both name the same rendezvous folder, and each has a run directory of its own."""
+    where = "--rdzv-endpoint", str(tmp_path / "meet")
+    drill.shut(6)
+    first = drill.start(*GROUP, *where)
+    drill.stands(6, ranks=1)
+    stranger = drills(tmp_path / "other").start(*GROUP, *where, "--fresh", arguments=OTHER)
+    stranger.ends_with(2)
+    drill.open(6)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert generations(drill) == [(1, "start", 0)]
+
+
+def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed, tmp_path):
+    """The group, which lies elsewhere, knows the last step; the directory does not have it."""
+    where = "--rdzv-endpoint", str(tmp_path / "meet")
+    drill.start(*where).ends_with(0)
+    for path in sorted(drill.run.local.glob("checkpoints/*"))[-2:]:
+        shutil.rmtree(path)
+    again = drill.start(*where)
+    again.ends_with(76)
+    assert f"the group has committed step {drill.last_step}, and" in again.output

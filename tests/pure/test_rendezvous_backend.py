@@ -19,6 +19,7 @@ from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+from elastic.system.reserve import Reserve
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
@@ -374,3 +375,17 @@ def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> N
     backend.beat("a")
     assert reserve.stat().st_size == directory.RESERVE_BYTES
     assert backend.read() == (1, b"{}") and backend.beats() == {"a": 2}
+
+
+def test_a_link_in_the_place_of_the_reserve_costs_its_target_nothing(tmp_path):
+    target = tmp_path / "precious"
+    target.write_bytes(b"x" * 9000)
+    (tmp_path / "reserve").symlink_to(target)
+    reserve = Reserve(tmp_path / "reserve", size_bytes=100, piece_bytes=10)
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with pytest.raises(OSError, match="no room"):
+        reserve.in_room(write)
+    assert target.read_bytes() == b"x" * 9000
