@@ -36,6 +36,7 @@ from elastic.system.untrusted import FieldRule, decode, parse_number
 RENEWALS_PER_KEEP_ALIVE = 5
 REMOTE_RENEW_S = 3.0  # at least: each renewal is a request that costs money
 STOP_S = 10.0
+START_S = 60.0  # from taking the lease to the first renewal, on a busy machine
 MOVES_TO_BELIEVE = 2  # the first may have been on its way while the holder died
 _RELEASED = b"released"
 
@@ -130,8 +131,9 @@ class RunLease:
     def is_lost(self, lease: Lease) -> bool:
         """Whether another place has taken it, or the run directory was set aside."""
         own = self._read_now(_name(lease.number))
-        is_own = own is not None and lease.token.encode() in own
-        return not is_own or self._read_now(_name(lease.number + 1)) is not None
+        if own is None:  # the directory was moved or removed; who has come in its place has a lease
+            return self.newest() is not None
+        return lease.token.encode() not in own or self._read_now(_name(lease.number + 1)) is not None
 
     def _is_free(
         self, lease: Lease, place: str, is_here: Callable[[str], bool], notify: Callable[[str], None]
@@ -142,18 +144,16 @@ class RunLease:
         """
         last, moves, silence, seen_s = self._read(lease), 0, Silence(), self._clock.monotonic()
         has_notified = False
-        while last != _RELEASED and silence.seconds < lease.patience_s:
+        while last != _RELEASED and silence.seconds < (limit_s := _limit_s(lease, last)):
             if is_here(lease.token):
                 return False
             if not has_notified:
-                notify(
-                    f"watching for {lease.patience_s:.0f} s at most whether {lease.place} still uses {self._url}"
-                )
+                notify(f"watching for {limit_s:.0f} s at most whether {lease.place} still uses {self._url}")
                 has_notified = True
             self._clock.sleep(lease.renew_s / 4)
             now_s, found = self._clock.monotonic(), self._read(lease)
             if found == last:
-                silence = silence.grow(now_s - seen_s, limit_s=lease.patience_s)
+                silence = silence.grow(now_s - seen_s, limit_s=limit_s)
             else:
                 last, moves, silence = found, moves + 1, Silence()
             seen_s = now_s
@@ -218,6 +218,11 @@ class LeaseRenewal:
                     )
                 else:
                     self._run_lease.renew(self._lease)
+
+
+def _limit_s(lease: Lease, renewed: bytes) -> float:
+    """How long to watch. A holder that never renewed it yet is still starting, and not dead."""
+    return lease.patience_s if renewed else max(START_S, lease.patience_s)
 
 
 def _name(number: int) -> str:

@@ -102,7 +102,6 @@ class Rendezvous:
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
-        self._has_joined = False
 
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block until a new generation has this node, whose workers must be stopped, as a member.
@@ -173,7 +172,7 @@ class Rendezvous:
                 # heartbeat and count its silence.
                 if not self._lost_tries:
                     self._backend.beat(self._me.id)
-                self._has_joined |= self._set(version, transitions.join(group, self._me))
+                self._set(version, transitions.join(group, self._me))
             case GroupAction.EVICT:
                 self._set(version, transitions.evict(group, alive=alive))
             case GroupAction.FORM:
@@ -309,11 +308,8 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this node does what one does for all, as of its last poll.
-
-        Before it has joined, it may be the only one that there is.
-        """
-        return self._observer.leads or not self._has_joined
+        """Whether this node does what one does for all, as of its last poll."""
+        return self._observer.leads
 
     @property
     def is_deserted(self) -> bool:
@@ -341,7 +337,7 @@ class Rendezvous:
             return
         self._backend.beat(self._me.id)
         taken_over = transitions.take_over(group, self._observer.settings)
-        self._has_joined |= self._set(version, transitions.join(taken_over, self._me))
+        self._set(version, transitions.join(taken_over, self._me))
 
     def _judged(self, group: Group, alive: frozenset[str]) -> _Found:
         """The lost members, whether any node of the group is dead, and the newcomers.

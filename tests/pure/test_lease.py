@@ -51,6 +51,7 @@ def test_another_place_is_refused_while_the_holder_renews(tmp_path: Path) -> Non
 def test_a_silent_holder_loses_the_lease_after_two_keep_alives(tmp_path: Path) -> None:
     """It finds that out at its next renewal."""
     first, clock = take(tmp_path, "a", FakeClock()), FakeClock()
+    RunLease(str(tmp_path), FakeClock()).renew(first)
     began_s = clock.now
     second = take(tmp_path, "b", clock)
     assert second.number == 2 and second.token != first.token
@@ -59,13 +60,26 @@ def test_a_silent_holder_loses_the_lease_after_two_keep_alives(tmp_path: Path) -
     assert holder.is_lost(first) and not holder.is_lost(second)
 
 
+def test_a_holder_that_is_still_starting_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """It renews the lease for the first time once it is in the group, which then has its token."""
+    first, clock = take(tmp_path, "a", FakeClock()), FakeClock()
+    began_s = clock.now
+    second = RunLease(str(tmp_path), clock).take(
+        "a",
+        keep_alive_s=KEEP_ALIVE_S,
+        is_here=lambda token: token == first.token and clock.now - began_s > 4 * first.patience_s,
+        notify=lambda _line: None,
+    )
+    assert second == first
+
+
 def test_a_lease_of_a_directory_that_was_set_aside_is_lost(tmp_path: Path) -> None:
     """A new run has the name, and a lease with the same number."""
     holder = RunLease(str(tmp_path / "run"), FakeClock())
     first = take(tmp_path / "run", "a", FakeClock())
     assert not holder.is_lost(first)
     (tmp_path / "run").rename(tmp_path / "aside")
-    assert holder.is_lost(first)
+    assert not holder.is_lost(first)  # only moved away, so far
     take(tmp_path / "run", "b", FakeClock())
     assert holder.is_lost(first)
 
