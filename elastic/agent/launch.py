@@ -26,7 +26,13 @@ from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
-from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config, set_aside
+from elastic.agent.open_rendezvous import (
+    answer_of,
+    newest_generation,
+    open_backend,
+    rendezvous_config,
+    set_aside,
+)
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
@@ -121,7 +127,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
-        if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
+        is_new = settings.is_new or has_trained_nothing(settings)
+        if answer_of(partial(rendezvous.reopen, is_new=is_new), options) is not None:
             check_finished(settings, rendezvous.committed_step)
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
@@ -202,19 +209,24 @@ def _start_uploader(
 
 
 def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
-    """Meet the others in the one place where the run directory's nodes meet. Raises UsageError."""
-    config, keep_alive_s = settings.rendezvous, settings.options.keep_alive_s
+    """Meet the others in the one place where the run directory's nodes meet.
+
+    Raises UsageError; RendezvousTimeout when the backend does not answer.
+    """
+    config, options = settings.rendezvous, settings.options
+    keep_alive_s = options.keep_alive_s
     if config.kind == "etcd" and config.group == settings.uid:
 
         def open_group(name: str) -> Backend:
             return replace(config, group=name).open(environment.variables())
 
-        check_shared(open_group, settings.run.url, settings.run_key, keep_alive_s=keep_alive_s, clock=_CLOCK)
+        check = partial(check_shared, keep_alive_s=keep_alive_s, clock=_CLOCK)
+        answer_of(partial(check, open_group, settings.run.url, settings.run_key), options)
     run_lease = RunLease(settings.run.url, _CLOCK)
     lease = run_lease.take(
         printable(config.place)[:LONGEST_NAME],
         keep_alive_s=keep_alive_s,
-        is_here=rendezvous.has_lease,
+        is_here=lambda token: answer_of(partial(rendezvous.has_lease, token), options),
         notify=partial(print, flush=True),
     )
     rendezvous.use_lease(lease.token)

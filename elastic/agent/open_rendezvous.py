@@ -3,6 +3,7 @@
 Which nodes take part is not decided here: that is the group's (rendezvous/).
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends.backend import Backend
-from elastic.rendezvous.backends.select import RendezvousConfig, wait_for
+from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
 from elastic.rendezvous.lease import RunLease
 from elastic.storage.remote import FsspecStore, open_store
 from elastic.system.clock import SystemClock, timestamp
@@ -49,9 +50,17 @@ def open_backend(config: RendezvousConfig, options: Options) -> Backend:
     """
     backend = config.open(environment.variables())
     # A folder answers at once, unless a power cut has torn the newest version of the group.
-    notify = partial(print, flush=True)
-    wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
+    answer_of(backend.read, options)
     return backend
+
+
+def answer_of(call: Callable[[], Answer], options: Options) -> Answer:
+    """What a call to the backend returns, which is tried again while it fails.
+
+    Raises as `open_backend` does.
+    """
+    notify = partial(print, flush=True)
+    return wait_for(call, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
 
 
 def newest_generation(run: RunDir) -> int:

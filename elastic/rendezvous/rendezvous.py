@@ -11,7 +11,6 @@ It does not start or stop workers, and does not decide how often a run may fail.
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
@@ -112,11 +111,11 @@ class Rendezvous:
         settings, in which this node then has changed nothing. The node is in the group until its
         caller leaves.
         """
-        self._heartbeat.start()
         self._observer.begin_wait()
         began_s = reached_s = self._clock.monotonic()
         while not interrupted():
             try:
+                self._heartbeat.start()
                 generation = self.poll_join()
                 reached_s = self._clock.monotonic()
             except BackendFailed as error:
@@ -296,11 +295,9 @@ class Rendezvous:
         return group.committed_step if self._observer.is_ours(group) else 0
 
     def has_lease(self, token: str) -> bool:
-        """Whether the group, as far as it answers, meets under this lease of the run directory."""
-        with suppress(BackendFailed):
-            settings = self._observer.poll()[1].settings
-            return settings is not None and settings.lease == token
-        return False
+        """Whether the group meets under this lease of the run directory. Raises BackendFailed."""
+        settings = self._observer.poll()[1].settings
+        return settings is not None and settings.lease == token
 
     def use_lease(self, token: str) -> None:
         """Before the first join: the lease under which this node meets the others."""

@@ -190,7 +190,7 @@ def test_a_missing_or_wrong_password_is_refused(tmp_path):
             with pytest.raises(BackendRefused, match=says):
                 stranger.read()
             with pytest.raises(UsageError, match=says):
-                select.wait_for(stranger, patience_s=60, clock=SystemClock(), notify=print)
+                select.wait_for(stranger.read, patience_s=60, clock=SystemClock(), notify=print)
         known = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
         version = everything(known, None, b"1")
         before.beat("n")
@@ -272,7 +272,7 @@ def test_servers_and_nodes_may_start_in_any_order(tmp_path):
     said, clock = [], FakeClock()
     began = clock.now
     with pytest.raises(RendezvousTimeout, match="gave up after 5 s"):
-        select.wait_for(missing, patience_s=5, clock=clock, notify=said.append)
+        select.wait_for(missing.read, patience_s=5, clock=clock, notify=said.append)
     assert len(said) == 1 and clock.now <= began + 5
 
     servers = EtcdServers(tmp_path)
@@ -282,7 +282,7 @@ def test_servers_and_nodes_may_start_in_any_order(tmp_path):
         waiting = threading.Event()
         waiter = threading.Thread(
             target=lambda: select.wait_for(
-                backend, patience_s=60, clock=SystemClock(), notify=lambda _: waiting.set()
+                backend.read, patience_s=60, clock=SystemClock(), notify=lambda _: waiting.set()
             )
         )
         waiter.start()

@@ -46,7 +46,7 @@ class Agent:
         self.run = RunDir.parse(str(folder / "run"))
         self.clock = FakeClock()
         backend = DirectoryBackend(self.run.rendezvous, self.clock)
-        wait_for(backend, patience_s=60.0, clock=self.clock, notify=lambda _text: None)
+        wait_for(backend.read, patience_s=60.0, clock=self.clock, notify=lambda _text: None)
         self.rendezvous = Rendezvous(
             backend,
             Node(id=f"{name}-1-00000000", address="h", nproc=1),

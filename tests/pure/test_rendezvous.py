@@ -305,6 +305,24 @@ def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
     a.stop()
 
 
+def test_a_first_heartbeat_that_fails_is_sent_again() -> None:
+    """It fails three times; then the node joins as ever, and goes on to send them."""
+    backend, failures = FaultyBackend(), []
+    backend.beat_error = BackendFailed("away")
+
+    def comes_back() -> bool:
+        failures.append(1)
+        if len(failures) > 3:
+            backend.beat_error = None
+        return False
+
+    a = lone(backend, keep_alive_s=SHORT_S)
+    assert a.join(comes_back).number == 1
+    backend.beaten.clear()
+    assert backend.beaten.wait(timeout=60)
+    a.stop()
+
+
 def test_a_change_that_never_wins_is_given_up() -> None:
     """Every compare-and-set is lost to another node."""
     backend = FaultyBackend()

@@ -10,7 +10,7 @@ It does not promise that the other nodes were given the same value.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from elastic.errors import RendezvousTimeout, UsageError
@@ -20,6 +20,8 @@ from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock
 
 RETRY_S = 0.5
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +84,18 @@ class RendezvousConfig:
         }[self.kind]
 
 
-def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Callable[[str], None]) -> None:
-    """Return once the backend answers, so that servers and nodes may be started in any order.
+def wait_for(
+    call: Callable[[], Answer], *, patience_s: float, clock: Clock, notify: Callable[[str], None]
+) -> Answer:
+    """What a call to the backend returns once that answers, so that servers and nodes may be
+    started in any order.
 
     Raises UsageError if it refuses, RendezvousTimeout if it does not answer within `patience_s`.
     """
     deadline, has_notified = clock.monotonic() + patience_s, False
     while True:
         try:
-            backend.read()
-            return
+            return call()
         except BackendRefused as error:
             raise UsageError(str(error)) from error
         except BackendFailed as error:
