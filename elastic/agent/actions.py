@@ -85,6 +85,9 @@ class AgentParts:
         """
         self.final_checkpoint.ensure_committed(others=self.group.withdraw(is_shared=is_shared))
         self.commits.poll(at_once=True)
+        if differences := self.final_checkpoint.differences:
+            # Nothing says which of the two states is right: no node goes on with either of them.
+            self.group.end(RunEnd(exit_code=EXIT_FAILED, reason=differences[0]))
         self.group.leave()
 
 

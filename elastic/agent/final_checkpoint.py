@@ -1,9 +1,9 @@
 """Before a node leaves, the newest state in its memory is committed, within the grace period.
 
-The node commits it itself, or sees that another one has. A drain leaves the state of its last step
-in the memory of every node, not in a checkpoint: the workers need not wait for an upload, and most
-drains lead to a generation that has the state in memory. But the memory of a node that leaves is
-lost with it, and exit code 75 promises that no step is lost.
+The node commits it itself, or sees that another one has, with the same state. A drain leaves the
+state of its last step in the memory of every node, not in a checkpoint: the workers need not wait
+for an upload, and most drains lead to a generation that has the state in memory. But the memory of
+a node that leaves is lost with it, and exit code 75 promises that no step is lost.
 
 It does not promise that the storage accepts the checkpoint. `newest_checkpoint` says which step is
 safe, and the exit code follows from that (exit_report.py).
@@ -16,20 +16,27 @@ from dataclasses import dataclass, field
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import list_commits, of_run
+from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
-from elastic.errors import StoreFailed
+from elastic.errors import CheckpointDamaged, StoreFailed
+from elastic.events import CheckpointDiffers
+from elastic.observe.log import EventLog
+from elastic.snapshot import checksum
+from elastic.snapshot.safetensors_header import StateDigest
+from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.uploader.client import UploaderClient
 from elastic.uploader.protocol import SaveState
 
 POLL_S = 0.1
+PIECE_BYTES = 1 << 26  # hashed in a fraction of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpoint:
     """store: of the run's checkpoints. report: takes lines for the console. differences: why a
-    state is not saved, where its step was committed before with another one.
+    state is not saved, where its step was committed before with another one. log: of the agent.
     """
 
     memory: SnapshotMemory
@@ -39,6 +46,7 @@ class FinalCheckpoint:
     shutdown: ShutdownRequest
     clock: Clock
     report: Callable[[str], None]
+    log: EventLog
     differences: list[str] = field(default_factory=list)
 
     def newest_checkpoint(self) -> CommitRecord | None:
@@ -47,12 +55,7 @@ class FinalCheckpoint:
         The storage is asked, and not the event log: an uploader may die after its commit and before
         it records the event.
         """
-        try:
-            records, _ = of_run(list_commits(self.store, self.clock), self.run_id)
-        except StoreFailed as error:
-            self.report(f"the checkpoints cannot be listed: {error}")
-            return None
-        return max(records, key=lambda record: record.step, default=None)
+        return max(self._records(), key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
@@ -65,20 +68,64 @@ class FinalCheckpoint:
 
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
-        and a second upload of the same bytes would only compete with theirs.
+        and a second upload of the same bytes would only compete with theirs. What they commit is
+        compared with what this node has.
         """
         newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
-        step = 0 if newest is None else newest.info.step
+        if newest is None:
+            return
+        step = newest.info.step
         others_until_s = (now_s + deadline) / 2 if others else now_s
-        while self._saved_step() < step:
+        records = self._records()
+        while not any(record.step >= step for record in records):
             if self.clock.monotonic() >= others_until_s or self.shutdown.skips_checkpoint:
                 self._commit(f"checkpoint step={step}", wait_until_s=deadline)
                 return
             self.clock.sleep(POLL_S)
+            records = self._records()
+        # Retention may have deleted the step for a newer one: then there is nothing to compare.
+        if found := next((record for record in records if record.step == step), None):
+            self._compare(newest, found, until_s=deadline)
 
-    def _saved_step(self) -> int:
-        newest = self.newest_checkpoint()
-        return 0 if newest is None else newest.step
+    def _records(self) -> list[CommitRecord]:
+        try:
+            return of_run(list_commits(self.store, self.clock), self.run_id)[0]
+        except StoreFailed as error:
+            self.report(f"the checkpoints cannot be listed: {error}")
+            return []
+
+    def _compare(self, newest: Snapshot, found: CommitRecord, *, until_s: float) -> None:
+        """Look whether the committed state is the one in this memory, as the uploader would.
+
+        The uploader itself would upload the state first, and a newer generation fences it.
+        """
+        slots, step = self.memory.slots, found.step
+        assert slots is not None, "a snapshot lies in a slot"
+        image = slots.body(newest.slot)[: newest.size_bytes]
+        try:
+            digest = self._digest(image, until_s)
+        except CheckpointDamaged as error:
+            self.report(f"this node's state of step {step} is damaged ({error}); the committed one counts")
+            return
+        if digest is None:
+            self.report(
+                f"the grace is over before this node's state of step {step} is compared with the committed one"
+            )
+        elif newest.info.checksum not in ("", checksum.of_image(image)):
+            self.report(f"this node's state of step {step} changed in memory; the committed one counts")
+        elif digest != found.digest:
+            reason = other_state_text(found, digest)
+            self.log.record(CheckpointDiffers(step=step, reason=reason))
+            self.differences.append(reason)
+
+    def _digest(self, image: memoryview, until_s: float) -> str | None:
+        """None where the grace ends first. Raises CheckpointDamaged."""
+        digest = StateDigest(image.nbytes)
+        for start in range(0, image.nbytes, PIECE_BYTES):
+            if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
+                return None
+            digest.add(image[start : start + PIECE_BYTES])
+        return digest.hexdigest()
 
     def _commit(self, what: str, *, wait_until_s: float) -> None:
         """Offer the newest snapshot, and wait for its result. what: names it in messages."""

@@ -269,6 +269,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
             shutdown=shutdown,
             clock=_CLOCK,
             report=report,
+            log=log,
         ),
         watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK),
         faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),

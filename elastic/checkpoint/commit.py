@@ -215,14 +215,19 @@ def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:
     """What the record that the store holds means for the writer of `ours`."""
     if found.write_id == ours.write_id:
         return Committed(record=found, is_ours=True, reason="committed")
-    reason = f"already committed by generation {found.generation}"
-    differs = found.digest != ours.digest
-    if differs:
-        reason = (
-            f"step {ours.step} was {reason} with another state (digest {found.digest[:16]}, ours {ours.digest[:16]}): the same steps "
-            "gave two results, and nothing says which is right. Was it trained with other software or hardware, or does the recipe "
-            f"read what another process changes? The same command goes on from what is committed; move checkpoints/{step_dir(ours.step)} out"
-            " of the run directory first, and the folder rendezvous/ with it (or give another --rdzv-id to etcd or c10d), and the step is"
-            " done again from an older checkpoint"
+    if found.digest == ours.digest:
+        return Committed(
+            record=found, is_ours=False, reason=f"already committed by generation {found.generation}"
         )
-    return Committed(record=found, is_ours=False, reason=reason, differs=differs)
+    return Committed(record=found, is_ours=False, reason=other_state_text(found, ours.digest), differs=True)
+
+
+def other_state_text(found: CommitRecord, digest: str) -> str:
+    """What to say of a committed step whose state of this digest, trained here, is another one."""
+    return (
+        f"step {found.step} was already committed by generation {found.generation} with another state (digest {found.digest[:16]}, ours "
+        f"{digest[:16]}): the same steps gave two results, and nothing says which is right. Was it trained with other software or hardware, "
+        f"or does the recipe read what another process changes? The same command goes on from what is committed; move "
+        f"checkpoints/{step_dir(found.step)} out of the run directory first, and the folder rendezvous/ with it (or give another --rdzv-id to"
+        " etcd or c10d), and the step is done again from an older checkpoint"
+    )

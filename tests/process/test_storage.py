@@ -74,6 +74,34 @@ def test_a_step_that_another_writer_committed_with_another_state_ends_the_run(dr
     assert f"move checkpoints/{step:012d} out of the run directory" in agent.output
 
 
+def test_a_node_that_leaves_with_another_state_than_is_committed_ends_the_run(drill):
+    """Another launch has written the last step of the drain with one bit changed, so that the step
+    is saved already when the node looks. A spare waits, and does not go on from either state.
+    """
+    drill.shut(5, 10)
+    agent = drill.start("--max-nodes", "1")
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
+    drill.stands(10, ranks=1)
+    spare = drill.start("--max-nodes", "1")
+    drill.waits_for(lambda: "is open without me" in spare.output, "the spare waits")
+    store = LocalStore(drill.run.local / "checkpoints")
+    (newest, *_), _ = list_commits(store, SystemClock())
+    image = bytearray(payload(drill, newest.step).read_bytes())
+    image[-1] ^= 1
+    commit_image(store, newest.run_id, 10, image)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(10)
+    agent.ends_with(1)
+    spare.ends_with(1)
+
+    assert drill.happens("checkpoint_differs")["step"] == 10
+    assert len(drill.events("generation_started")) == 1
+    for each in (agent, spare):
+        assert "step 10 was already committed by generation 1 with another state" in each.output
+
+
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):
     """Every payload is gone, every record is there: exit 76, nothing changed.
 

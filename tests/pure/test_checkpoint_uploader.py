@@ -318,28 +318,44 @@ def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all
     assert capfd.readouterr().err.count("with another state") == 1
 
 
-def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_state(config, slots):
+def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_state(
+    config, tmp_path, slots
+):
     """Its exit code must not be the one of a step that is saved. The store that it asks is empty,
-    as a listing would show it that is older than the commit.
+    as a listing would show it that is older than the commit; then it shows the commit.
     """
-    clock, shutdown = SystemClock(), ShutdownRequest(LIMIT_S, SystemClock())
     uploads, said = UploaderClient(config.socket_path), []
     with InThread(config) as uploader:
         uploader.go_on.set()
         hand_over(uploads, slots, 7)
         assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
-        final = FinalCheckpoint(
-            memory=SimpleNamespace(slots=slots, newest=keep(slots, 7, image_of(8))),
-            store=FakeStore(),
-            run_id="r",
-            uploader_socket=config.socket_path,
-            shutdown=shutdown,
-            clock=clock,
-            report=said.append,
-        )
-        final.ensure_committed(others=False)
-    assert "step 7 was already committed by generation 1 with another state" in final.differences[0]
-    assert said == []
+        same = keep(slots, 7, image_of(7))
+        other = keep(slots, 7, image_of(8))
+        changed = replace(other, info=replace(other.info, checksum="0" * 64))
+        for store, newest, differs in (
+            (FakeStore(), other, True),
+            (open_store(config.checkpoints_url), other, True),
+            (open_store(config.checkpoints_url), same, False),
+            (open_store(config.checkpoints_url), changed, False),
+        ):
+            final = FinalCheckpoint(
+                memory=SimpleNamespace(slots=slots, newest=newest),
+                store=store,
+                run_id="r",
+                uploader_socket=config.socket_path,
+                shutdown=ShutdownRequest(LIMIT_S, SystemClock()),
+                clock=SystemClock(),
+                report=said.append,
+                log=EventLog(tmp_path / "events" / "a-agent.jsonl", node="a", clock=SystemClock()),
+            )
+            final.ensure_committed(others=False)
+            assert len(final.differences) == differs
+            if differs:
+                assert (
+                    "step 7 was already committed by generation 1 with another state" in final.differences[0]
+                )
+    assert said == ["this node's state of step 7 changed in memory; the committed one counts"]
+    assert [e["event"] for e in run_records.events(tmp_path / "events")].count("checkpoint_differs") == 2
 
 
 def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
