@@ -17,6 +17,8 @@ ElasticError
 ├─ Interrupted           a stop was requested before a generation formed: save, exit 75
 ├─ BackendFailed         the group's state is out of reach: workers go on, the next poll tries again
 ├─ GroupDamaged          the group's state cannot be read: stop; a person removes it
+├─ CannotStart           this node's: it can start no process. At its start exit 1; later a failure,
+│                        as of a worker
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
 ├─ NothingLoads          a state was found and none loads: exit 76, never start over silently
 │   └─ StateDoesNotFit   the recipe's: the state is whole, and its objects do not take it
@@ -113,6 +115,10 @@ class Interrupted(ElasticError):  # noqa: N818
 
     def __init__(self) -> None:
         super().__init__("interrupted while waiting for a generation")
+
+
+class CannotStart(ElasticError):  # noqa: N818
+    """A process cannot be started, for want of memory, of processes or of open files."""
 
 
 class CheckpointDamaged(ElasticError):  # noqa: N818

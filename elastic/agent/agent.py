@@ -231,6 +231,7 @@ class NodeAgent(LocalElasticAgent):
                 for rank, code in workers.exit_codes.items()
             ),
             first_exit_age_s=workers.first_exit_age_s(),
+            not_started=None if workers.not_started is None else workers.not_started.message,
             knows_difference=EXIT_DIVERGED in workers.exit_codes.values()
             and generation.divergence is not None,
             is_done=generation.is_done,
@@ -340,7 +341,7 @@ class NodeAgent(LocalElasticAgent):
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()
-        return {start.local_rank: workers.pid(start.rank) for start in starts}
+        return {start.local_rank: workers.pid(rank) for rank, start in workers.running.items()}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Kill the workers that are left, if this node has any."""

@@ -14,7 +14,7 @@ import sys
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
@@ -143,9 +143,12 @@ class UploaderProcess:
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
         """Spawn it, in a session of its own, out of reach of a terminal's signals; see
-        `wait_ready`.
+        `wait_ready`. Raises CannotStart.
         """
-        return UploaderProcess(config, _spawn(config))
+        try:
+            return UploaderProcess(config, _spawn(config))
+        except OSError as error:
+            raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
     def revive(self) -> UploaderDeath | None:
         """Start a new one if it died and its pause is over; returns a death that is news.

@@ -2,6 +2,7 @@
 outlives the fork server or the agent.
 """
 
+import errno
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from elastic.agent.workers.node_workers import NodeWorkers, WorkerStart
 from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.agent.workers.spawner import Spawner, installed_code
 from elastic.config import environment
+from elastic.errors import CannotStart
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -360,6 +362,49 @@ def test_a_worker_whose_log_cannot_be_created_runs_without_one(node):
         workers.wait(FOR_EVER_S)
         workers.poll()
     assert workers.exit_codes == {0: 4, 1: 4}
+
+
+def test_where_a_worker_cannot_be_started_those_before_it_are_killed(node, monkeypatch):
+    """Of three workers the second gets no process: the machine has none left."""
+    start, started = node.spawner.start, []
+
+    def start_one(request):
+        if started:
+            raise CannotStart("no process")
+        started.append(start(request))
+        return started[0]
+
+    monkeypatch.setattr(node.spawner, "start", start_one)
+    workers = node.workers("stand", size=3)
+    assert list(workers.running) == [0]
+    workers.kill(None)
+    assert workers.exit_codes == {0: -signal.SIGKILL}
+    failure = workers.record_failure("n", "why", node.folder, None)
+    assert (failure.rank, failure.message) == (1, "the worker of rank 1 was not started: no process")
+    assert failure.from_outside
+
+
+def test_a_node_that_can_start_no_fork_server_spawns_and_tries_again_later(node, monkeypatch):
+    """Neither a fork server nor a worker gets a process, until one does."""
+    os.kill(node.fork_server_pid, signal.SIGKILL)
+    dies(node.fork_server_pid)
+    assert node.server.exit_code_of(0) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "_execute_child", no_process)
+        node.spawner.renew()
+        with pytest.raises(CannotStart, match="temporarily unavailable"):
+            node.runs(node.spawner.start, "exit", "4")
+    assert node.runs(node.spawner.start, "exit", "4") == (4, "")
+    node.spawner.renew()
+    assert node.runs(node.spawner.start, "exit", "4") == (4, "")
+    assert node.server.exit_code is None
+    reported = [line.partition(" (")[0] for line in node.reported if "spawned" not in line]
+    died = "the fork server died; another one is started"
+    assert reported == [died, "no process can be started to fork the workers from", died]
+
+
+def no_process(*_words, **_options):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint.catalog import list_commits, read_payload
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
@@ -243,6 +243,15 @@ def test_a_restarted_uploader_serves_the_same_client(config, process, slots):
     hand_over(uploads, slots, 2)
     assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert successor.stop(LIMIT_S)
+
+
+def test_an_owner_that_can_start_no_uploader_ends_with_a_sentence(config, monkeypatch):
+    def refuse(*_words, **_options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(client, "_spawn", refuse)
+    with pytest.raises(CannotStart, match="no process can be started for the uploader"):
+        UploaderProcess.start(config)
 
 
 def test_an_unknown_protocol_is_reported_to_the_owner(config):

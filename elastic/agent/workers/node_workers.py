@@ -3,7 +3,8 @@
 Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
 this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
 pipe can fill up. If that file cannot be created, the worker runs all the same, and what it prints
-is kept in memory. No worker is left behind. What an exit means is decided in decide.py.
+is kept in memory. Where a worker cannot be started, those after it are not. No worker is left
+behind. What an exit means is decided in decide.py.
 """
 
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -47,20 +48,31 @@ class NodeWorkers:
         console: ConsoleFollower,
         clock: Clock,
     ) -> None:
-        """Start the workers. open_step: in which step of its loop a local rank is, if in any."""
+        """Start the workers, or all before one that cannot be started: `not_started` says why.
+
+        open_step: in which step of its loop a local rank is, if in any.
+        """
         # By rank, in the order in which the exits were seen. A negative code is the number of the
         # signal that ended the worker.
         self.exit_codes: dict[int, int] = {}
         self.open_steps: dict[int, int | None] = {}  # of those, when they ended
         self.killed: set[int] = set()  # ranks that this agent killed
-        self._starts = {start.rank: start for start in starts}
+        self.not_started: WorkerError | None = None
         self._open_step = open_step
         self._log = log
         self._console = console
         self._clock = clock
         self._first_exit_s: float | None = None
-        self._processes = {start.rank: self._start(start, start_process) for start in starts}
+        self._processes: dict[int, Process] = {}
         for start in starts:
+            try:
+                self._processes[start.rank] = self._start(start, start_process)
+            except (CannotStart, OSError) as error:
+                message = f"the worker of rank {start.rank} was not started: {error}"
+                self.not_started = WorkerError(rank=start.rank, message=message, traceback="", time=0.0)
+                break
+        self._starts = {start.rank: start for start in starts if start.rank in self._processes}
+        for start in self._starts.values():
             log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
             console.follow(start.log, f"rank{start.rank}")
 
@@ -156,14 +168,18 @@ class NodeWorkers:
         worker that was found to hang; it is to blame whatever error files the others left.
         """
         files = read_errors(errors, list(self._processes))
-        first = hung or first_failure(self.exit_codes, self.killed, files, reason, self.ended_within)
+        first = (
+            hung
+            or self.not_started
+            or first_failure(self.exit_codes, self.killed, files, reason, self.ended_within)
+        )
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return WorkerFailure(
             node=node,
             rank=first.rank,
             message=first.message,
             traceback=first.traceback,
-            from_outside=was_sigkilled(self.exit_codes, first.rank),
+            from_outside=first is self.not_started or was_sigkilled(self.exit_codes, first.rank),
         )
 
     def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:

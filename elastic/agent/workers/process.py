@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from elastic.errors import CannotStart
 from elastic.system.processes import exit_code_of_child
 
 
@@ -52,18 +53,29 @@ class Process(Protocol):
 
 
 class SpawnedProcess(subprocess.Popen[bytes]):
-    """A child of the agent that begins as a new interpreter and runs the recipe."""
+    """A child of the agent that begins as a new interpreter and runs the recipe.
+
+    Raises CannotStart.
+    """
 
     def __init__(self, start: ProcessStart) -> None:
-        super().__init__(
-            [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
-            env=dict(start.env),
-            stdin=subprocess.DEVNULL,
-            stdout=start.stdout,
-            stderr=start.stderr,
-            start_new_session=True,
-        )
-        self._exit = io.FileIO(os.pidfd_open(self.pid))  # Linux 5.3
+        try:
+            super().__init__(
+                [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
+                env=dict(start.env),
+                stdin=subprocess.DEVNULL,
+                stdout=start.stdout,
+                stderr=start.stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotStart(f"no process can be started ({error})") from error
+        try:
+            self._exit = io.FileIO(os.pidfd_open(self.pid))  # Linux 5.3
+        except OSError as error:
+            self.kill()
+            self.wait()
+            raise CannotStart(f"a process that was started cannot be watched ({error})") from error
         self._code: int | None = None
 
     def poll(self) -> int | None:

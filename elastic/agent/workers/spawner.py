@@ -7,11 +7,13 @@ why it was necessary.
 import signal
 import site
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import elastic
 from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClient
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess
+from elastic.errors import CannotStart
 
 
 class Spawner:
@@ -23,14 +25,20 @@ class Spawner:
         report: Callable[[str], None],
         start_first: Callable[[Path], ForkServerClient] = ForkServerClient.spawn,
     ) -> None:
-        """report: prints a line on the console. start_first: starts the first fork server."""
+        """report: prints a line on the console. start_first: starts the first fork server.
+
+        Raises CannotStart.
+        """
         self.report = report
         self._recipe = recipe
         self._reported = ""
         self._is_hopeless = False  # another fork server would fail as well
         self._forks = True  # until fork_no_more
         self._code = installed_code()  # which the fork server holds
-        self._server = start_first(recipe)
+        try:
+            self._server = start_first(recipe)
+        except OSError as error:
+            raise CannotStart(f"no process can be started to fork the workers from ({error})") from error
 
     def close(self) -> None:
         self._server.close()
@@ -58,7 +66,12 @@ class Spawner:
         self._server.close()
         self._is_hopeless = False
         self._code = code
-        self._server = ForkServerClient.spawn(self._recipe)
+        try:
+            self._server = ForkServerClient.spawn(self._recipe)
+        except OSError as error:
+            # No memory or no process left, which may pass: the next generation tries again.
+            self.report(f"no process can be started to fork the workers from ({error})")
+            return
         try:
             self._server.wait_ready()
         except CannotFork as reason:
@@ -71,6 +84,7 @@ class Spawner:
         self._report_spawning(reason)
 
     def start(self, start: ProcessStart) -> Process:
+        """Raises CannotStart."""
         if self._forks and not self._is_hopeless:
             try:
                 return self._server.fork(start)
@@ -104,7 +118,13 @@ def installed_code() -> frozenset[tuple[str, int]]:
         for path in Path(folder).glob("*"):  # none where there is no such folder
             is_record = path.suffix in (".dist-info", ".egg-info", ".egg-link", ".pth")
             if path.name != "__pycache__":
-                found.add((str(path), path.stat().st_mtime_ns if is_record else 0))
+                found.add((str(path), _changed_ns(path) if is_record else 0))
     for package in elastic.__path__:
-        found |= {(str(path), path.stat().st_mtime_ns) for path in Path(package).rglob("*.py")}
+        found |= {(str(path), _changed_ns(path)) for path in Path(package).rglob("*.py")}
     return frozenset(found)
+
+
+def _changed_ns(path: Path) -> int:
+    with suppress(FileNotFoundError):  # an installation is under way
+        return path.stat().st_mtime_ns
+    return 0
