@@ -16,8 +16,8 @@ class Clock(Protocol):
     def wall(self) -> float:
         """Seconds since 1970; for people and records.
 
-        Two decisions read it, and none of the group's: which worker of a node failed first
-        (first_failure.py), and whether --fresh finds young heartbeats (heartbeat_ages.py).
+        No decision reads it but one: whether a file that the loop reads is named, because an
+        earlier step wrote it (train/files_read.py).
         """
 
     def sleep(self, seconds: float) -> None: ...

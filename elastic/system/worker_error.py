@@ -29,7 +29,7 @@ class WorkerError:
     rank: int
     message: str
     traceback: str
-    time: float  # seconds since 1970
+    time: float  # seconds since the machine booted
     divergence: Divergence | None = None
     raised: RaisedError | None = None
 

@@ -45,7 +45,7 @@ from elastic.errors import (
 )
 from elastic.system import forked_child, global_random
 from elastic.system.backlog import NO_ROOM, Backlog
-from elastic.system.clock import SystemClock
+from elastic.system.clock import since_boot_s
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
 from elastic.worker import import_watch, own_error, script_end
@@ -249,7 +249,7 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
         rank=rank,
         message=str(error) if isinstance(error, _EXPLAINED) else f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
-        time=SystemClock().wall(),
+        time=since_boot_s(),
         divergence=error.divergence if isinstance(error, StatesDiffer) else None,
         raised=None if place is None else own_error.describe(error, of_recipe(error), place),
     )

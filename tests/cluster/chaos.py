@@ -88,10 +88,11 @@ def _goes_on(args: argparse.Namespace, number: int, took_s: float) -> bool:
 def _faults(text: str) -> list[str]:
     """The kinds of faults of a scenario, without the names of nodes."""
     verbs = ("kill", "pause", "cut", "deafen", "mute", "terminate", "fill", "empty", "flip", "truncate")
+    clocks = ("jump", "jump-back")
     found = []
     for line in text.splitlines():
         words = line.split()
-        if words[0] in verbs:
+        if words[0] in (*verbs, *clocks):
             found.append(" ".join(words[: 3 if words[0] in ("flip", "truncate", "empty") else 2]))
         elif line.startswith("storage") and line != "storage heals":
             found.append(line)

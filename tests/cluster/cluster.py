@@ -113,10 +113,12 @@ class Cluster:
         self._begin(node, words, env, is_cold=is_cold)
         return node
 
-    def start_again(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
+    def start_again(
+        self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False
+    ) -> None:
         """The same machine, with its address and its disk."""
         self.machines.revive(node)
-        self._begin(node, words, env, is_cold=False)
+        self._begin(node, words, env, is_cold=is_cold)
 
     def serve(self, services: Mapping[str, Sequence[str]], programs: tuple[Path, ...] = ()) -> None:
         """Run commands, each on a machine of its own at `address(name)`.

@@ -3,6 +3,7 @@ verified.
 """
 
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +11,12 @@ from typing import Any
 
 import run_records
 from oracle import Evidence, Injection, Record
+from wall_clocks import true_time
 
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.config.run_dir import RunDir
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-
-HOUR_S = 3600.0
 
 
 def evidence(
@@ -25,31 +25,35 @@ def evidence(
     injections: Sequence[Injection] = (),
     *,
     damaged_steps: Collection[int] = (),
-    ahead: Collection[str] = (),
 ) -> Evidence:
-    """Read everything that the run left behind.
+    """Read everything that the run left behind, with the times of this machine's clock.
 
     samples: folder to which the recipe wrote the samples of each step.
     damaged_steps: checkpoints that a fault damaged on purpose.
-    ahead: nodes whose wall clock was put an hour ahead at some time.
     """
     store, clock = open_store(run.checkpoints_url), SystemClock()
     records, _ = list_commits(store, clock)
-    now = clock.wall()
-    events = [
-        _set_back(event, now) if host(event) in ahead else event for event in run_records.events(run.events)
+    now = time.time()
+    commits = [
+        {"step": record.step, "digest": record.digest, "created": true_time(record.created, now)}
+        for record in records
     ]
     return Evidence(
-        events=sorted(events, key=lambda event: event["time"]),
-        metrics=run_records.lines(run.metrics),
-        commits=[
-            {"step": record.step, "digest": record.digest, "created": record.created} for record in records
-        ],
+        events=on_this_clock(run_records.events(run.events)),
+        metrics=[line | {"time": true_time(line["time"], now)} for line in run_records.lines(run.metrics)],
+        commits=commits,
         damage=[asdict(damage) for damage in verify(store, clock)],
         injections=injections,
         samples=[] if samples is None else _lines(samples),
         damaged_steps=frozenset(damaged_steps),
     )
+
+
+def on_this_clock(events: Sequence[Record]) -> list[Record]:
+    """By time, whatever the clocks of their nodes showed."""
+    now = time.time()
+    there = [event | {"time": true_time(event["time"], now)} for event in events]
+    return sorted(there, key=lambda event: float(event["time"]))
 
 
 def field(event: Record, key: str) -> Any:
@@ -59,11 +63,6 @@ def field(event: Record, key: str) -> Any:
 def host(event: Record) -> str:
     """The node's host name, which is the container's name: a node's id begins with it."""
     return str(event["node"]).split("-", maxsplit=1)[0]
-
-
-def _set_back(event: Record, now: float) -> Record:
-    """Undo the jump of the clock. Events that were written after the jump lie in the future."""
-    return event if event["time"] <= now else event | {"time": event["time"] - HOUR_S}
 
 
 def _lines(folder: Path) -> list[Record]:

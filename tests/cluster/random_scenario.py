@@ -32,6 +32,7 @@ class _Draw:
         self._random = random.Random(f"{seed} {place.value}")
         self._place = place
         self._size = self._random.choice((2, 2, 3))
+        self._has_jumps = self._random.random() < 0.25  # of wall clocks; all nodes then start slowly
         self._disk = self._random.choice(("", "", "volume 32", "disk 64")) if place is Place.FOLDER else ""
         self._lines: list[str] = []
         self._running: list[str] = []
@@ -115,6 +116,8 @@ class _Draw:
             found += [self._end_all] * 2
             if self._place is not Place.STORE and self._gate >= GATES[-2] and not self._loses_saves:
                 found.append(self._damage)
+        if self._has_jumps and self._running:
+            found += [self._jump] * 2
         if not self._held:
             found += self._faults_of_place()
         return found
@@ -136,9 +139,8 @@ class _Draw:
         pass
 
     def _kill_worker(self) -> None:
-        rank = self._random.randrange(min(len(self._running), self._size))
-        # The ranks of a generation that is about to form are not known yet.
-        self._lines.append(f"kill worker of rank {rank if not self._is_open else 0}")
+        # How many ranks there are depends on who has come back in time.
+        self._lines.append(f"kill worker of rank {self._random.choice((0, -1))}")
         self._held = "settle"
 
     def _kill_node(self) -> None:
@@ -170,6 +172,10 @@ class _Draw:
     def _hold_node(self) -> None:
         verb = self._random.choice(("pause", "pause", "cut", "deafen", "mute"))
         self._hold(f"{verb} node {self._random.choice(self._running)}", self._random.choice((1, 2, 5)))
+
+    def _jump(self) -> None:
+        verb = self._random.choice(("jump", "jump-back"))
+        self._lines.append(f"{verb} node {self._random.choice(self._running)}")
 
     def _spare(self) -> None:
         self._start(1)

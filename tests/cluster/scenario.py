@@ -33,10 +33,10 @@ in generation 2 while it loads the state (load-2).
 Actions on nodes, named as `node of rank 0`, `nodes of ranks 1 2`, `every node`, `node n1`, `members
 e1 e2`: kill (SIGKILL to the container), terminate (SIGTERM to the agent), pause (all processes
 stop), cut (no packet arrives or leaves), deafen (none arrives), mute (none leaves), unplug (the
-network interface vanishes), jump (the wall clock goes an hour ahead).
+network interface vanishes), jump (the wall clock goes an hour ahead), jump-back (a day back).
 
-Actions on workers, named as `worker of rank 0`: kill, starve (once its gate is open, the worker
-takes all memory that it can get).
+Actions on workers, named as `worker of rank 0` (-1 for the last rank): kill, starve (once its gate
+is open, the worker takes all memory that it can get).
 
 Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
 newest checkpoint` (one bit), `truncate newest checkpoint`, `empty newest version` (of the group).
@@ -71,6 +71,7 @@ class Action(Enum):
     MUTE = "mute"
     UNPLUG = "unplug"
     JUMP = "jump"
+    JUMP_BACK = "jump-back"
     STARVE = "starve"
 
 
@@ -96,6 +97,7 @@ class StorageMode(Enum):
 
 
 WORKER_ACTIONS = (Action.KILL, Action.STARVE)
+CLOCK_ACTIONS = (Action.JUMP, Action.JUMP_BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class Open:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inject:
     """An action on the nodes of `ranks`, on their workers only (`is_worker`), or on the nodes
-    `names`.
+    `names`. Rank -1 is the last one.
 
     Without ranks and names: on every node that runs.
     """
@@ -219,8 +221,8 @@ class Scenario:
         """The number of nodes that the scenario starts in all."""
         return sum(command.nodes for command in self.commands if isinstance(command, Start))
 
-    def does(self, action: Action) -> bool:
-        return any(isinstance(command, Inject) and command.action is action for command in self.commands)
+    def does(self, *actions: Action) -> bool:
+        return any(isinstance(command, Inject) and command.action in actions for command in self.commands)
 
 
 def parse(name: str, text: str) -> Scenario:
@@ -316,7 +318,7 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
         return Inject(action=action)
     if named := re.fullmatch(rf"(?:node|member)s? ({NAME}(?: {NAME})*)", whom):
         return Inject(action=action, names=tuple(named[1].split()))
-    found = re.fullmatch(r"(node|worker)s? of ranks? (\d+(?: \d+)*)", whom)
+    found = re.fullmatch(r"(node|worker)s? of ranks? (-1|\d+(?: \d+)*)", whom)
     if (
         found is None
         or (found[1] == "worker" and action not in WORKER_ACTIONS)
@@ -326,7 +328,8 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
             f"{where}: expected `{action.value} node of rank 0`, `nodes of ranks 0 1`, `every node`, `node n1`, `members e1 e2` "
             f"or `kill worker of rank 0`, found {whom!r}"
         )
-    return Inject(action=action, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
+    ranks = tuple(int(rank) for rank in found[2].split())
+    return Inject(action=action, ranks=ranks, is_worker=found[1] == "worker")
 
 
 def _check_storage(command: Command, where: str, settings: Mapping[str, Any]) -> None:

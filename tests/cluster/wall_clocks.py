@@ -1,22 +1,23 @@
-"""A node's wall clock can be put an hour ahead while its processes run; its monotonic clocks stay
-as they are.
+"""A node's wall clock can be put an hour ahead or a day back while its processes run; its monotonic
+clocks stay as they are.
 """
 
 import struct
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 from cluster import SHARED
 from engine import need_package
-from evidence import HOUR_S
+from scenario import Action
 
 CLOCK = Path(__file__).parent / "clock.c"
+HOUR_S = 3600
+AHEAD_S = {Action.JUMP: HOUR_S, Action.JUMP_BACK: -24 * HOUR_S}
 
 
 class WallClocks:
-    """The wall clocks of nodes whose processes preload clock.c; `jumped`: nodes whose clock went
-    ahead.
-    """
+    """The wall clocks of nodes whose processes preload clock.c; `jumps`: what each of them did."""
 
     def __init__(self, shared: Path) -> None:
         """Raises NoEngine where there is no compiler."""
@@ -24,14 +25,32 @@ class WallClocks:
         self._shared = shared
         words = ("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
         subprocess.run(words, check=True)
-        self.jumped: set[str] = set()
+        self.jumps: defaultdict[str, set[Action]] = defaultdict(set)
 
     def env(self, node: str) -> dict[str, str]:
-        (self._shared / f"clock-{node}").write_bytes(struct.pack("=q", 0))
-        return {"LD_PRELOAD": f"{SHARED}/clock.so", "CLOCK_AHEAD_S": f"{SHARED}/clock-{node}"}
+        """A machine that starts again has the clock that it had."""
+        if not self._ahead(node).exists():
+            self._ahead(node).write_bytes(struct.pack("=q", 0))
+        return {"LD_PRELOAD": f"{SHARED}/clock.so", "CLOCK_AHEAD_S": f"{SHARED}/{self._ahead(node).name}"}
 
-    def jump(self, node: str) -> None:
+    def jump(self, node: str, how: Action) -> None:
         # Written in place, because the node's processes have the file mapped.
-        with (self._shared / f"clock-{node}").open("r+b") as file:
-            file.write(struct.pack("=q", int(HOUR_S)))
-        self.jumped.add(node)
+        with self._ahead(node).open("r+b") as file:
+            file.write(struct.pack("=q", AHEAD_S[how]))
+        self.jumps[node].add(how)
+
+    def _ahead(self, node: str) -> Path:
+        return self._shared / f"clock-{node}"
+
+
+def jump_of(written: float, now: float) -> Action | None:
+    """Which jump a time shows that a node has written within the twelve hours before `now`."""
+    if written > now:
+        return Action.JUMP
+    return Action.JUMP_BACK if written < now - 12 * HOUR_S else None
+
+
+def true_time(written: float, now: float) -> float:
+    """The time of this machine's own clock, in seconds since 1970, at which a node wrote that."""
+    jump = jump_of(written, now)
+    return written if jump is None else written - AHEAD_S[jump]

@@ -40,7 +40,7 @@ cut nodes of ranks 0 1
 terminate every node
 kill members e1 e2
 kill node n1
-starve worker of rank 1
+starve worker of rank -1
 fill volume
 flip newest checkpoint
 until restored generation=2 source=peer
@@ -71,7 +71,7 @@ def test_every_command_is_parsed():
         Inject(action=Action.TERMINATE),
         Inject(action=Action.KILL, names=("e1", "e2")),
         Inject(action=Action.KILL, names=("n1",)),
-        Inject(action=Action.STARVE, ranks=(1,), is_worker=True),
+        Inject(action=Action.STARVE, ranks=(-1,), is_worker=True),
         VolumeFault.FILL,
         VolumeFault.FLIP,
         Until(event="restored", fields={"generation": 2, "source": "peer"}),

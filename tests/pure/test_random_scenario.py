@@ -23,5 +23,5 @@ def test_random_scenarios_have_every_kind_of_fault():
     kinds = ["kill worker", "kill node", "kill every node", "terminate node", "pause node", "cut node"]
     kinds += ["deafen node", "mute node", "cut power", "fill volume", "empty newest version", "kill member"]
     kinds += ["flip newest", "truncate newest", "storage answers 500", "storage hangs", "kill uploader"]
-    kinds += ["--form sum", "--keep-alive 7"]
+    kinds += ["--form sum", "--keep-alive 7", "jump node", "jump-back node"]
     assert [kind for kind in kinds if kind not in drawn] == []

@@ -1,12 +1,16 @@
 """An agent reads the errors that its workers left, and leaves out files that are damaged."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
+from elastic.agent.workers.first_failure import first_failure
 from elastic.divergence import Divergence
-from elastic.errors import PeerLost
+from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die
 from elastic.system.worker_error import QUOTED, WorkerError, first_with, read_errors, write_error
-from elastic.worker.main import of_victim
+from elastic.worker.main import of_victim, report_error
 
 
 def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp_path):
@@ -16,6 +20,18 @@ def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp
     (tmp_path / "rank1.json").write_text('{"rank": 1, "mess')
 
     assert read_errors(tmp_path, [0, 1, 2]) == [error]
+
+
+def test_which_worker_failed_first_does_not_depend_on_the_wall_clock(tmp_path, monkeypatch):
+    """The clock goes a day back between the errors of two workers of a node."""
+    agent = SimpleNamespace(imports_library=False, error_folder=str(tmp_path))
+    report_error(agent, 1, ValueError("first"))
+    now = time.time()
+    monkeypatch.setattr("elastic.system.clock.SystemClock.wall", staticmethod(lambda: now - 86400.0))
+    report_error(agent, 0, ValueError("second"))
+
+    codes = {0: EXIT_FAILED, 1: EXIT_FAILED}
+    assert first_failure(codes, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1
 
 
 def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):

@@ -10,7 +10,7 @@ from elastic.agent.hangs.stack_dump import dump_stacks
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
-from elastic.system.clock import Clock
+from elastic.system.clock import Clock, since_boot_s
 from elastic.system.control_page import ControlPage
 from elastic.system.processes import is_stopped
 from elastic.system.worker_error import WorkerError
@@ -66,6 +66,4 @@ class Watchdog:
         stacks = ""
         if start is not None and start.log.exists():  # it does not if the disk was full
             stacks = dump_stacks(workers.pid(hung.rank), start.log, self._clock)
-        self.error = WorkerError(
-            rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall()
-        )
+        self.error = WorkerError(rank=hung.rank, message=hung.reason, traceback=stacks, time=since_boot_s())
