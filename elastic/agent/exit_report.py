@@ -50,7 +50,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
         print(f"{what}; logs are in {run.logs}")
         return EXIT_COMPLETE
     stopped = read_stop(settings)
-    if parts.group.is_first:
+    if parts.group.is_first and not parts.group.is_fenced:
         length = started.event
         epochs = length.epochs if stopped is None else last.step * length.epochs // length.steps
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))

@@ -23,7 +23,9 @@ LOST_POLL_S = 0.05
 
 
 class GroupClient:
-    """`is_first`: rank 0 ran on this node in the last generation."""
+    """`is_first`: rank 0 ran on this node in the last generation that it entered. `is_fenced`: the
+    group went on without this node since.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class GroupClient:
         self._clock = clock
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
-        self.is_first = False
+        self.is_first = self.is_fenced = False
 
     def enter(self, generation: Generation, *, step: int) -> bool:
         """A generation has formed with this node.
@@ -55,7 +57,7 @@ class GroupClient:
         # leave in the drain that was requested to admit another one.
         is_planned = generation.cause in (NODE_LEFT, NODE_JOINED)
         self._backoff = self._backoff.entered(generation.members, step=step, is_planned=is_planned)
-        self.is_first = generation.rank_of_node == 0
+        self.is_first, self.is_fenced = generation.rank_of_node == 0, False
         return is_planned and not before <= {node.id for node in generation.members}
 
     @property
@@ -82,6 +84,7 @@ class GroupClient:
             self._report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, self._clock.monotonic()
         self._backoff = self._backoff.observe(view.newcomers, now_s=self._reached_s)
+        self.is_fenced = view.fenced
         return view
 
     def admits(self, view: GroupView) -> bool:

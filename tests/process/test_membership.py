@@ -282,3 +282,24 @@ def test_a_run_directory_that_is_moved_is_said_and_training_goes_on(drill, undis
     assert code == 0 and found["damage"] == []
     record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
     assert (record["step"], record["digest"]) == (24, undisturbed.digest)
+
+
+def test_a_node_that_sleeps_until_the_run_is_complete_says_so_and_records_nothing(drill, undisturbed):
+    """The node of rank 0 stops with all its processes, and the other one trains to the end. The
+    sleeper had rank 0 in the last generation that it knows.
+    """
+    drill.shut(6)
+    drill.start_two()
+    drill.stands(6, ranks=2)
+    sleeper, other = drill.agents_of_ranks_0_and_1()
+    asleep = drill.processes_of(sleeper)
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    drill.open(6)
+    other.ends_with(0)
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    sleeper.ends_with(0)
+
+    assert sleeper.output.splitlines()[-1].startswith("complete: 24 steps, digest ")
+    drill.is_like(undisturbed)
