@@ -65,7 +65,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
-from elastic.uploader.client import STOP_S, UploaderProcess
+from elastic.uploader.client import UploaderProcess
 from elastic.uploader.fence import Mirror
 from elastic.uploader.protocol import UploaderConfig
 
@@ -154,7 +154,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         notices = options.notice_file, options.notice_command
         stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
         agent.run()
-        uploader.stop(shutdown.limit_s(STOP_S))
+        parts.final_checkpoint.finish_saves(uploader)
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
             serve_until_read(backend, settings.node, _CLOCK)
