@@ -41,13 +41,20 @@ def lost_of_closed(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
 
 
 def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead nodes among those that wait or have reported others unreachable.
+    """The dead nodes that the group still names, except members of an open generation.
+
+    They wait, have reported others unreachable, or were members of a generation that is closed.
+    What is left of those is in rank order: the first live one writes for a wide group, which has to
+    know it without watching all.
 
     A reporter may be neither a member nor waiting: an excluded node is out of the group for the
     time that its workers take to stop. If it dies then, its report must not stay and exclude
     others.
     """
-    named = dict.fromkeys([*(node.id for node in group.waiting), *(report.node for report in group.reports)])
+    members = () if group.open else group.members
+    named = dict.fromkeys(
+        [*(node.id for node in (*members, *group.waiting)), *(report.node for report in group.reports)]
+    )
     return tuple(name for name in named if name not in alive)
 
 

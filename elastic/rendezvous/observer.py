@@ -10,7 +10,7 @@ It does not promise that the state is current when the caller acts on it: compar
 from dataclasses import replace
 from itertools import chain
 
-from elastic.rendezvous import membership, transitions
+from elastic.rendezvous import membership, transitions, watch_ring
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
@@ -21,8 +21,8 @@ from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
 
-# Heartbeats of a group of N nodes are read every N times this, so that all its reading grows with
-# N and not with its square, and at least so often in a keep-alive.
+# So often in a keep-alive are heartbeats read; more often by a node that watches all N, every N
+# times this, so that a small group finds a death at once.
 BEATS_READ_S_PER_NODE = 0.004
 BEATS_READ_PER_KEEP_ALIVE = 8
 
@@ -63,23 +63,29 @@ class GroupObserver:
         self._beats_due_s = float("-inf")
         self._parsed: tuple[bytes, Group] = (b"", Group())
         self._nodes: tuple[Group, frozenset[str]] = (Group(), frozenset())
-        self._alive: tuple[FailureDetector | None, frozenset[str]] = (None, frozenset())
+        self._few: tuple[Group, frozenset[str]] = (Group(), frozenset())
+        self._watches_all_until_s = float("-inf")
+        self._longest_silence_s = 0.0
+        self._dead = frozenset[str]()
+        self._alive: tuple[frozenset[str], frozenset[str], frozenset[str]] = (frozenset(),) * 3
+        self._is_enough: tuple[Group | None, frozenset[str], bool] = (None, frozenset(), False)
 
     @property
     def alive(self) -> frozenset[str]:
-        """The same value again as long as nothing was observed since."""
-        if self._alive[0] is not self._failure_detector:
-            self._alive = self._failure_detector, self._failure_detector.alive | {self._me.id}
-        return self._alive[1]
+        """All nodes but the dead ones; the same value again as long as nothing has changed."""
+        others = self._nodes[1]
+        if self._alive[0] is not others or self._alive[1] != self._dead:
+            self._alive = others, self._dead, (others | {self._me.id}) - self._dead
+        return self._alive[2]
 
     @property
-    def node_count(self) -> int:
-        """The nodes of the group as of the last poll, and this one."""
-        return len(self._nodes[1]) + 1
+    def dead(self) -> frozenset[str]:
+        """The nodes that this one watches, and whose heartbeats stand still."""
+        return self._dead
 
     @property
     def moving(self) -> frozenset[str]:
-        """The other nodes that have shown that they are alive."""
+        """The other nodes that have shown that they are alive, since this one watches them."""
         return self._failure_detector.moving
 
     def is_ours(self, group: Group) -> bool:
@@ -106,9 +112,10 @@ class GroupObserver:
         if self._partition_detector is not None:
             self._partition_detector.observe(group, now_s=now_s)
         alive = self.alive
-        self.timing = transitions.update_timing(
-            self.timing, group, alive=alive, now_s=now_s, policy=self._policy
-        )
+        if self._is_enough[0] is not group or self._is_enough[1] is not alive:
+            nodes = membership.next_members(group, alive=alive, policy=self._policy)
+            self._is_enough = group, alive, len(nodes) >= self._policy.min_nodes
+        self.timing = transitions.update_timing(self.timing, group, is_enough=self._is_enough[2], now_s=now_s)
         first = next((node.id for node in chain(group.members, group.waiting) if node.id in alive), "")
         self.leads = first == self._me.id and group.settings == self.settings
         self.newest = group
@@ -135,21 +142,42 @@ class GroupObserver:
             self._nodes = group, others
         return self._nodes[1]
 
+    def _watched(self, group: Group, others: frozenset[str], now_s: float) -> frozenset[str]:
+        """The nodes whose heartbeats this one reads now."""
+        if group.settings != self.settings or self._suspects():
+            self._watches_all_until_s = now_s + watch_ring.WATCHES_ALL_FOR * self.settings.keep_alive_s
+        if now_s < self._watches_all_until_s:
+            return others
+        if self._few[0] is not group:
+            self._few = group, watch_ring.watched_by(self._me.id, others)
+        return self._few[1]
+
+    def _suspects(self) -> bool:
+        """Whether some node gives no sign."""
+        if self._partition_detector is not None and self._partition_detector.suspects:
+            return True
+        return self._longest_silence_s > watch_ring.SUSPECTED_AFTER * self.settings.keep_alive_s
+
     def _observe_beats(self, group: Group, now_s: float) -> None:
         others, keep_alive_s = self._others(group), self.settings.keep_alive_s
+        watched = self._watched(group, others, now_s)
         if group.settings is not None:
             # A node with a longer keep-alive sends heartbeats less often.
             keep_alive_s = max(keep_alive_s, group.settings.keep_alive_s)
         # A node that is new here is alive only once it has been observed.
-        if now_s < self._beats_due_s and others == self._failure_detector.nodes.keys():
+        if now_s < self._beats_due_s and watched == self._failure_detector.nodes.keys():
             return
-        per_keep_alive_s = keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
-        self._beats_due_s = now_s + min(len(others) * BEATS_READ_S_PER_NODE, per_keep_alive_s)
-        beats = self._backend.beats(others)
+        pause_s = keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
+        if watched == others:
+            pause_s = min(pause_s, len(others) * BEATS_READ_S_PER_NODE)
+        self._beats_due_s = now_s + pause_s
+        beats = self._backend.beats(watched)
         # If this node cannot send heartbeats (the disk that they share is full), the others most
         # likely cannot either, and their silence must not count.
-        self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(
-            {name: beats.get(name, NO_HEARTBEAT) for name in others},
+        detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(
+            {name: beats.get(name, NO_HEARTBEAT) for name in watched},
             now_s=now_s,
             counts=not self._heartbeat.problem,
         )
+        self._failure_detector, self._dead = detector, watched - detector.alive
+        self._longest_silence_s = max((each.silence.seconds for each in detector.nodes.values()), default=0.0)

@@ -6,6 +6,8 @@ keep the detector from doing harm:
 
 A node is reported unreachable later (1.5 keep-alive periods of silence) than it is taken for dead
 (one). So a node that simply died is evicted first, and nothing about a partition is ever reported.
+In a wide group a node watches few others all the time. It reports one only after it has seen its
+heartbeats arrive while the probes did not.
 
 Where no probe has ever come through, nothing is known and nothing is reported. A firewall may drop
 UDP and pass TCP: then this protection is lost, and nothing else.
@@ -124,16 +126,24 @@ class PartitionDetector:
                 known=links.nodes.values(),
             )
 
-    def with_own_report(self, group: Group, *, alive: AbstractSet[str]) -> Group:
-        """The group with this node's report brought up to date."""
+    @property
+    def suspects(self) -> bool:
+        """Whether a node answers no probes that answered before, or while others answer."""
+        limit_s = self._keep_alive_s * REACHABLE_WITHIN
+        silent = [node.counter for node in self._detector.nodes.values() if node.silence.seconds > limit_s]
+        is_any_reachable = len(silent) < len(self._detector.nodes)
+        return any(is_any_reachable or counter != NO_HEARTBEAT for counter in silent)
+
+    def with_own_report(self, group: Group, *, alive: AbstractSet[str], moving: AbstractSet[str]) -> Group:
+        """The group with this node's report brought up to date. moving: whose heartbeats arrive."""
         reported = own_report(group, self._me)
-        peers = self._unreachable(reported, alive)
+        peers = self._unreachable(reported, alive, moving)
         if peers == reported:
             return group
         return transitions.report_unreachable(group, node_id=self._me, peers=peers)
 
     def with_own_report_or_closed(
-        self, group: Group, *, alive: AbstractSet[str], step: int, now_s: float
+        self, group: Group, *, alive: AbstractSet[str], moving: AbstractSet[str], step: int, now_s: float
     ) -> Group:
         """As `with_own_report`; closes a generation whose members stay partitioned for a while.
 
@@ -142,7 +152,7 @@ class PartitionDetector:
         first report, a pair would be all that is known, and of a pair the later node goes, even
         when the earlier one has lost its links to everyone.
         """
-        updated = self.with_own_report(group, alive=alive)
+        updated = self.with_own_report(group, alive=alive, moving=moving)
         if not membership.is_partitioned(group, alive=alive):
             self._partitioned_s = None
             return updated
@@ -151,7 +161,9 @@ class PartitionDetector:
         is_settled = now_s - self._partitioned_s >= self._keep_alive_s * SETTLED_AFTER
         return transitions.close_if_partitioned(updated, alive=alive, step=step) if is_settled else updated
 
-    def _unreachable(self, reported: tuple[str, ...], alive: AbstractSet[str]) -> tuple[str, ...]:
+    def _unreachable(
+        self, reported: tuple[str, ...], alive: AbstractSet[str], moving: AbstractSet[str]
+    ) -> tuple[str, ...]:
         """The nodes that this one reports; `reported` are those that it has reported so far."""
         if not reported and self._detector.nodes.keys() <= self._detector.alive:
             return ()
@@ -168,5 +180,7 @@ class PartitionDetector:
         # generation after the other. A node that is in no list stops its workers; its place in the
         # report stays. One that is not probed any more has no place: its own report has the link.
         gone = set(reported) - self._links.nodes.keys()
-        kept = (silent & self._watched) | (set(reported) & (self._watched | gone) - reachable)
-        return tuple(name for name in dict.fromkeys((*self._links.nodes, *reported)) if name in kept & alive)
+        kept = (silent & self._watched & moving) | (
+            set(reported) & (self._watched | gone) & alive - reachable
+        )
+        return tuple(name for name in dict.fromkeys((*self._links.nodes, *reported)) if name in kept)

@@ -9,34 +9,28 @@ wanted there.
 It does not start or stop workers, and does not decide how often a run may fail.
 """
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.first_look import FirstLook
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.group_writer import GroupWriter
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
+from elastic.rendezvous.requests import Verb, is_wide, width
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
-CHANGE_TRIES = 200
-# After a lost compare-and-set a node waits up to this at random, and twice as long after each
-# further one: of many nodes that write at once, few then try at the same time.
-BACKOFF_S = 0.002
-LONGEST_BACKOFF_S = 0.5
-# Between two polls, for each node of a group of more than SMALL_GROUP: what all of them ask of the
-# backend then does not grow with their number.
-SMALL_GROUP = 16
+# Between two polls, for each node of a wide group: what all of them ask of the backend then does
+# not grow with their number.
 POLL_S_PER_NODE = 0.0002
 LONGEST_POLL_S = 0.5
 
@@ -97,9 +91,10 @@ class Rendezvous:
             min_generation=min_generation,
             partition_detector=self._partition_detector,
         )
-        self.first_look = FirstLook(self._observer, me.id, clock)
+        self._writer = GroupWriter(
+            backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
+        )
         self._judgement: _Judgement = (None, None, ((), False, ()))
-        self._lost_tries = 0  # of compare-and-set, in a row
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
@@ -132,9 +127,9 @@ class Rendezvous:
             # training.
             if self._is_waiting:
                 soon_s = 0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S
-                self._clock.sleep(max(soon_s, self.poll_s))
-            elif self._lost_tries:
-                self._clock.sleep(self._backoff_s())
+                self._clock.sleep(min(max(soon_s, self.poll_s), self._writer.wait_s))
+            else:
+                self._clock.sleep(self._writer.backoff_s)
         raise Interrupted
 
     def poll_join(self) -> Generation | None:
@@ -146,9 +141,11 @@ class Rendezvous:
         self._observer.keep(group)
         alive = self._observer.alive
         if self._partition_detector is not None:
-            updated = self._partition_detector.with_own_report(group, alive=alive)
+            updated = self._partition_detector.with_own_report(
+                group, alive=alive, moving=self._observer.moving
+            )
             if updated != group:
-                self._set(version, updated)
+                self._writer.set(version, updated)
                 return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
             # This node stopped its workers while the backend was out of reach, so it could not
@@ -157,7 +154,7 @@ class Rendezvous:
             closed = transitions.close(
                 group, generation=self._entered, cause=NODE_LOST, step=0, counts=False, failure=None
             )
-            self._set(version, closed)
+            self._writer.set(version, closed)
             return None
         decision = next_action(
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
@@ -165,21 +162,21 @@ class Rendezvous:
         aloud = decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP)
         self._notify_once(decision.reason, aloud=aloud)
         self._is_waiting = decision.action is GroupAction.WAIT
+        if decision.action not in (GroupAction.JOIN, GroupAction.EVICT):
+            self._writer.take_back()
         match decision.action:
             case GroupAction.WAIT:
                 pass
             case GroupAction.JOIN:
-                # Heartbeat first, then the name: otherwise the others could see a node without a
-                # heartbeat and count its silence.
-                if not self._lost_tries:
-                    self._backend.beat(self._me.id)
-                self._set(version, transitions.join(group, self._me))
+                self._is_waiting = not self._writer.join(version, group)
             case GroupAction.EVICT:
-                self._set(version, transitions.evict(group, alive=alive))
+                self._is_waiting = not self._writer.is_due(group)
+                if not self._is_waiting:
+                    self._writer.set(version, transitions.evict(group, alive=alive))
             case GroupAction.FORM:
                 endpoint = self._open_endpoint()
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
-                self._set(version, formed)
+                self._writer.set(version, formed)
             case GroupAction.ENTER:
                 return self._enter(group)
             case GroupAction.GIVE_UP:
@@ -200,12 +197,18 @@ class Rendezvous:
         alive, changed = self._observer.alive, group
         lost, are_dead, newcomers = self._judged(group, alive)
         if group.ended is None and are_dead:
-            changed = transitions.evict(group, alive=alive, step=step)
+            if self._writer.is_due(group):
+                changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
+            self._writer.take_back()
             changed = self._partition_detector.with_own_report_or_closed(
-                group, alive=alive, step=step, now_s=self._observer.timing.now_s
+                group,
+                alive=alive,
+                moving=self._observer.moving,
+                step=step,
+                now_s=self._observer.timing.now_s,
             )
-        if changed != group and self._set(version, changed):
+        if changed != group and self._writer.set(version, changed):
             group = changed
             newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
         mine = group.generation == self._entered and self._me.id in group.member_ids
@@ -223,16 +226,20 @@ class Rendezvous:
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two calls of `watch`, at least: longer in a larger group."""
-        count = self._observer.node_count
-        return min(count * POLL_S_PER_NODE, LONGEST_POLL_S) if count > SMALL_GROUP else 0.0
+        """How long to wait between two calls of `watch`, at least: longer in a larger group, but
+        not for the node that forms the next generation.
+        """
+        group = self._observer.newest
+        if self._observer.leads or not is_wide(group, self._policy):
+            return 0.0
+        return min(width(group, self._policy) * POLL_S_PER_NODE, LONGEST_POLL_S)
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.
 
         A newer generation stays untouched. Raises BackendFailed, as all that follow.
         """
-        return self._change(
+        return self._writer.change(
             lambda group: transitions.close(
                 group, generation=self._entered, cause=cause, step=step, counts=counts, failure=failure
             )
@@ -241,8 +248,9 @@ class Rendezvous:
     def has_lost_member(self) -> bool:
         """One poll after the generation was closed: whether a member of it is dead."""
         _, group = self._observer.poll()
-        lost = membership.lost_of_closed(group, alive=self._observer.alive)
-        return group.generation == self._entered and bool(lost)
+        # Where another node has evicted it, the failure is not one any more.
+        is_lost = membership.lost_of_closed(group, alive=self._observer.alive) or group.cause == NODE_LOST
+        return group.generation == self._entered and bool(is_lost)
 
     def withdraw(self, *, is_shared: bool) -> bool:
         """Close the open generation if this node is in it, and leave if others have its state.
@@ -250,32 +258,28 @@ class Rendezvous:
         is_shared: the other members of its generation have it. Returns whether such nodes go on;
         if none does, this node keeps its place until `leave`, and must save its state before.
         """
-        group = self._change(
-            lambda group: transitions.withdraw(
-                group, self._me.id, alive=self._observer.alive, is_shared=is_shared
-            )
-        )
+        group = self._writer.change_by(Verb.WITHDRAW_SHARED if is_shared else Verb.WITHDRAW)
         return self._me.id not in group.member_ids and bool(group.member_ids & self._observer.alive)
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
-        return self._change(lambda group: transitions.leave(group, self._me.id))
+        return self._writer.change_by(Verb.LEAVE)
 
     def done(self) -> Group:
         """All workers of this node finished; the last member to report it completes the run."""
-        return self._change(
-            lambda group: transitions.done(group, generation=self._entered, node_id=self._me.id)
-        )
+        return self._writer.change_by(Verb.DONE, generation=self._entered)
 
     def report_commit(self, step: int) -> Group:
         """A checkpoint of this step is committed, whichever generation it was saved in."""
-        return self._change(
+        return self._writer.change(
             lambda group: transitions.report_commit(group, step) if self._observer.is_ours(group) else group
         )
 
     def end(self, run_end: RunEnd) -> Group:
         """End the run for all nodes; changes nothing if the group went on without this node."""
-        return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
+        return self._writer.change(
+            lambda group: transitions.end(group, generation=self._entered, run_end=run_end)
+        )
 
     def reopen(self, *, is_new: bool = False) -> RunEnd | None:
         """Before the first join: a person started a failed or interrupted run again.
@@ -287,7 +291,7 @@ class Rendezvous:
         def reopened(group: Group) -> Group:
             return transitions.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
 
-        group = self._change(reopened)
+        group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
 
     @property
@@ -295,6 +299,11 @@ class Rendezvous:
         """The newest step that this run's group has committed, as of the last poll; 0 for none."""
         group = self._observer.newest
         return group.committed_step if self._observer.is_ours(group) else 0
+
+    def has_lease(self, token: str) -> bool:
+        """Whether the group meets under this lease of the run directory. Raises BackendFailed."""
+        settings = self._observer.poll()[1].settings
+        return settings is not None and settings.lease == token
 
     def use_lease(self, token: str) -> None:
         """Before the first join: the lease under which this node meets the others."""
@@ -304,12 +313,6 @@ class Rendezvous:
     def leads(self) -> bool:
         """Whether this node does what one does for all, as of its last poll."""
         return self._observer.leads
-
-    @property
-    def is_in(self) -> bool:
-        """Whether the group, as of the last poll, names this node."""
-        group = self._observer.newest
-        return self._me.id in group.member_ids | group.waiting_ids
 
     @property
     def is_deserted(self) -> bool:
@@ -337,7 +340,7 @@ class Rendezvous:
             return
         self._backend.beat(self._me.id)
         taken_over = transitions.take_over(group, self._observer.settings)
-        self._set(version, transitions.join(taken_over, self._me))
+        self._writer.set(version, transitions.join(taken_over, self._me))
 
     def _judged(self, group: Group, alive: frozenset[str]) -> _Found:
         """The lost members, whether any node of the group is dead, and the newcomers.
@@ -356,28 +359,6 @@ class Rendezvous:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
         self._entered = group.generation
         return Generation.of(group, self._me)
-
-    def _set(self, version: int | None, group: Group) -> bool:
-        is_set = self._backend.compare_and_set(version, group.to_json())
-        if is_set:
-            self._observer.keep(group)
-        self._lost_tries = 0 if is_set else self._lost_tries + 1
-        return is_set
-
-    def _backoff_s(self) -> float:
-        return min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) * random.random()  # noqa: S311
-
-    def _change(self, transition: Callable[[Group], Group]) -> Group:
-        """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
-        for _ in range(CHANGE_TRIES):
-            version, group = self._observer.poll()
-            changed = transition(group)
-            if changed == group or self._set(version, changed):
-                return changed
-            self._clock.sleep(self._backoff_s())
-        raise BackendFailed(
-            f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
-        )
 
     def _notify_once(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:

@@ -160,12 +160,12 @@ def restart_pause_s(group: Group) -> float:
     return min(2.0 ** min(group.restarts - 2, 32), LONGEST_PAUSE_S)
 
 
-def update_timing(
-    last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: GroupPolicy
-) -> Timing:
-    """`last` after one more poll; a condition must hold at every poll for its time to go on."""
+def update_timing(last: Timing, group: Group, *, is_enough: bool, now_s: float) -> Timing:
+    """`last` after one more poll; a condition must hold at every poll for its time to go on.
+
+    is_enough: `membership.next_members` are at least `min_nodes`.
+    """
     is_closed = not group.open and group.ended is None
-    is_enough = len(membership.next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
@@ -197,14 +197,8 @@ def join(group: Group, node: Node) -> Group:
 
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
-    """Open the next generation with the admitted live nodes; the other waiting nodes are spares.
-
-    A failure in a generation of which a node was lost is not the recipe's, and gives its restart
-    back: the workers of a machine that is taken away may die before its agent does, and scripts
-    without this library fail with an error of their own when their peers are gone.
-    """
-    if group.cause == FAILURE and not group.open and membership.lost_of_closed(group, alive=alive):
-        group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
+    """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
+    group = _with_restart_of_lost(group, alive)
     members = membership.next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
@@ -254,16 +248,30 @@ def close(
     )
 
 
+def _with_restart_of_lost(group: Group, alive: AbstractSet[str]) -> Group:
+    """A failure in a generation of which a node was lost is not the recipe's, and gives its restart
+    back: the workers of a machine that is taken away may die before its agent does, and scripts
+    without this library fail with an error of their own when their peers are gone.
+    """
+    if group.cause != FAILURE or not membership.lost_of_closed(group, alive=alive):
+        return group
+    return replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
+
+
 def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
-    """Remove dead waiting nodes and dead nodes' reports; close the generation of a dead member."""
-    kept = replace(
+    """Remove dead nodes and their reports; close the generation of a dead member."""
+    group = _with_restart_of_lost(group, alive)
+    if membership.lost_members(group, alive=alive):
+        group = close(
+            group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None
+        )
+    members = group.members if group.open else tuple(n for n in group.members if n.id in alive)
+    return replace(
         group,
+        members=members,
         waiting=tuple(node for node in group.waiting if node.id in alive),
         reports=tuple(report for report in group.reports if report.node in alive),
     )
-    if not membership.lost_members(group, alive=alive):
-        return kept
-    return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
 
 
 def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) -> Group:

@@ -420,7 +420,7 @@ class CountingBackend(MemoryBackend):
 
 def test_heartbeats_of_a_large_group_are_read_at_their_own_pace() -> None:
     """A node polls its group for a second, 40 times: beside one other node it reads heartbeats at
-    each poll, beside 99 eight times in a keep-alive.
+    each poll, beside 99 those of four, eight times in a keep-alive.
     """
     readings = []
     for others in (1, 99):

@@ -3,9 +3,6 @@
 The files in tests/scenarios/rendezvous hold commands and what must follow from them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -13,200 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from rendezvous_world import POLL_S, LosableBackend, WideBackend, World, parsed
 
-from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
-from elastic.rendezvous import transitions
-from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous import transitions, watch_ring
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
-from elastic.testing.fakes import FakeClock, MemoryBackend
 
-POLL_S = 0.25
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
-# The whole history is judged after every event, and each version of it needs to be parsed once.
-parsed = lru_cache(maxsize=4096)(Group.parse)
-
-
-@dataclass
-class Machine:
-    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
-
-    rendezvous: Rendezvous
-    reasons: list[str]
-    is_frozen: bool = False
-    is_leaving: bool = False  # it has stopped its workers, and saves what they leave behind
-    holds: bool = False  # no other node has that, and nothing has hidden this node from the others
-    generation: Generation | None = None
-    over: str | None = None
-    stops_in: int = 0  # polls that its workers take to stop
-    stopping: int = 0
-
-    def poll(self) -> None:
-        if self.is_leaving:
-            return
-        if self.stopping:
-            self.stopping -= 1
-            return
-        if self.generation is not None:
-            watch = self.rendezvous.watch()
-            if watch.open and watch.newcomers:
-                self.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
-            elif not watch.open:
-                self.generation, self.stopping = None, self.stops_in
-            return
-        try:
-            self.generation = self.rendezvous.poll_join()
-        except (GroupEnded, RendezvousTimeout, UsageError) as error:
-            if isinstance(error, RendezvousTimeout):
-                self.rendezvous.leave()
-            self.over = f"{type(error).__name__} {error.exit_code}: {error}"
-
-    def __str__(self) -> str:
-        frozen = "frozen, " if self.is_frozen else ""
-        if self.over is not None:
-            return frozen + self.over
-        if self.generation is None:
-            return f"{frozen}{self.reasons[-1] if self.reasons else 'starting'}"
-        return f"{frozen}in {self.generation.number} as node {self.generation.rank_of_node}"
-
-
-@dataclass
-class FakeProbes:
-    """What one node receives from the others, as `Probes` would count it."""
-
-    counters: dict[str, int] = field(default_factory=dict)
-    peers: frozenset[str] = frozenset()
-    asked: frozenset[str] = frozenset()
-
-    def set_peers(
-        self, nodes: Iterable[Node], *, asked: Iterable[Node] = (), known: Iterable[Node] = ()
-    ) -> None:
-        self.peers, self.asked = (frozenset(node.id for node in each) for each in (nodes, asked))
-        watched = self.peers | self.asked
-        self.counters = {name: count for name, count in self.counters.items() if name in watched}
-
-
-class LosableBackend(MemoryBackend):
-    """A backend that can be lost, as a store that one node serves is lost with that node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lost: list[bytes] = []
-
-    def lose(self) -> None:
-        self._lost, self._values = self.history(), []
-
-    def history(self) -> list[bytes]:
-        return self._lost + super().history()
-
-
-@dataclass
-class World:
-    policy: GroupPolicy
-    keep_alive_s: float = 3.0
-    backend: LosableBackend = field(default_factory=LosableBackend)
-    clock: FakeClock = field(default_factory=FakeClock)
-    machines: dict[str, Machine] = field(default_factory=dict)
-    given: dict[str, SharedSettings] = field(default_factory=dict)  # to each node that ever started
-    probes: dict[str, FakeProbes] = field(default_factory=dict)
-    deaf: set[str] = field(default_factory=set)  # receives no packets
-    mute: set[str] = field(default_factory=set)  # sends no packets
-
-    @property
-    def group(self) -> Group:
-        found = self.backend.read()
-        return Group() if found is None else parsed(found[1])
-
-    @property
-    def shown_generation(self) -> int:
-        """The newest generation that the run directory shows to a node that starts."""
-        return max((parsed(value).generation for value in self.backend.history()), default=0)
-
-    @property
-    def settings(self) -> SharedSettings:
-        run = RunKey(run_id="1", uid="1", title="exact.py in runs/one")
-        return SharedSettings(
-            run=run,
-            min_nodes=self.policy.min_nodes,
-            max_nodes=self.policy.max_nodes,
-            keep_alive_s=self.keep_alive_s,
-        )
-
-    @property
-    def staying(self) -> list[str]:
-        return [name for name, machine in self.running.items() if not machine.is_leaving]
-
-    @property
-    def running(self) -> dict[str, Machine]:
-        return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
-
-    def start(self, name: str, settings: SharedSettings | None = None) -> None:
-        """settings: other ones than the world's."""
-        settings = self.given[name] = settings or self.settings
-        policy = replace(self.policy, min_nodes=settings.min_nodes, max_nodes=settings.max_nodes)
-        reasons: list[str] = []
-        self.probes[name] = FakeProbes()
-        rendezvous = Rendezvous(
-            self.backend,
-            Node(id=name, address=name, nproc=1, port=1),
-            policy,
-            keep_alive_s=settings.keep_alive_s,
-            clock=self.clock,
-            open_endpoint=lambda: f"{name}:1",
-            notify=lambda reason, _aloud: reasons.append(reason),
-            min_generation=self.shown_generation,
-            probes=self.probes[name],
-            run=settings.run,
-        )
-        self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
-
-    def kill(self, name: str) -> None:
-        del self.machines[name]
-
-    def leave(self, name: str) -> None:
-        self.machines.pop(name).rendezvous.leave()
-
-    def withdraw(self, name: str, *, is_shared: bool) -> None:
-        machine = self.machines[name]
-        others = machine.rendezvous.withdraw(is_shared=is_shared)
-        machine.generation, machine.is_leaving, machine.holds = None, True, not others
-        machine.reasons.append("others go on with its state" if others else "saves its state")
-
-    def fail(self, name: str, step: int) -> None:
-        machine = self.machines[name]
-        machine.rendezvous.close(transitions.FAILURE, step=step, counts=True)
-        machine.generation = None
-
-    def tick(self, seconds: float) -> None:
-        for _ in range(round(seconds / POLL_S)):
-            self.clock.sleep(POLL_S)
-            self.poll_all()
-
-    def reach(self, one: str, other: str) -> bool:
-        """Whether packets of `one` arrive at `other`."""
-        return one not in self.mute and other not in self.deaf
-
-    def probe_all(self) -> None:
-        for one, other in permutations(self.running, 2):
-            if self.reach(one, other) and self.reach(other, one) and one in self.probes[other].peers:
-                self.probes[other].counters[one] = self.probes[other].counters.get(one, 0) + 1
-
-    def poll_all(self) -> None:
-        self.probe_all()
-        for name, machine in self.running.items():
-            self.backend.beat(name)
-            machine.poll()
-
-    def show(self) -> list[str]:
-        group = self.group
-        state = "ended" if group.ended else "open" if group.open else "closed"
-        members = ",".join(n.id for n in group.members) or "-"
-        spare = ",".join(n.id for n in group.waiting) or "-"
-        lines = [f"> generation {group.generation} {state}, cause {group.cause}, restarts {group.restarts}"]
-        lines += [f"> members {members}; waiting {spare}; endpoint {group.endpoint}"]
-        return lines + [f"> {name}: {machine}" for name, machine in sorted(self.machines.items())]
 
 
 def run_scenario(text: str) -> str:
@@ -313,10 +123,16 @@ def test_nodes_with_different_keep_alives_do_not_flap() -> None:
 class Nodes(RuleBasedStateMachine):
     """Anything happens to up to five nodes in any order; each event checks the group and nodes."""
 
+    most = 3  # members
+    backend: type[LosableBackend] = LosableBackend
+    slowness = 1  # how many times longer the group takes to come to rest
+
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            policy=GroupPolicy(min_nodes=1, max_nodes=3, last_call_s=1.0, timeout_s=1e9), keep_alive_s=2.0
+            policy=GroupPolicy(min_nodes=1, max_nodes=self.most, last_call_s=1.0, timeout_s=1e9),
+            keep_alive_s=2.0,
+            backend=self.backend(),
         )
         self.started = 0
 
@@ -352,7 +168,8 @@ class Nodes(RuleBasedStateMachine):
         inside = [name for name, m in self.world.running.items() if m.generation is not None]
         name = self.pick(data, inside)
         self.world.withdraw(name, is_shared=is_shared)
-        self.world.machines[name].holds &= name in self.world.group.member_ids
+        if name in self.world.machines:
+            self.world.machines[name].holds &= name in self.world.group.member_ids
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())
@@ -429,7 +246,7 @@ class Nodes(RuleBasedStateMachine):
     def poll_one(self, data: st.DataObject) -> None:
         """Nodes do not poll in step: one acts while the clock stands still."""
         if self.world.running:
-            self.world.running[self.pick(data, list(self.world.running))].poll()
+            self.world.poll(self.pick(data, list(self.world.running)))
 
     @precondition(lambda self: self.world.staying)
     @rule()
@@ -439,8 +256,8 @@ class Nodes(RuleBasedStateMachine):
         """
         self.heal()
         self.all_have_left()
-        keep_alive_s, last_call_s = self.longest_keep_alive_s, self.world.policy.last_call_s
-        self.world.tick(3 * keep_alive_s + last_call_s + 10 * POLL_S)
+        keep_alive_s = self.longest_keep_alive_s
+        self.world.tick(self.slowness * 3 * keep_alive_s + self.pause_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
         assert not group.reports
@@ -459,8 +276,8 @@ class Nodes(RuleBasedStateMachine):
         rest, and no two members that once reached each other are cut off from each other.
         """
         self.all_have_left()
-        keep_alive_s, last_call_s = self.longest_keep_alive_s, self.world.policy.last_call_s
-        self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
+        keep_alive_s = self.longest_keep_alive_s
+        self.world.tick(self.slowness * 6 * keep_alive_s + self.pause_s + 10 * POLL_S)
         group = self.world.group
         assert group.open, group
         self.world.tick(4 * keep_alive_s)
@@ -490,6 +307,11 @@ class Nodes(RuleBasedStateMachine):
     def longest_keep_alive_s(self) -> float:
         return max(self.world.given[name].keep_alive_s for name in self.world.machines)
 
+    @property
+    def pause_s(self) -> float:
+        """How long the next generation waits: for stragglers, and after failures in a row."""
+        return self.world.policy.last_call_s + transitions.restart_pause_s(self.world.group)
+
     def all_have_left(self) -> None:
         """Those that save have saved."""
         for name in [name for name, machine in self.world.running.items() if machine.is_leaving]:
@@ -513,3 +335,79 @@ class Nodes(RuleBasedStateMachine):
 
 TestNodes = Nodes.TestCase
 TestNodes.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class WideNodes(Nodes):
+    """The same happens to nodes that take three for a crowd: each watches one other, and they
+    combine their writes. Requests and answers are lost, and writers die before or after a write.
+    """
+
+    most = 4
+    backend = WideBackend
+    slowness = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants = watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED
+        watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED = 2, 1
+
+    def teardown(self) -> None:
+        watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED = self.constants
+
+    @property
+    def flaws(self) -> WideBackend:
+        assert isinstance(self.world.backend, WideBackend)
+        return self.world.backend
+
+    @precondition(lambda self: len(self.world.machines) < 8)
+    @rule(count=st.integers(1, 4))
+    def start_many(self, count: int) -> None:
+        for _ in range(count):
+            self.start()
+
+    @rule(when=st.sampled_from(["before", "after"]))
+    def next_writer_dies(self, when: str) -> None:
+        self.flaws.dies = when
+
+    @rule(count=st.integers(1, 3))
+    def answers_are_lost(self, count: int) -> None:
+        self.flaws.lost_answers = count
+
+    @rule()
+    def requests_grow_old(self) -> None:
+        """A listing shows from now on what it shows now."""
+        self.flaws.old_requests = self.flaws.requests()
+
+    @rule(refuses=st.booleans())
+    def requests_are_refused(self, refuses: bool) -> None:
+        self.flaws.refuses = refuses
+
+    @precondition(lambda self: self.world.group.members)
+    @rule(data=st.data())
+    def a_node_and_all_that_watch_it_die(self, data: st.DataObject) -> None:
+        nodes = self.world.group.member_ids | self.world.group.waiting_ids
+        watched = self.pick(data, list(nodes))
+        for name in nodes:
+            if name == watched or watched in watch_ring.watched_by(name, nodes):
+                self.world.machines.pop(name, None)
+
+    @precondition(lambda self: self.world.staying)
+    @rule()
+    def settle(self) -> None:
+        self.heal_requests()
+        if self.world.staying:
+            super().settle()
+
+    @precondition(lambda self: self.world.staying and self.world.deaf | self.world.mute)
+    @rule()
+    def settle_cut(self) -> None:
+        self.heal_requests()
+        if self.world.staying:
+            super().settle_cut()
+
+    def heal_requests(self) -> None:
+        self.flaws.dies, self.flaws.lost_answers, self.flaws.old_requests = "", 0, None
+
+
+TestWideNodes = WideNodes.TestCase
+TestWideNodes.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

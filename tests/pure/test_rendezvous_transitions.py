@@ -332,11 +332,15 @@ def test_only_a_generation_without_previous_members_waits_for_stragglers() -> No
 
 
 def test_forming_waits_for_live_previous_members_only() -> None:
-    """b still stops its workers; then it is dead; then it has left."""
+    """b still stops its workers; then it is dead, and evicted; or it has left."""
     group = rejoined(closed(formed("a", "b")), "a")
-    for alive, expected in ((set("ab"), GroupAction.WAIT), ({"a"}, GroupAction.FORM)):
+    for alive, expected in ((set("ab"), GroupAction.WAIT), ({"a"}, GroupAction.EVICT)):
         decision = transitions.next_action(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
         assert decision.action == expected, decision.reason
+    evicted = transitions.evict(group, alive={"a"})
+    assert [n.id for n in evicted.members] == ["a"]
+    alone = transitions.next_action(evicted, node("a"), alive={"a"}, timing=LONG_AGO, policy=POLICY)
+    assert alone.action == GroupAction.FORM
     left = transitions.next_action(
         transitions.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY
     )
@@ -445,7 +449,7 @@ def role(group: Group, me: str, alive: set[str]) -> tuple[str, str]:
     reporters = {report.node for report in group.reports}
     if group.ended:
         return "ended", "is any"
-    if (inside | group.waiting_ids | reporters) - alive:
+    if (group.member_ids | group.waiting_ids | reporters) - alive:
         return "not ended", "sees that another one is dead"
     if not group.open:
         return state(group), "waits" if me in group.waiting_ids else "has not joined"

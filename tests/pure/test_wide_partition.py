@@ -90,10 +90,10 @@ class Network:
         everyone = frozenset(self.names)
         if self.group.open:
             self.group = agent.detector.with_own_report_or_closed(
-                self.group, alive=everyone, step=1, now_s=self.now_s
+                self.group, alive=everyone, moving=everyone, step=1, now_s=self.now_s
             )
         else:
-            self.group = agent.detector.with_own_report(self.group, alive=everyone)
+            self.group = agent.detector.with_own_report(self.group, alive=everyone, moving=everyone)
 
     def excluded(self):
         return membership.excluded(self.group, alive=frozenset(self.names))

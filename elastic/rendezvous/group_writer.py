@@ -1,0 +1,132 @@
+"""A node's changes get into the group by compare-and-set, alone or with those of other nodes.
+
+It does not promise that a change is made once: one whose outcome is unknown is tried again, and
+transitions are such that this does no harm.
+"""
+
+import random
+from collections.abc import Callable
+
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.combiner import Combiner
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.observer import GroupObserver
+from elastic.rendezvous.requests import Request, Verb
+from elastic.system.clock import Clock
+
+REQUEST_POLL_S = 0.02
+CHANGE_TRIES = 200
+# After a lost compare-and-set a node waits up to this at random, and twice as long after each
+# further one: of many nodes that write at once, few then try at the same time.
+BACKOFF_S = 0.002
+LONGEST_BACKOFF_S = 0.5
+
+
+class GroupWriter:
+    def __init__(
+        self,
+        backend: Backend,
+        me: Node,
+        policy: GroupPolicy,
+        observer: GroupObserver,
+        *,
+        keep_alive_s: float,
+        clock: Clock,
+    ) -> None:
+        self._backend = backend
+        self._me = me
+        self._observer = observer
+        self._clock = clock
+        self._combiner = Combiner(backend, me, policy, observer, keep_alive_s=keep_alive_s, clock=clock)
+        self._lost_tries = 0  # of compare-and-set, in a row
+
+    @property
+    def backoff_s(self) -> float:
+        """How long to wait before the next try, drawn at random; 0 unless the last one was lost."""
+        if not self._lost_tries:
+            return 0.0
+        return min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) * random.random()  # noqa: S311
+
+    @property
+    def wait_s(self) -> float:
+        """How long until this node is to write what others may write for it; may be infinite."""
+        return self._combiner.wait_s
+
+    def set(self, version: int | None, group: Group) -> bool:
+        """Make `group` the successor of `version` unless another node was faster."""
+        is_set = self._backend.compare_and_set(version, group.to_json())
+        if is_set:
+            self._observer.keep(group)
+        else:
+            self._combiner.has_lost()
+        self._lost_tries = 0 if is_set else self._lost_tries + 1
+        return is_set
+
+    def is_due(self, group: Group) -> bool:
+        """Whether it is this node's turn to write what all nodes see alike; in a wide group at a
+        random time, so that a few do.
+        """
+        return not self._combiner.is_for(group) or self._combiner.is_due(group)
+
+    def take_back(self) -> None:
+        """What this node waited for has happened, or is not wanted any more."""
+        self._combiner.take_back()
+
+    def join(self, version: int | None, group: Group) -> bool:
+        """Try to wait for the next generation; False: another node may write that first."""
+        # Heartbeat first, then the name: otherwise the others could see a node without a heartbeat
+        # and count its silence.
+        if not self._lost_tries and not self._combiner.is_joining:
+            self._backend.beat(self._me.id)
+        wish = Request(verb=Verb.JOIN, node=self._me, generation=group.generation)
+        if self._combiner.is_for(group):
+            if not self._combiner.request(group, wish):
+                return False
+            group = self._combiner.with_all(group, wish)
+        self.set(version, wish.apply(group, dead=frozenset()))
+        return True
+
+    def change(self, transition: Callable[[Group], Group]) -> Group:
+        """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
+        for _ in range(CHANGE_TRIES):
+            version, group = self._observer.poll()
+            changed = transition(group)
+            if changed == group or self.set(version, changed):
+                return changed
+            self._clock.sleep(self.backoff_s)
+        raise self._out_of_tries()
+
+    def change_by(self, verb: Verb, *, generation: int | None = None) -> Group:
+        """As `change`, for what another node of a wide group may write for this one.
+
+        generation: the only one in which it is wanted, None for the present one.
+        """
+        # A node that has read the request to join may be about to write it. It cannot any more once
+        # the version that it read is not the newest.
+        was_joining, old, lost = self._combiner.is_joining, tuple[int | None, ...](), 0
+        while lost < CHANGE_TRIES:
+            version, group = self._observer.poll()
+            if was_joining:
+                self._combiner.take_back()
+                was_joining, old = False, (version,)
+            about = group.generation if generation is None else generation
+            wish = Request(verb=verb, node=self._me, generation=about)
+            changed = wish.apply(group, dead=self._observer.dead)
+            is_done = changed == group
+            if not is_done and self._combiner.is_for(group):
+                if not self._combiner.request(group, wish):
+                    self._clock.sleep(min(REQUEST_POLL_S, self._combiner.wait_s))
+                    continue
+                changed = self._combiner.with_all(group, wish)
+            if (is_done and version not in old) or self.set(version, changed):
+                self._combiner.take_back()
+                return changed
+            lost += 1
+            self._clock.sleep(self.backoff_s)
+        raise self._out_of_tries()
+
+    def _out_of_tries(self) -> BackendFailed:
+        return BackendFailed(
+            f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
+        )

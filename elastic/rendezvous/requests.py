@@ -1,0 +1,100 @@
+"""Nodes of a wide group leave their changes beside it, and one of them writes those of all.
+
+If a thousand nodes write themselves into the group at once, each version has one winner and all
+others try again: half a million tries, each with the whole group in it. So a node leaves a short
+request first and waits for a random time. If its change is not in the group by then, it writes it,
+and with it, in one version, those of all requests that it finds, by the transitions as they are.
+No node has a part of its own in this, so none is missed when it dies. (The idea is that of flat
+combining: Hendler, Incze, Shavit and Tzafrir, 2010.)
+
+A request names the generation that it is about, so that one that a dead process left behind does
+not take effect later. To ask twice is to ask once.
+
+It does not promise that a request is answered: the node that left it writes it after its wait.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+
+from elastic.rendezvous import transitions, watch_ring
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.system.untrusted import encode, fits, parse_number
+
+
+class Verb(Enum):
+    JOIN = "join"
+    DONE = "done"
+    LEAVE = "leave"
+    WITHDRAW = "withdraw"
+    WITHDRAW_SHARED = "withdraw-shared"  # other members have the node's newest state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    verb: Verb
+    node: Node
+    generation: int
+
+    @property
+    def text(self) -> str:
+        """Short, because some backends keep it in the name of a file."""
+        node = self.node
+        return f"{self.verb.value} {self.generation} {node.nproc} {node.port} {node.address}"
+
+    @staticmethod
+    def parse(node_id: str, text: str, generation: int) -> "Request | None":
+        """None for another generation, and for what is no request."""
+        match text.split(" ", 4):
+            case [verb, about, nproc_text, port_text, address]:
+                nproc, port = parse_number(nproc_text), parse_number(port_text)
+            case _:
+                return None
+        if parse_number(about) != generation or verb not in _VERBS or nproc is None or port is None:
+            return None
+        node = Node(id=node_id, address=address, nproc=nproc, port=port)
+        if not fits(encode(node), Node):
+            return None  # with it in the group, no node could read the group
+        return Request(verb=Verb(verb), node=node, generation=generation)
+
+    def apply(self, group: Group, *, dead: AbstractSet[str]) -> Group:
+        """dead: the nodes that the writer takes for dead; what they had requested is void."""
+        node = self.node
+        if self.generation != group.generation or node.id in dead:
+            return group
+        match self.verb:
+            case Verb.JOIN:
+                return transitions.join(group, node)
+            case Verb.DONE:
+                return transitions.done(group, generation=self.generation, node_id=node.id)
+            case Verb.LEAVE:
+                return transitions.leave(group, node.id)
+            case Verb.WITHDRAW | Verb.WITHDRAW_SHARED:
+                is_shared, alive = self.verb is Verb.WITHDRAW_SHARED, group.member_ids - dead
+                return transitions.withdraw(group, node.id, alive=alive, is_shared=is_shared)
+
+
+_VERBS = frozenset(verb.value for verb in Verb)
+
+
+def apply_all(group: Group, requests: Iterable[Request], *, dead: AbstractSet[str]) -> Group:
+    """Those of one moment come in the order of their nodes' names, which gives neighbours
+    neighbouring ranks.
+    """
+    for request in sorted(requests, key=lambda each: each.node.id):
+        group = request.apply(group, dead=dead)
+    return group
+
+
+def width(group: Group, policy: GroupPolicy) -> int:
+    """How many nodes may want to write at once. Before the first generation of a start that is not
+    known, and the policy's limit stands for it.
+    """
+    named = len(group.members) + len(group.waiting)
+    return named if group.members else max(named, policy.max_nodes)
+
+
+def is_wide(group: Group, policy: GroupPolicy) -> bool:
+    return width(group, policy) > watch_ring.ALL_WATCH_ALL

@@ -1,0 +1,287 @@
+"""A simulated group: real Rendezvous objects on one fake clock, polled in turns."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import permutations
+
+from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
+from elastic.rendezvous import transitions
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.generation import Generation
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.shared_settings import RunKey, SharedSettings
+from elastic.testing.fakes import FakeClock, MemoryBackend
+
+POLL_S = 0.25
+# The whole history is judged after every event, and each version of it needs to be parsed once.
+parsed = lru_cache(maxsize=4096)(Group.parse)
+
+
+@dataclass
+class Machine:
+    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
+
+    rendezvous: Rendezvous
+    reasons: list[str]
+    is_frozen: bool = False
+    is_leaving: bool = False  # it has stopped its workers, and saves what they leave behind
+    holds: bool = False  # no other node has that, and nothing has hidden this node from the others
+    generation: Generation | None = None
+    over: str | None = None
+    stops_in: int = 0  # polls that its workers take to stop
+    stopping: int = 0
+
+    def poll(self) -> None:
+        if self.is_leaving:
+            return
+        if self.stopping:
+            self.stopping -= 1
+            return
+        if self.generation is not None:
+            watch = self.rendezvous.watch()
+            if watch.open and watch.newcomers:
+                self.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
+            elif not watch.open:
+                self.generation, self.stopping = None, self.stops_in
+            return
+        try:
+            self.generation = self.rendezvous.poll_join()
+        except (GroupEnded, RendezvousTimeout, UsageError) as error:
+            if isinstance(error, RendezvousTimeout):
+                self.rendezvous.leave()
+            self.over = f"{type(error).__name__} {error.exit_code}: {error}"
+
+    def __str__(self) -> str:
+        frozen = "frozen, " if self.is_frozen else ""
+        if self.over is not None:
+            return frozen + self.over
+        if self.generation is None:
+            return f"{frozen}{self.reasons[-1] if self.reasons else 'starting'}"
+        return f"{frozen}in {self.generation.number} as node {self.generation.rank_of_node}"
+
+
+@dataclass
+class FakeProbes:
+    """What one node receives from the others, as `Probes` would count it."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    peers: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
+
+    def set_peers(
+        self, nodes: Iterable[Node], *, asked: Iterable[Node] = (), known: Iterable[Node] = ()
+    ) -> None:
+        self.peers, self.asked = (frozenset(node.id for node in each) for each in (nodes, asked))
+        watched = self.peers | self.asked
+        self.counters = {name: count for name, count in self.counters.items() if name in watched}
+
+
+class LosableBackend(MemoryBackend):
+    """A backend that can be lost, as a store that one node serves is lost with that node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost: list[bytes] = []
+
+    def lose(self) -> None:
+        # No node can find the others of its generation any more: it counts as closed.
+        over = [transitions.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
+        self._lost, self._values = self.history() + over, []
+
+    def history(self) -> list[bytes]:
+        return self._lost + super().history()
+
+
+class Died(Exception):  # noqa: N818 - it says what happened
+    """A node dies in the middle of a call."""
+
+
+class WideBackend(LosableBackend):
+    """What goes wrong for nodes that combine their writes, as a test wants it.
+
+    lost_answers: of so many writes the writer learns that they failed. old_requests: what is read
+    instead of the newest requests. refuses: no request can be left. dies: the next writer dies
+    before, or after, its write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost_answers = 0
+        self.old_requests: dict[str, str] | None = None
+        self.refuses = False
+        self.dies = ""
+        self.tries = 0
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        self.tries += 1
+        dies, self.dies = self.dies, ""
+        if dies == "before":
+            raise Died
+        is_set = super().compare_and_set(version, value)
+        if dies == "after":
+            raise Died
+        self.lost_answers -= is_set and self.lost_answers > 0
+        return is_set and not self.lost_answers
+
+    def request(self, node_id: str, text: str) -> None:
+        if self.refuses and text:
+            raise BackendFailed("no room for the name")
+        super().request(node_id, text)
+
+    def requests(self) -> dict[str, str]:
+        return super().requests() if self.old_requests is None else self.old_requests
+
+
+class WorldClock(FakeClock):
+    """The others go on while a node sleeps within a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: Callable[[], None] | None = None
+        self._slept_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._slept_s += seconds
+        if self.others is not None and self._slept_s >= POLL_S:
+            self._slept_s, others, self.others = 0.0, self.others, None
+            others()
+            self.others = others
+
+
+@dataclass
+class World:
+    policy: GroupPolicy
+    keep_alive_s: float = 3.0
+    backend: LosableBackend = field(default_factory=LosableBackend)
+    clock: WorldClock = field(default_factory=WorldClock)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    given: dict[str, SharedSettings] = field(default_factory=dict)  # to each node that ever started
+    probes: dict[str, FakeProbes] = field(default_factory=dict)
+    deaf: set[str] = field(default_factory=set)  # receives no packets
+    mute: set[str] = field(default_factory=set)  # sends no packets
+
+    @property
+    def group(self) -> Group:
+        found = self.backend.read()
+        return Group() if found is None else parsed(found[1])
+
+    @property
+    def shown_generation(self) -> int:
+        """The newest generation that the run directory shows to a node that starts."""
+        return max((parsed(value).generation for value in self.backend.history()), default=0)
+
+    @property
+    def settings(self) -> SharedSettings:
+        run = RunKey(run_id="1", uid="1", title="exact.py in runs/one")
+        return SharedSettings(
+            run=run,
+            min_nodes=self.policy.min_nodes,
+            max_nodes=self.policy.max_nodes,
+            keep_alive_s=self.keep_alive_s,
+        )
+
+    @property
+    def staying(self) -> list[str]:
+        return [name for name, machine in self.running.items() if not machine.is_leaving]
+
+    @property
+    def running(self) -> dict[str, Machine]:
+        return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
+
+    def start(self, name: str, settings: SharedSettings | None = None) -> None:
+        """settings: other ones than the world's."""
+        settings = self.given[name] = settings or self.settings
+        policy = replace(self.policy, min_nodes=settings.min_nodes, max_nodes=settings.max_nodes)
+        reasons: list[str] = []
+        self.probes[name] = FakeProbes()
+        rendezvous = Rendezvous(
+            self.backend,
+            Node(id=name, address=name, nproc=1, port=1),
+            policy,
+            keep_alive_s=settings.keep_alive_s,
+            clock=self.clock,
+            open_endpoint=lambda: f"{name}:1",
+            notify=lambda reason, _aloud: reasons.append(reason),
+            min_generation=self.shown_generation,
+            probes=self.probes[name],
+            run=settings.run,
+        )
+        self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
+
+    def kill(self, name: str) -> None:
+        del self.machines[name]
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """While this node is in a call that may sleep, all others go on, and its heart beats."""
+        before, self.clock.others = self.clock.others, lambda: self.poll_all(but=name)
+        try:
+            yield
+        except Died:
+            self.machines.pop(name, None)
+        finally:
+            self.clock.others = before
+
+    def leave(self, name: str) -> None:
+        machine = self.machines[name]
+        machine.is_leaving = True
+        with self.calling(name):
+            machine.rendezvous.leave()
+        self.machines.pop(name, None)
+
+    def withdraw(self, name: str, *, is_shared: bool) -> None:
+        machine = self.machines[name]
+        machine.is_leaving = True
+        others = False
+        with self.calling(name):
+            others = machine.rendezvous.withdraw(is_shared=is_shared)
+        machine.generation, machine.is_leaving, machine.holds = None, True, not others
+        machine.reasons.append("others go on with its state" if others else "saves its state")
+
+    def fail(self, name: str, step: int) -> None:
+        machine = self.machines[name]
+        with self.calling(name):
+            machine.rendezvous.close(transitions.FAILURE, step=step, counts=True)
+        machine.generation = None
+
+    def tick(self, seconds: float) -> None:
+        for _ in range(round(seconds / POLL_S)):
+            self.clock.sleep(POLL_S)
+            self.poll_all()
+
+    def reach(self, one: str, other: str) -> bool:
+        """Whether packets of `one` arrive at `other`."""
+        return one not in self.mute and other not in self.deaf
+
+    def probe_all(self) -> None:
+        for one, other in permutations(self.running, 2):
+            probes = self.probes[other]
+            is_probed = one in probes.peers or one in probes.asked
+            if is_probed and self.reach(one, other) and self.reach(other, one):
+                probes.counters[one] = probes.counters.get(one, 0) + 1
+
+    def poll_all(self, but: str = "") -> None:
+        """but: a node that is in a call."""
+        self.probe_all()
+        for name in list(self.running):
+            self.backend.beat(name)
+            if name != but and name in self.machines:
+                self.poll(name)
+
+    def poll(self, name: str) -> None:
+        with self.calling(name):
+            self.machines[name].poll()
+
+    def show(self) -> list[str]:
+        group = self.group
+        state = "ended" if group.ended else "open" if group.open else "closed"
+        members = ",".join(n.id for n in group.members) or "-"
+        spare = ",".join(n.id for n in group.waiting) or "-"
+        lines = [f"> generation {group.generation} {state}, cause {group.cause}, restarts {group.restarts}"]
+        lines += [f"> members {members}; waiting {spare}; endpoint {group.endpoint}"]
+        return lines + [f"> {name}: {machine}" for name, machine in sorted(self.machines.items())]
