@@ -39,10 +39,12 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
         ) from error
 
 
-def read_uid(run: RunDir, clock: Clock) -> str | None:
-    """None where no agent has claimed the directory. Raises UsageError, StoreFailed."""
-    there = read_small(open_store(run.url), UID, clock)
-    return None if there is None else _checked(there, run)
+def check_claim(run: RunDir, uid: str, clock: Clock) -> None:
+    """Raises UsageError where the directory is no longer the one that was claimed; StoreFailed."""
+    if read_small(open_store(run.url), UID, clock) != uid.encode():
+        raise UsageError(
+            f"{run.url} was set aside, moved or replaced while this command waited to begin in it; give the command again"
+        )
 
 
 def _checked(text: bytes, run: RunDir) -> str:

@@ -103,7 +103,8 @@ def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS:
         saved = ""  # the reason says what is there
-    lines = [f"training failed: {reason}{saved}; logs are in {run.logs}"]
+    logs = f"; logs are in {run.logs}" if run.logs.exists() else ""  # none where no worker started
+    lines = [f"training failed: {reason}{saved}{logs}"]
     if failure is not None:
         # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")

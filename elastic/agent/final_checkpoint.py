@@ -17,6 +17,7 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
+from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import CheckpointDiffers
@@ -26,10 +27,11 @@ from elastic.snapshot.safetensors_header import StateDigest
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.uploader.client import UploaderClient
+from elastic.uploader.client import STOP_S, UploaderClient, UploaderProcess
 from elastic.uploader.protocol import SaveState
 
 POLL_S = 0.1
+SAY_AFTER_S = 1.0
 PIECE_BYTES = 1 << 26  # hashed in a fraction of a second
 
 
@@ -86,6 +88,25 @@ class FinalCheckpoint:
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
         if found := next((record for record in records if record.step == step), None):
             self._compare(newest, found, until_s=deadline)
+
+    def finish_saves(self, uploader: UploaderProcess) -> None:
+        """Stop the uploader once it has finished its saves, or has had the time that they take."""
+        slots, began_s, is_said = self.memory.slots, self.clock.monotonic(), False
+        # A save may wait for another one of the same size.
+        limit_s = save_limit_s(STOP_S, 0 if slots is None else 2 * slots.capacity_bytes)
+        while (
+            self.clock.monotonic() < self.shutdown.end_s(began_s, limit_s) and uploader.ends(POLL_S) is None
+        ):
+            if (
+                not is_said
+                and self.shutdown.reason is None
+                and self.clock.monotonic() >= began_s + SAY_AFTER_S
+            ):
+                is_said = True
+                self.report(
+                    f"this node waits for its save in progress, {limit_s:.0f} s at most; SIGTERM or Ctrl-C shortens that to --grace"
+                )
+        uploader.stop(0.0)
 
     def _records(self) -> list[CommitRecord]:
         try:

@@ -16,7 +16,7 @@ import torch
 from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
-from elastic.agent.claim_run_dir import claim
+from elastic.agent.claim_run_dir import check_claim, claim
 from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
@@ -31,10 +31,10 @@ from elastic.agent.open_rendezvous import (
     newest_generation,
     open_backend,
     rendezvous_config,
-    set_aside,
 )
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
+from elastic.agent.set_aside import set_aside
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.signpost import check_shared
@@ -65,7 +65,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
-from elastic.uploader.client import STOP_S, UploaderProcess
+from elastic.uploader.client import UploaderProcess
 from elastic.uploader.fence import Mirror
 from elastic.uploader.protocol import UploaderConfig
 
@@ -98,7 +98,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
         )
     if options.fresh:
-        set_aside(run)
+        set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
     config = rendezvous_config(options, run, uid)
     backend = open_backend(config, options)
@@ -154,7 +154,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         notices = options.notice_file, options.notice_command
         stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
         agent.run()
-        uploader.stop(shutdown.limit_s(STOP_S))
+        parts.final_checkpoint.finish_saves(uploader)
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
             serve_until_read(backend, settings.node, _CLOCK)
@@ -222,15 +222,24 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
 
         check = partial(check_shared, keep_alive_s=keep_alive_s, clock=_CLOCK)
         answer_of(partial(check, open_group, settings.run.url, settings.run_key), options)
+    # A node that is refused has taken no lease from those that train.
+    answer_of(rendezvous.first_look.check_settings, options)
     run_lease = RunLease(settings.run.url, _CLOCK)
     lease = run_lease.take(
         printable(config.place)[:LONGEST_NAME],
         keep_alive_s=keep_alive_s,
-        is_here=lambda token: answer_of(partial(rendezvous.has_lease, token), options),
+        holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), options),
+        check=partial(check_claim, settings.run, settings.uid, _CLOCK),
         notify=partial(print, flush=True),
     )
     rendezvous.use_lease(lease.token)
-    return LeaseRenewal(run_lease, lease, leads=lambda: rendezvous.leads, on_lost=shutdown.request)
+    return LeaseRenewal(
+        run_lease,
+        lease,
+        leads=lambda: rendezvous.leads,
+        is_in=lambda: rendezvous.is_in,
+        on_lost=shutdown.request,
+    )
 
 
 def _parts(  # noqa: PLR0913 - the parts of an agent

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config import environment
-from elastic.config.identity import NAME
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import StoreFailed
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
-from elastic.rendezvous.lease import RunLease
-from elastic.storage.remote import FsspecStore, open_store
-from elastic.system.clock import SystemClock, timestamp
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_number
 
 C10D_GROUP = "run"  # by default
@@ -75,29 +73,3 @@ def newest_generation(run: RunDir) -> int:
         records = []  # the restore asks the storage again, and waits a minute for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))
     return max([0, *(record.generation for record in records), *filter(None, logs)])
-
-
-def set_aside(run: RunDir) -> None:
-    """Rename a used run directory; nothing of it is deleted. Raises UsageError while it is used."""
-    RunLease(run.url, _CLOCK).check_unused("a command with --fresh", partial(print, flush=True))
-    marks = run.local / NAME, run.events, run.rendezvous
-    if run.local.is_dir() and any(run.local.iterdir()) and not any(path.exists() for path in marks):
-        raise UsageError(
-            f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
-        )
-    suffix = f".aside-{timestamp(_CLOCK.wall())}"
-    # The group's state stays: its versions and generations go on counting, so that a process of the
-    # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
-    if run.local.exists():
-        aside = run.local.with_name(run.local.name + suffix)
-        run.local.rename(aside)
-        if (aside / run.rendezvous.name).exists():
-            run.local.mkdir(exist_ok=True)
-            (aside / run.rendezvous.name).rename(run.rendezvous)
-    if run.is_remote:
-        store, of_group = FsspecStore(run.url), run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
-        moved = (each.name for each in store.list() if not each.name.startswith(of_group))
-        # Objects are moved one by one. run.json goes first and commit records next: if the move
-        # stops half-way, the rest is never taken for a part of the new run.
-        for name in sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
-            store.move(name, suffix)

@@ -57,9 +57,11 @@ class ShutdownRequest:
         """The end of the grace period on the monotonic clock; without a request it begins now."""
         return (self._clock.monotonic() if self.reason is None else self._since_s) + self.grace_s
 
-    def limit_s(self, longest_s: float) -> float:
-        """How long a last task may take: `longest_s`, or what a request leaves of the grace."""
+    def end_s(self, began_s: float, longest_s: float) -> float:
+        """When a last task that began then must end, on the monotonic clock: after `longest_s`, or,
+        whenever a request comes, with its grace.
+        """
         if self.reason is None:
-            return longest_s
-        left_s = 0.0 if self.skips_checkpoint else self.grace_s - self.age_s
-        return max(SHORTEST_LIMIT_S, min(longest_s, left_s))
+            return began_s + longest_s
+        asked_s = began_s if self.skips_checkpoint else self.deadline_s
+        return max(began_s + SHORTEST_LIMIT_S, min(began_s + longest_s, asked_s))

@@ -1,14 +1,19 @@
 """At one time the nodes of a run directory meet in one place, which has the directory's lease.
 
 The lease is a number with a random token. A group has the token in its state, so a node that finds
-it there has come to the same place, under whatever address. A node that does not find it watches
-the lease: while its holder renews it, another place is refused; once it was not renewed for twice
-the keep-alive, or was released, the next number is free. No two clocks are compared: a watcher
-counts by its own, and only whether the counter moves.
+it there has come to the same place, under whatever address. It has also come to the same directory,
+and not to a copy, once it has seen the counter of live nodes move in it. A node that does not find
+the token watches the lease: while its holder renews it, another place is refused; once it was not
+renewed for twice the keep-alive, or was released, the next number is free. No two clocks are
+compared: a watcher counts by its own, and only whether the counter moves.
 
 lease/<number>            created exclusively, never changed: the token, the place, how long it
                           takes to find a dead holder
-lease/<number>-renewed    a counter that the holder moves, or "released"
+lease/<number>-renewed    a counter that the holder moves, or "released"; in a folder it is
+                          overwritten in place, which needs no room on most file systems
+
+Where nodes meet in the run directory itself, their heartbeats count as the counter does: they have
+a reserve for a full disk.
 
 It does not promise that a holder that slept for longer notices at once that it has lost the lease:
 it does at its next renewal.
@@ -24,21 +29,25 @@ from pathlib import Path
 from typing import Annotated
 
 from elastic.errors import ElasticError, UsageError
+from elastic.rendezvous.backends.beat_files import FOLDER, BeatFiles
+from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.shared_settings import Name
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
-from elastic.system.files import replace_whole
+from elastic.system.files import overwrite
 from elastic.system.silence import Silence
 from elastic.system.untrusted import FieldRule, decode, parse_number
 
 RENEWALS_PER_KEEP_ALIVE = 5
+LONGEST_RENEW_S = 1.0  # a node that joins waits for one
 REMOTE_RENEW_S = 3.0  # at least: each renewal is a request that costs money
 STOP_S = 10.0
 START_S = 60.0  # from taking the lease to the first renewal, on a busy machine
 MOVES_TO_BELIEVE = 2  # the first may have been on its way while the holder died
 _RELEASED = b"released"
+_WIDTH = 20  # of all that is written in place of each other
 
 _Seconds = Annotated[float, FieldRule(lambda seconds: seconds > 0, "a number of seconds above 0")]
 
@@ -67,6 +76,7 @@ class RunLease:
         self._store = open_store(f"{url}/lease")
         # Whose requests are short: a storage that is away must hold up no agent that ends.
         self._objects = Objects(f"{url}/lease") if "://" in url else None
+        self._beats = BeatFiles(Path(url) / "rendezvous" / FOLDER) if self._objects is None else None
         self._clock = clock
         self._count = 0
 
@@ -75,20 +85,27 @@ class RunLease:
         place: str,
         *,
         keep_alive_s: float,
-        is_here: Callable[[str], bool],
+        holder: Callable[[str], Holder],
+        check: Callable[[], None],
         notify: Callable[[str], None],
     ) -> Lease:
-        """The lease with which to meet in this place. is_here: the group in it has this token.
+        """The lease with which to meet in this place.
 
-        Raises UsageError while another place has it.
+        holder: of the lease with this token. check: raises UsageError where the run directory has
+        become another run's, as it may while this node waits.
+        Raises UsageError also while another place has the lease, and in a copy of the directory.
         """
-        renew_s = keep_alive_s / RENEWALS_PER_KEEP_ALIVE
+        renew_s = min(keep_alive_s / RENEWALS_PER_KEEP_ALIVE, LONGEST_RENEW_S)
         if self._objects is not None:
-            renew_s = max(renew_s, REMOTE_RENEW_S)
+            renew_s = max(keep_alive_s / RENEWALS_PER_KEEP_ALIVE, REMOTE_RENEW_S)
         while True:
             newest = self.newest()
-            if newest is not None and not self._is_free(newest, place, is_here, notify):
+            is_free = newest is None or self._is_free(newest, place, holder, notify)
+            check()
+            if newest is not None and not is_free:
                 return newest
+            if newest is not None and self.newest() != newest:
+                continue  # another node was faster, or the directory was replaced meanwhile
             ours = Lease(
                 number=1 if newest is None else newest.number + 1,
                 token=secrets.token_hex(8),
@@ -97,12 +114,8 @@ class RunLease:
                 renew_s=renew_s,
             )
             if self._store.create(_name(ours.number), dumps(asdict(ours)).encode()):
+                self._checked(ours, check)
                 return ours
-
-    def check_unused(self, place: str, notify: Callable[[str], None]) -> None:
-        """Raises UsageError while any place has it."""
-        if (newest := self.newest()) is not None:
-            self._is_free(newest, place, lambda _token: False, notify)
 
     def newest(self) -> Lease | None:
         numbers = (parse_number(each.name) for each in self._store.list())
@@ -122,11 +135,14 @@ class RunLease:
 
     def renew(self, lease: Lease) -> None:
         self._count += 1
-        self._write(lease, str(self._count).encode())
+        self._write(lease, b"%d" % self._count)
 
     def release(self, lease: Lease) -> None:
         """The last node of the place has left."""
         self._write(lease, _RELEASED)
+
+    def is_released(self, lease: Lease) -> bool:
+        return (self._read_now(_renewed(lease.number)) or b"").strip() == _RELEASED
 
     def is_lost(self, lease: Lease) -> bool:
         """Whether another place has taken it, or the run directory was set aside."""
@@ -135,37 +151,67 @@ class RunLease:
             return self.newest() is not None
         return lease.token.encode() not in own or self._read_now(_name(lease.number + 1)) is not None
 
-    def _is_free(
-        self, lease: Lease, place: str, is_here: Callable[[str], bool], notify: Callable[[str], None]
-    ) -> bool:
-        """Wait until the holder is found dead (True) or in this place (False).
+    def _checked(self, ours: Lease, check: Callable[[], None]) -> None:
+        """What was just created lies in the directory that was claimed, or is gone again."""
+        try:
+            check()
+        except ElasticError:
+            self._store.delete(_name(ours.number))
+            raise
+        if self._objects is None:
+            with suppress(OSError):  # if it finds no room, the first renewal may
+                self._write(ours, b"")  # from now on a renewal needs none
 
-        Raises UsageError when it is alive, and in another place.
+    def _is_free(
+        self, lease: Lease, place: str, holder: Callable[[str], Holder], notify: Callable[[str], None]
+    ) -> bool:
+        """Wait until the holder is found dead (True) or in this place and directory (False).
+
+        Raises UsageError when it is alive in another place, or in another directory.
         """
-        last, moves, silence, seen_s = self._read(lease), 0, Silence(), self._clock.monotonic()
+        renewed, beats = self._read(lease), self._read_beats()
+        moves, silence, seen_s = 0, Silence(), self._clock.monotonic()
         has_notified = False
-        while last != _RELEASED and silence.seconds < (limit_s := _limit_s(lease, last)):
-            if is_here(lease.token):
+        while silence.seconds < (limit_s := _limit_s(lease, renewed)):
+            found_holder = holder(lease.token)
+            if renewed == _RELEASED and found_holder is not Holder.ALIVE:
+                return True
+            if found_holder is Holder.SILENT or (found_holder is Holder.ALIVE and moves):
                 return False
-            if not has_notified:
+            if not has_notified and found_holder is Holder.ELSEWHERE:
                 notify(f"watching for {limit_s:.0f} s at most whether {lease.place} still uses {self._url}")
                 has_notified = True
             self._clock.sleep(lease.renew_s / 4)
-            now_s, found = self._clock.monotonic(), self._read(lease)
-            if found == last:
-                silence = silence.grow(now_s - seen_s, limit_s=limit_s)
+            now_s, last, last_beats = self._clock.monotonic(), renewed, beats
+            renewed, beats = self._read(lease), self._read_beats()
+            if renewed != last or any(last_beats.get(node) != count for node, count in beats.items()):
+                moves, silence = moves + 1, Silence()
+                if self._read_now(_name(lease.number + 1)) is not None:
+                    return True  # and the next number is not free: its nodes may send heartbeats here
             else:
-                last, moves, silence = found, moves + 1, Silence()
+                silence = silence.grow(now_s - seen_s, limit_s=limit_s)
             seen_s = now_s
-            if moves >= MOVES_TO_BELIEVE and last != _RELEASED and not is_here(lease.token):
+            if moves >= MOVES_TO_BELIEVE and renewed != _RELEASED and holder(lease.token) is Holder.ELSEWHERE:
                 raise UsageError(
                     f"{self._url} is in use: {lease.place} trains in it, and this is {place}. Give all nodes the same --rdzv-backend,"
                     " --rdzv-endpoint and --rdzv-id, stop the other first, or take another --run-dir"
                 )
+        if holder(lease.token) is Holder.ALIVE:
+            raise UsageError(
+                f"the run directory is not shared: {self._url} is a copy of the one in which the nodes of {place} train, or they cannot"
+                " write there. Give all nodes a --run-dir in a folder that they share, or a URL. If the copy is to be a run of its own,"
+                f" remove {self._url}/uid and {self._url}/lease, and give another --rdzv-id or --rdzv-endpoint"
+            )
         return True
 
     def _read(self, lease: Lease) -> bytes:
-        return read_small(self._store, _renewed(lease.number), self._clock) or b""
+        return (read_small(self._store, _renewed(lease.number), self._clock) or b"").strip()
+
+    def _read_beats(self) -> dict[str, int]:
+        """Of nodes that meet in the run directory."""
+        with suppress(OSError):
+            return {} if self._beats is None else self._beats.read(None)
+        return {}
 
     def _read_now(self, name: str) -> bytes | None:
         if self._objects is not None:
@@ -177,21 +223,28 @@ class RunLease:
         if self._objects is not None:
             self._objects.write(name, text)
         else:
-            replace_whole(Path(self._url) / "lease" / name, text, fsync=False)
+            overwrite(Path(self._url) / "lease" / name, text.ljust(_WIDTH))
 
 
 class LeaseRenewal:
     """Renews a lease on a thread of its own, until `stop`, while `leads()`.
 
-    One node does it for all. on_lost is called once, with a sentence, when another place has taken
-    the lease.
+    One node does it for all. A node that is not in the group yet also does it where the last one
+    has released the lease that both share. on_lost is called once, with a sentence, when another
+    place has taken the lease.
     """
 
     def __init__(
-        self, run_lease: RunLease, lease: Lease, *, leads: Callable[[], bool], on_lost: Callable[[str], None]
+        self,
+        run_lease: RunLease,
+        lease: Lease,
+        *,
+        leads: Callable[[], bool],
+        is_in: Callable[[], bool],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._run_lease, self._lease = run_lease, lease
-        self._leads, self._on_lost = leads, on_lost
+        self._leads, self._is_in, self._on_lost = leads, is_in, on_lost
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
@@ -202,15 +255,16 @@ class LeaseRenewal:
         self._thread.join(STOP_S)
         if releases and not self._thread.is_alive():
             with suppress(ElasticError, OSError):  # the next one waits for the silence
-                self._run_lease.release(self._lease)
+                if not self._run_lease.is_lost(self._lease):  # else the directory may be another run's
+                    self._run_lease.release(self._lease)
 
     def _run(self) -> None:
         has_lost = False
         while not self._stopped.wait(self._lease.renew_s):
-            if has_lost or not self._leads():
-                continue
             # A storage that is away for a while ends no training, and so not this thread.
             with suppress(ElasticError, OSError):
+                if has_lost or not self._renews():
+                    continue
                 has_lost = self._run_lease.is_lost(self._lease)
                 if has_lost:
                     self._on_lost(
@@ -218,6 +272,9 @@ class LeaseRenewal:
                     )
                 else:
                     self._run_lease.renew(self._lease)
+
+    def _renews(self) -> bool:
+        return self._leads() or (not self._is_in() and self._run_lease.is_released(self._lease))
 
 
 def _limit_s(lease: Lease, renewed: bytes) -> float:

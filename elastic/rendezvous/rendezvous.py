@@ -15,6 +15,7 @@ from dataclasses import replace
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.first_look import FirstLook
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
@@ -94,6 +95,7 @@ class Rendezvous:
         self._writer = GroupWriter(
             backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
         )
+        self.first_look = FirstLook(self._observer, me.id, clock)
         self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
         self._reason = ""
@@ -300,11 +302,6 @@ class Rendezvous:
         group = self._observer.newest
         return group.committed_step if self._observer.is_ours(group) else 0
 
-    def has_lease(self, token: str) -> bool:
-        """Whether the group meets under this lease of the run directory. Raises BackendFailed."""
-        settings = self._observer.poll()[1].settings
-        return settings is not None and settings.lease == token
-
     def use_lease(self, token: str) -> None:
         """Before the first join: the lease under which this node meets the others."""
         self._observer.settings = replace(self._observer.settings, lease=token)
@@ -313,6 +310,12 @@ class Rendezvous:
     def leads(self) -> bool:
         """Whether this node does what one does for all, as of its last poll."""
         return self._observer.leads
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the group, as of the last poll, names this node."""
+        group = self._observer.newest
+        return self._me.id in group.member_ids | group.waiting_ids
 
     @property
     def is_deserted(self) -> bool:

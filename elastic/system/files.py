@@ -90,6 +90,20 @@ def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = 
         sync_folder(path.parent)
 
 
+def overwrite(path: Path, data: bytes) -> None:
+    """Write over the first bytes of a file, which is made where there is none. Raises OSError.
+
+    Most file systems need no room for it where the file is as long already. A reader may see a part
+    of it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o644)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
 def make_folders(folder: Path) -> None:
     """Make a folder and those above it that are missing, so that they survive a power cut.
 

@@ -198,8 +198,11 @@ class Restorer:
         step = self.committed_step
         if step > max([each.step for each in records] + [each.step for each in damages], default=0):
             # A listing of an object store may be old; a reading by name is not.
-            named = read_record(self.store, commit_name(step), step, self.clock)
-            records = [*filter(None, [named]), *records]
+            try:
+                named = read_record(self.store, commit_name(step), step, self.clock)
+                records = [*filter(None, [named]), *records]
+            except CheckpointDamaged as error:
+                damages = [Damage(step=step, reason=str(error)), *damages]
         return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:

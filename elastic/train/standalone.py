@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
 from elastic.observe.log_shipper import LogShipper
+from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
 from elastic.system import forked_child, interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -93,9 +97,9 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     page = ControlPage.create()
     generation, socket_path = 0, ""
     if groups.rank == 0:
+        _take_lease(run, ours, ctrl_c)
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
-        _take_lease(run, ours, ctrl_c)
         socket_path = _own_uploader(run, ours, ctrl_c)
     ctrl_c.watch(page, groups.local_rank)
     return AgentLink(
@@ -124,12 +128,23 @@ def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
     lease = run_lease.take(
         place[:LONGEST_NAME],
         keep_alive_s=KEEP_ALIVE_S,
-        is_here=lambda _token: False,
+        holder=lambda _token: Holder.ELSEWHERE,
+        check=partial(_check_claim, run, ours),
         notify=partial(print, flush=True),
     )
-    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, on_lost=print)
+    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
     forked_child.at_own_exit(partial(renewal.stop, releases=True))
     ctrl_c.before_end(partial(renewal.stop, releases=True))
+
+
+def _check_claim(run: RunDir, ours: Identity) -> None:
+    """Raises UsageError where the directory is another run's by now, or has none; StoreFailed."""
+    there = read_small(open_store(run.url), identity.NAME, SystemClock())
+    if there is None:
+        raise UsageError(
+            f"{run.url} was set aside, moved or removed while this script waited; start it again"
+        )
+    identity.check(identity.parse(there), ours, run.url)
 
 
 def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:

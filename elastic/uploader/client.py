@@ -232,16 +232,23 @@ class UploaderProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    def ends(self, within_s: float) -> bool | None:
+        """Ask it to finish and exit; whether it finished everything, None while it goes on."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(within_s) == os.EX_OK
+        return None
+
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.
 
         True when it finished everything.
         """
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout_s) == os.EX_OK
+        if (is_done := self.ends(timeout_s)) is not None:
+            return is_done
         self._process.kill()
         self._process.wait()
         return False

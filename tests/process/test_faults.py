@@ -172,6 +172,22 @@ def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on
     drill.is_like(undisturbed)
 
 
+def test_a_run_that_fails_waits_for_the_save_in_progress_and_says_so(drill):
+    """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
+    drill.shut(3, 6)
+    agent = drill.start("--max-restarts", "0")
+    drill.stands(3, ranks=1)
+    uploader = drill.uploader_of(agent)
+    os.kill(uploader, signal.SIGSTOP)
+    drill.open(3)
+    drill.stands(6, ranks=1)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.waits_for(lambda: "waits for its save in progress" in agent.output, "the wait for the save")
+    os.kill(uploader, signal.SIGCONT)
+    agent.ends_with(1)
+    assert "step 4 is the newest that is saved" in agent.output
+
+
 def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
     """The node of rank 0 is frozen, agent and uploader, with the offer of step 4 unread. The other
     goes on; then the uploader alone wakes up.

@@ -66,3 +66,49 @@ def test_a_death_a_join_and_a_generation_on_a_full_disk_cost_nothing(drill, disk
     assert "there is room in" in first.output
     logs = {path.relative_to(drill.run.logs).as_posix() for path in drill.run.logs.glob("*/*.log")}
     assert {"000001/rank0.log", "000002/rank0.log", "000003/rank0.log", "000003/rank1.log"} <= logs
+
+
+def test_a_lease_is_renewed_on_a_full_disk(drill, disk, undisturbed):
+    """Nodes meet elsewhere, so that nothing of them but the lease moves in the run directory."""
+    folder = str(drill.run.local)
+    drill.run = RunDir.parse(str(disk.seen))
+    disk.mount("size=6m")
+    options = ["--max-nodes", "2", "--last-call", "0s", "--run-dir", folder]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    drill.shut(8)
+    first = drill.start(*options, *where, env=disk.env)
+    drill.stands(8, ranks=1)
+    disk.fill()
+    for other in (["--fresh"], ["--rdzv-endpoint", str(drill.folder / "elsewhere")]):
+        refused = drill.start(*options, *other, env=disk.env)
+        refused.ends_with(2)
+        assert "is in use: a group in c10d at" in refused.output.splitlines()[-1]
+    disk.free()
+    drill.open(8)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+
+
+def test_a_run_is_not_set_aside_where_there_is_no_room_for_a_new_one(drill, disk, undisturbed):
+    """The same command, without --fresh, then finds it as it was."""
+    folder = str(drill.run.local / "below")
+    drill.run = RunDir.parse(str(disk.seen / "below"))
+    disk.mount("size=6m")
+    drill.shut(12)
+    first = drill.start("--run-dir", folder, env=disk.env)
+    drill.stands(12, ranks=1)
+    first.signal(signal.SIGTERM)
+    drill.open(12)
+    first.ends_with(75)
+    disk.fill()
+    before = drill.tree()
+    fresh = drill.start("--run-dir", folder, "--fresh", env=disk.env)
+    fresh.ends_with(2)
+    assert "Nothing was set aside: free space there" in fresh.output.splitlines()[-1]
+    assert drill.tree() == before
+    assert [each.name for each in disk.seen.glob("below*")] == ["below"]
+    disk.free()
+    drill.start("--run-dir", folder, env=disk.env).ends_with(0)
+
+    drill.is_like(undisturbed)

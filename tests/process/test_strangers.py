@@ -5,7 +5,7 @@ import shutil
 import signal
 
 import pytest
-from etcd_servers import free_port
+from etcd_servers import EtcdServers, free_port
 
 from elastic.rendezvous.group import Group
 
@@ -39,6 +39,7 @@ def test_a_node_with_other_rules_is_refused_and_changes_nothing(drill, undisturb
     other.ends_with(2)
     said = other.output.splitlines()[-1]
     assert "--min-nodes 1 there, 2 here; --max-nodes 2 there, 3 here; --keep-alive 2s there, 4s here" in said
+    assert "logs are in" not in other.output
     assert len(nodes_ever_in(drill)) == 1
     drill.open(6)
     first.ends_with(0)
@@ -165,6 +166,56 @@ def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, un
 
     stopped.is_like(undisturbed)
     assert stopped.values("restored", "step")[-1] == (16,)
+
+
+def test_a_node_whose_run_directory_is_a_copy_is_refused(drill, drills, undisturbed, tmp_path):
+    """It was made while the first node trains, so it has the same name and the same lease."""
+    where = c10d()
+    drill.shut(6)
+    first = drill.start(*GROUP, *where)
+    drill.stands(6, ranks=1)
+    machine = drills(tmp_path / "machine")
+    shutil.copytree(drill.run.local, machine.run.local)
+    second = machine.start(*GROUP, *where)
+    second.ends_with(2)
+    assert f"{machine.run.url} is a copy of the one in which the nodes of" in second.output.splitlines()[-1]
+    drill.open(6)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert generations(drill) == [(1, "start", 0)]
+
+
+def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill):
+    """The live nodes have put their group back there, and the stranger takes no lease from them."""
+    drill.shut(6)
+    first = drill.start(*GROUP)
+    drill.stands(6, ranks=1)
+    drill.run.local.rename(drill.folder / "moved")
+    drill.waits_for(lambda: nodes_ever_in(drill), "the group in the old name")
+    stranger = drill.start(*GROUP, arguments=OTHER)
+    stranger.ends_with(2)
+    assert "this group is training another run" in stranger.output.splitlines()[-1]
+    drill.open(6)
+    first.ends_with(0)
+
+
+def test_a_command_that_waited_takes_no_directory_that_became_another_ones(drill, tmp_path):
+    """Its etcd is away while its run directory is moved and another run ends in the name."""
+    servers = EtcdServers(tmp_path)
+    try:
+        servers.kill(0)
+        waiting = drill.start("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints)
+        drill.waits_for(lambda: "waiting for it" in waiting.output, "the wait")
+        drill.run.local.rename(drill.folder / "moved")
+        drill.start().ends_with(0)
+        before = drill.tree()
+        servers.start(0)
+        waiting.ends_with(2)
+    finally:
+        servers.close()
+    assert "was set aside, moved or replaced while this command waited" in waiting.output.splitlines()[-1]
+    assert drill.tree() == before
 
 
 def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):

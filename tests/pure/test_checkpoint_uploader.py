@@ -367,6 +367,37 @@ def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_
     assert [e["event"] for e in run_records.events(tmp_path / "events")].count("checkpoint_differs") == 2
 
 
+@pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
+def test_the_saves_at_the_end_of_an_agent_have_the_time_that_their_size_takes(capacity_bytes, limit_s):
+    """The storage never answers. A save may wait for another one of the same size."""
+    clock, said = FakeClock(), []
+
+    class Hangs:
+        ended_s = None
+
+        def ends(self, within_s):
+            clock.sleep(within_s)
+
+        def stop(self, timeout_s):
+            self.ended_s = clock.monotonic() + timeout_s
+
+    final = FinalCheckpoint(
+        memory=SimpleNamespace(slots=capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)),
+        store=FakeStore(),
+        run_id="r",
+        uploader_socket="",
+        shutdown=ShutdownRequest(LIMIT_S, clock),
+        clock=clock,
+        report=said.append,
+        log=None,
+    )
+    uploader, began_s = Hangs(), clock.monotonic()
+    final.finish_saves(uploader)
+    assert uploader.ended_s - began_s == pytest.approx(limit_s, abs=0.2)
+    (line,) = said
+    assert f"waits for its save in progress, {limit_s:.0f} s at most" in line
+
+
 def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
     config, tmp_path, slots, monkeypatch
 ):

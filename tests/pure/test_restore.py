@@ -226,6 +226,17 @@ def test_a_checkpoint_that_the_group_knows_is_found_without_the_listing():
     assert (found.step, found.source) == (9, "checkpoint")
 
 
+def test_a_damaged_record_that_an_old_listing_hides_is_refused_like_any_other():
+    """The group knows step 9, whose record is torn: step 8 is used, as if both were listed."""
+    store = store_with(8, 9)
+    listing = [each for each in store.list() if "8/" in each.name]
+    store.list = lambda: listing
+    (record,) = (name for name in store.objects if "9/" in name and name.endswith("COMMIT.json"))
+    store.objects[record] = b"{"
+    found = restorer(None, store=store, committed_step=9).restore(State(model=model(0.0)))
+    assert (found.step, found.source) == (8, "checkpoint")
+
+
 @pytest.mark.parametrize("steps", [(), (8,)])
 def test_training_never_goes_on_from_before_a_checkpoint_that_is_missing(steps):
     """Neither from the seed nor from an older checkpoint; the objects stay as they were built."""

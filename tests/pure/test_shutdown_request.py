@@ -37,11 +37,21 @@ def test_the_second_signal_skips_the_drain_and_the_third_the_checkpoint():
 
 
 def test_a_last_task_has_what_is_left_of_the_grace_and_never_nothing():
-    assert asked(0, age_s=1000.0).limit_s(60.0) == 60.0
-    assert asked(1, age_s=10.0).limit_s(60.0) == GRACE_S - 10.0
-    assert asked(1, age_s=10.0).limit_s(5.0) == 5.0
-    assert asked(1, age_s=1000.0).limit_s(60.0) == SHORTEST_LIMIT_S
-    assert asked(3).limit_s(60.0) == SHORTEST_LIMIT_S
+    began_s = FakeClock().monotonic()
+    assert asked(0, age_s=1000.0).end_s(began_s, 60.0) == began_s + 60.0
+    assert asked(1).end_s(began_s + 10.0, 60.0) == began_s + GRACE_S
+    assert asked(1).end_s(began_s + 10.0, 5.0) == began_s + 15.0
+    assert asked(1).end_s(began_s + 1000.0, 60.0) == began_s + 1000.0 + SHORTEST_LIMIT_S
+    assert asked(3).end_s(began_s + 10.0, 60.0) == began_s + 10.0 + SHORTEST_LIMIT_S
+
+
+def test_a_request_during_a_last_task_gives_it_the_grace_from_then_on():
+    clock = FakeClock()
+    shutdown = ShutdownRequest(GRACE_S, clock)
+    began_s = clock.monotonic()
+    clock.sleep(100.0)
+    shutdown.request("the cloud takes this machine")
+    assert shutdown.end_s(began_s, 1000.0) == began_s + 100.0 + GRACE_S
 
 
 def test_without_a_request_the_grace_begins_now():

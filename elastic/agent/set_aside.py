@@ -1,0 +1,89 @@
+"""--fresh renames a used run directory, in which nothing trains, and deletes nothing of it.
+
+It takes the directory's lease before, so that no other command begins in it meanwhile. It does not
+promise that a process which slept through all of that sees it at once: such a process finds itself
+fenced, since the group's state stays.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from elastic.config.identity import NAME
+from elastic.config.run_dir import RunDir
+from elastic.errors import ElasticError, UsageError
+from elastic.rendezvous.first_look import Holder
+from elastic.rendezvous.lease import RunLease
+from elastic.storage.remote import FsspecStore, open_store
+from elastic.system.clock import Clock, timestamp
+
+# What a new run writes before its first step, most of it the reserve of its rendezvous folder.
+ROOM_BYTES = 512 * 1024
+KEEP_ALIVE_S = 2.0  # of the lease
+
+
+def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
+    """Raises UsageError while the directory is used, or where it cannot be renamed; StoreFailed."""
+    marks = run.local / NAME, run.events, run.rendezvous
+    is_used = run.local.is_dir() and any(run.local.iterdir())
+    if is_used and not any(path.exists() for path in marks):
+        raise UsageError(
+            f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
+        )
+    if is_used:
+        _check_room(run.local.parent)
+    elif not (run.is_remote and open_store(run.url).list()):
+        return
+    run_lease = RunLease(run.url, clock)
+    lease = run_lease.take(
+        "a command with --fresh",
+        keep_alive_s=KEEP_ALIVE_S,
+        holder=lambda _token: Holder.ELSEWHERE,
+        check=lambda: None,
+        notify=notify,
+    )
+    suffix = f".aside-{timestamp(clock.wall())}"
+    try:
+        _rename(run, suffix)
+    except (ElasticError, OSError) as error:
+        with suppress(ElasticError, OSError):
+            run_lease.release(lease)
+        raise UsageError(
+            f"expected to rename the run directory {run.url}, found: {error}; take another --run-dir"
+        ) from error
+    with suppress(ElasticError, OSError):  # the old run may go on there, under its new name
+        RunLease(run.url + suffix, clock).release(lease)
+
+
+def _check_room(folder: Path) -> None:
+    """Raises UsageError where a new run would find no room: the old one then stays as it is."""
+    probe = folder / f".elastic-room-{os.getpid()}"
+    try:
+        probe.write_bytes(os.urandom(ROOM_BYTES))
+    except OSError as error:
+        raise UsageError(
+            f"expected room for a new run in {folder}, found: {error.strerror or error}. Nothing was set aside: free space there, or take"
+            " another --run-dir"
+        ) from error
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
+def _rename(run: RunDir, suffix: str) -> None:
+    # The group's state stays: its versions and generations go on counting, so that a process of the
+    # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
+    if run.local.exists():
+        aside = run.local.with_name(run.local.name + suffix)
+        run.local.rename(aside)
+        if (aside / run.rendezvous.name).exists():
+            run.local.mkdir(exist_ok=True)
+            (aside / run.rendezvous.name).rename(run.rendezvous)
+    if run.is_remote:
+        store, of_group = FsspecStore(run.url), run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
+        moved = (each.name for each in store.list() if not each.name.startswith(of_group))
+        # Objects are moved one by one. run.json goes first and commit records next: if the move
+        # stops half-way, the rest is never taken for a part of the new run.
+        for name in sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
+            store.move(name, suffix)
