@@ -70,19 +70,27 @@ class FinalCheckpoint:
 
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
-        and a second upload of the same bytes would only compete with theirs. What they commit is
-        compared with what this node has.
+        and a second upload of the same bytes would only compete with theirs. Where their generation
+        fences the save of this node, they are given the rest. What they commit is compared with
+        what this node has.
         """
         newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
         if newest is None:
             return
         step = newest.info.step
         others_until_s = (now_s + deadline) / 2 if others else now_s
-        records = self._records()
+        records, is_fenced = self._records(), False
         while not any(record.step >= step for record in records):
-            if self.clock.monotonic() >= others_until_s or self.shutdown.skips_checkpoint:
-                self._commit(f"checkpoint step={step}", wait_until_s=deadline)
+            is_over = self.shutdown.skips_checkpoint or self.clock.monotonic() >= (
+                deadline if is_fenced else others_until_s
+            )
+            if is_over and is_fenced:
                 return
+            if is_over:
+                what = f"checkpoint step={step}"
+                is_fenced = self._commit(what, wait_until_s=deadline) is SaveState.FENCED and others
+                if not is_fenced:
+                    return
             self.clock.sleep(POLL_S)
             records = self._records()
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
@@ -148,17 +156,17 @@ class FinalCheckpoint:
             digest.add(image[start : start + PIECE_BYTES])
         return digest.hexdigest()
 
-    def _commit(self, what: str, *, wait_until_s: float) -> None:
+    def _commit(self, what: str, *, wait_until_s: float) -> SaveState | None:
         """Offer the newest snapshot, and wait for its result. what: names it in messages."""
         slots, newest = self.memory.slots, self.memory.newest
         if slots is None or newest is None:
-            return
+            return None
         with closing(UploaderClient(self.uploader_socket)) as uploader:
             try:
                 uploader.offer(slots, newest, resumed_from=None, final=True)
             except StoreFailed as error:
                 self.report(f"{what} is not saved: {error}")
-                return
+                return None
             while self.clock.monotonic() < wait_until_s and not self.shutdown.skips_checkpoint:
                 result = uploader.wait(newest.info.step, POLL_S)
                 if result is not None:
@@ -166,4 +174,5 @@ class FinalCheckpoint:
                         self.differences.append(result.reason)
                     elif result.state is not SaveState.COMMITTED:
                         self.report(f"{what} is not saved: {result.reason}")
-                    return
+                    return result.state
+        return None

@@ -203,6 +203,30 @@ def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill
     assert drill.values("restored", "step", "source") == [(0, "none"), (6, "snapshot")]
 
 
+def test_a_node_that_leaves_waits_on_for_the_others_save_where_they_fence_its_own(drill, undisturbed):
+    """The node of rank 0 leaves. The uploader of the other one stands still (SIGSTOP) until half of
+    the grace is over, and the leaver has tried to save the state that both have.
+    """
+    drill.shut(6, 8)
+    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0", "--grace", "30s")
+    drill.stands(6, ranks=2)
+    leaver, other = drill.agents_of_ranks_0_and_1()
+    drill.uploader_serves(other)
+    uploader = drill.uploader_of(other)
+    os.kill(uploader, signal.SIGSTOP)
+    leaver.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(6)
+    drill.happens("checkpoint_fenced", step=6, generation=1)
+    os.kill(uploader, signal.SIGCONT)
+    leaver.ends_with(75)
+    assert "step 6 is saved" in leaver.output.splitlines()[-1]
+    drill.open(8)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+
+
 def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturbed):
     drill.shut(6)
     agents = drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
