@@ -42,6 +42,7 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled
 from elastic.system.raised_error import RaisedError
+from elastic.uploader.restart_backoff import MANY_DEATHS
 
 WORKER_POLL_S = 0.02
 WRONG_TIMES_TO_LEAVE = 2
@@ -217,8 +218,11 @@ class NodeAgent(LocalElasticAgent):
         parts = self._parts
         if death := parts.uploader.revive():
             parts.memory.release_leases()
-            parts.console.print_line(str(death))
+            if death.deaths <= MANY_DEATHS:  # the events have the later ones
+                parts.console.print_line(str(death))
             parts.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
+        elif parts.uploader.is_back():
+            parts.console.print_line("the uploader runs again: what is due from now on is saved")
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""

@@ -25,8 +25,8 @@ class UploaderDeath:
     def __str__(self) -> str:
         if self.deaths >= MANY_DEATHS:
             return (
-                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED while that lasts. It is started again "
-                f"in {self.pause_s:g} s, and training goes on; its own messages, above, and the memory of this machine may say why"
+                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again. It is started "
+                f"ever more rarely, now in {self.pause_s:g} s, and training goes on; its own messages, above, and the memory of this machine may say why"
             )
         when = f"in {self.pause_s:g} s" if self.pause_s else "now"
         return f"the uploader died ({self.reason}) and is started again {when}; a save in progress is lost, training goes on"

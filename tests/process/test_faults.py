@@ -172,6 +172,40 @@ def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on
     drill.is_like(undisturbed)
 
 
+UPLOADER_DIES = """
+import os, sys
+if "elastic.uploader.main" in sys.orig_argv and os.path.exists("uploader-dies"):
+    os._exit(7)
+"""
+
+
+def test_an_uploader_that_dies_again_and_again_is_said_once_and_saves_go_on_afterwards(drill, undisturbed):
+    """Each new interpreter reads sitecustomize.py, where that of an uploader ends. Saves of three
+    steps find none meanwhile.
+    """
+    (drill.folder / "sitecustomize.py").write_text(UPLOADER_DIES)
+    drill.shut(6, 19)
+    agent = drill.start(env={"PYTHONPATH": str(drill.folder)})
+    drill.stands(6, ranks=1)
+    drill.happens("checkpoint_committed", step=4)
+    (drill.folder / "uploader-dies").touch()
+    os.kill(drill.uploader_of(agent), signal.SIGKILL)
+    drill.happens("uploader_died", deaths=5)
+    drill.open(6)
+    drill.stands(19, ranks=1)
+    drill.happens("uploader_died", deaths=6)
+    (drill.folder / "uploader-dies").unlink()
+    drill.waits_for(lambda: "the uploader runs again" in agent.output, "the uploader's return")
+    drill.open(19)
+    drill.happens("checkpoint_committed", step=20)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert agent.output.count("NOTHING IS SAVED") == agent.output.count("the uploader runs again") == 1
+    assert [event["step"] for event in drill.events("checkpoint_committed")] == [4, 20, 24]
+    assert len(drill.events("generation_started")) == 1
+
+
 def test_a_run_that_fails_waits_for_the_save_in_progress_and_says_so(drill):
     """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
     drill.shut(3, 6)

@@ -664,8 +664,8 @@ class DyingProcess:
 def test_an_uploader_that_keeps_dying_is_started_again_ever_more_rarely_and_for_ever(
     config, monkeypatch, error
 ):
-    """It ends at its start, or cannot be started; the fifth death and later ones are said loudly.
-    A process that has lived for a while begins a new count.
+    """It ends at its start, or cannot be started; the fifth death is said loudly. A process that
+    has lived for a while is said once, and begins a new count.
     """
     clock, started = FakeClock(), []
 
@@ -689,7 +689,15 @@ def test_an_uploader_that_keeps_dying_is_started_again_ever_more_rarely_and_for_
     monkeypatch.setattr(client, "_spawn", lambda _config: DyingProcess())
     clock.now += 60.0
     process.revive()
-    clock.now += 60.0
+    with monkeypatch.context() as patch:
+        patch.setattr(DyingProcess, "poll", lambda _self: None)
+        assert not process.is_back()
+        clock.now += 60.0
+        assert not process.is_back()  # it does not listen yet
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(config.socket_path)
+            listener.listen()
+            assert [process.is_back() for _ in range(3)] == [True, False, False]
     assert process.revive().deaths == 1
 
 
