@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from elastic.agent.actions import GROUP_POLL_S, AgentParts, NodeGeneration
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.fault_injection import Targets
+from elastic.agent.finished_run import has_recorded_end
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.worker_variables import worker_starts
 from elastic.divergence import Divergence
@@ -123,7 +124,10 @@ class NodeAgent(LocalElasticAgent):
                 # command goes on when that has changed. Others give up as well, and are not waited
                 # for.
                 parts.leave_group(is_shared=False)
-                end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
+                # Or the others completed the run while this node slept, and the place to meet ended
+                # with its host.
+                is_finished = has_recorded_end(parts.settings.run)
+                end = RunEnd(exit_code=EXIT_COMPLETE if is_finished else EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
                 # GroupEnded: the run ended while this node was not in the group. Or the group's
                 # state is damaged. Torch's `run` calls `_shutdown`, which ends the workers.

@@ -8,7 +8,7 @@ import sys
 
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
-from elastic.agent.finished_run import read_stop
+from elastic.agent.finished_run import has_recorded_end, read_stop
 from elastic.agent.repeated_error import told_at_the_end
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
@@ -50,7 +50,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
         print(f"{what}; logs are in {run.logs}")
         return EXIT_COMPLETE
     stopped = read_stop(settings)
-    if parts.group.is_first and not parts.group.is_fenced:
+    if parts.group.is_first and not parts.group.is_fenced and not has_recorded_end(run):
         length = started.event
         epochs = length.epochs if stopped is None else last.step * length.epochs // length.steps
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))

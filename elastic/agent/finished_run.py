@@ -13,6 +13,7 @@ from elastic.checkpoint.record import missing_text
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
 from elastic.config.parent import new_run_from
+from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError, NothingLoads, StoreFailed
 from elastic.events import RunFinished, RunStarted
 from elastic.observe import logged_event
@@ -40,6 +41,13 @@ def has_trained_nothing(settings: Settings) -> bool:
     with suppress(ElasticError):
         records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
         return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
+    return False
+
+
+def has_recorded_end(run: RunDir) -> bool:
+    """Whether a node has written down here that the run is complete, which it stays."""
+    with suppress(ElasticError, OSError):
+        return logged_event.last(read_events(run.events), RunFinished) is not None
     return False
 
 

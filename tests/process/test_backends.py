@@ -84,6 +84,32 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(dril
     drill.is_like(undisturbed)
 
 
+def test_with_c10d_a_node_that_slept_until_the_run_and_its_host_ended_learns_it(drill, undisturbed):
+    """The store ends while the sleeper sleeps, and the run directory alone says how the run did."""
+    port = free_port()
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "5s")
+    drill.shut(6)
+    host = TcpStoreBackend(f"127.0.0.1:{port}", "unused")
+    host.beats()
+    for _ in range(2):
+        drill.start(*OPTIONS, *where)
+    drill.stands(6, ranks=2)
+    other, sleeper = drill.agents_of_ranks_0_and_1()
+    asleep = drill.processes_of(sleeper)
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    drill.open(6)
+    other.ends_with(0)
+    host.close()
+    with socket.create_server(("127.0.0.1", port)):
+        for pid in asleep:
+            os.kill(pid, signal.SIGCONT)
+        sleeper.ends_with(0)
+    assert sleeper.output.splitlines()[-1].startswith("complete: 24 steps, digest ")
+    assert len(drill.values("run_finished", "steps")) == 1
+    drill.is_like(undisturbed)
+
+
 HOST = """
 import sys
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
