@@ -4,8 +4,11 @@ It costs saves while it lasts. It does not promise more than the backlog holds (
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from elastic.config.run_dir import RunDir
+from elastic.observe import metrics_files
 from elastic.system.backlog import LIMIT_BYTES, Backlog
 from elastic.system.clock import Clock
 
@@ -37,15 +40,15 @@ class FullDisk:
                 f"no room in {self._run.local}: until there is, nothing is saved, and metrics, events and logs are kept in memory,"
                 f" {LIMIT_BYTES // 2**20} MiB at most; training goes on. Free space there"
             )
-        is_shared = not (is_first or self._run.is_remote)
-        if is_shared and self.backlog.waits_for(self._run.metrics):
-            self._report(
-                "lines of the metrics that waited for room on this node are lost: rank 0 is on another one now"
-            )
-        self.backlog.write_out(without=[self._run.metrics] if is_shared else [])
+        lines = self._waiting_metrics()
+        others = lines if not is_first or self._is_superseded(lines) else []
+        self.backlog.write_out(without=others)
+        if lines and not self._waiting_metrics():
+            self._follow_up(lines, self._report, is_lost=bool(others))
 
     def close(self) -> None:
         """A last try, with the console closed."""
+        lines = self._waiting_metrics()
         if not self.backlog.write_out(at_once=True):
             print(
                 f"no room in {self._run.local} to the end: the newest metrics, events and logs are lost",
@@ -53,6 +56,30 @@ class FullDisk:
             )
         elif self._is_said:
             print(self._news, flush=True)
+        self._follow_up(lines, print, is_lost=False)
+
+    def _waiting_metrics(self) -> list[Path]:
+        """Those that generations have, and not those that are this node's alone."""
+        return [
+            each for each in self.backlog.waiting_in(self._run.local) if metrics_files.generation_of(each)
+        ]
+
+    def _is_superseded(self, lines: list[Path]) -> bool:
+        """Whether a newer generation has begun without them."""
+        waiting = max(map(metrics_files.generation_of, lines), default=None)
+        return waiting is not None and metrics_files.newest_generation(self._run.metrics) > waiting
+
+    def _follow_up(self, lines: list[Path], report: Callable[[str], None], *, is_lost: bool) -> None:
+        """`lines` are written or dropped. What was known before may be old: this process may have
+        been frozen since then.
+        """
+        if is_lost or self._is_superseded(lines):
+            report(
+                "lines of the metrics that waited for room on this node are lost: rank 0 is on another one now"
+            )
+        elif lines:
+            with suppress(OSError):  # the next line of rank 0 does it, or the next resume
+                metrics_files.show(self._run.metrics)
 
     @property
     def _news(self) -> str:

@@ -12,6 +12,7 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed
+from elastic.observe import metrics_files
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
 from elastic.storage.remote import open_store
@@ -62,7 +63,7 @@ def answer_of(call: Callable[[], Answer], options: Options) -> Answer:
 
 
 def newest_generation(run: RunDir) -> int:
-    """The newest generation that left a checkpoint or a log in the run directory; 0 for none.
+    """The newest generation that left a checkpoint, a log or metrics in the run directory, or 0.
 
     For a backend that does not know it: one that keeps its state in memory was restarted, a folder
     was removed, or another endpoint was used meanwhile.
@@ -72,4 +73,5 @@ def newest_generation(run: RunDir) -> int:
     except StoreFailed:
         records = []  # the restore asks the storage again, and waits a minute for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))
-    return max([0, *(record.generation for record in records), *filter(None, logs)])
+    metrics = metrics_files.newest_generation(run.metrics)
+    return max([metrics, *(record.generation for record in records), *filter(None, logs)])

@@ -1,22 +1,22 @@
 """metrics.jsonl holds one line for each step that counts, in the order of the steps.
 
 One process writes it at a time: rank 0 of the newest generation, which calls `rewind` first. A rank
-0 of an older generation that is still alive appends to the file that `rewind` replaced, and that
-file has no readers. It does not promise that the newest lines survive a power cut before `sync`.
+0 of an older generation that is still alive appends to a file of its own, which has no readers
+(metrics_files.py). It does not promise that the newest lines survive a power cut before `sync`.
 """
 
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.observe import step_line
+from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.system.backlog import NO_ROOM, Backlog
-from elastic.system.files import make_folders, open_regular, replace_whole
+from elastic.system.files import make_folders, read_if_there, replace_whole
 from elastic.system.growing_file import AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 4096  # that a rewind tells of, at most
@@ -37,12 +37,18 @@ class Rewound:
 
 
 class Metrics:
-    def __init__(self, path: Path, backlog: Backlog | None = None) -> None:
-        """backlog: takes what finds no room on the disk."""
+    def __init__(self, path: Path, backlog: Backlog | None = None, *, generation: int | None = None) -> None:
+        """backlog: takes what finds no room on the disk.
+
+        generation: the writer's; None for a file that processes of one machine alone write.
+        """
         self._path = path
         self._backlog = backlog
-        self._file = AppendedFile(path, backlog)
+        self._generation = generation
+        self._own = path if generation is None else metrics_files.own_file(path, generation)
+        self._file = AppendedFile(self._own, backlog)
         self._has_warned = False
+        self._checks_name = generation is not None
 
     def append(self, line: StepLine) -> None:
         """Write one line.
@@ -52,46 +58,71 @@ class Metrics:
         """
         with self._disk_errors_reported():
             self._file.append(line.to_json())
+            self._show()
 
     def rewind(self, step: int) -> Rewound:
         """Drop the lines of steps beyond `step`.
 
-        Raises OSError: a step that stayed in the file would be there twice after the replay.
+        Raises OSError: a step that stayed in the file would be there twice after the replay. Raises
+        Fenced where a newer generation has done so before.
         """
         with nullcontext() if self._backlog is None else self._backlog.held():
             return self._rewind(step)
 
     def _rewind(self, step: int) -> Rewound:
-        data, backlog = b"", self._backlog
-        with suppress(FileNotFoundError), open_regular(self._path) as written:
-            data = written.read()
-        if backlog is not None:
-            data = backlog.applied(self._path, data)
+        backlog, base = self._backlog, self._base()
+        data = read_if_there(base) if backlog is None else backlog.content(base)
         cut, rewound = _cut(data, step)
         self._file.close()
         # What waits there is written by the agent, and then cut.
-        waits = backlog is not None and backlog.waits_for(self._path)
-        if (waits or not self._replaced(data[:cut])) and backlog is not None:
-            backlog.cut(self._path, cut)
+        waits = backlog is not None and backlog.waits_for(base)
+        if (waits or not self._began(data[:cut])) and backlog is not None:
+            backlog.begin(self._own, base, cut)
+        elif self._generation is not None:
+            self._show()
+            metrics_files.check_newest(self._path, self._generation)
+            # What waits on another node may begin with lines of `base`.
+            metrics_files.remove_older(self._path, base)
         return rewound
 
-    def _replaced(self, data: bytes) -> bool:
+    def _base(self) -> Path:
+        """The file that this one begins with."""
+        if self._generation is None:
+            return self._path
+        metrics_files.check_newest(self._path, self._generation)
+        waiting = [] if self._backlog is None else self._backlog.waiting_in(self._path.parent)
+        generation = max(map(metrics_files.generation_of, waiting), default=0)
+        if generation > metrics_files.newest_generation(self._path):
+            return metrics_files.own_file(self._path, generation)
+        return metrics_files.newest_file(self._path)
+
+    def _began(self, data: bytes) -> bool:
         """Whether there was room for it."""
         try:
-            make_folders(self._path.parent)
-            # A new file under the old name: an older rank 0 that still has the old file open can
-            # write to it, but not into the record.
-            replace_whole(self._path, data, fsync=True)
+            if self._generation is None:
+                make_folders(self._path.parent)
+                # A new file under the old name, as in metrics_files.py.
+                replace_whole(self._path, data, fsync=True)
+            else:
+                metrics_files.begin(self._path, self._generation, data)
         except OSError as error:
             if self._backlog is None or error.errno not in NO_ROOM:
                 raise
             return False
         return True
 
+    def _show(self) -> None:
+        """Have the path name the newest file: a process that woke up late may have renamed it."""
+        if self._checks_name and not metrics_files.is_shown(self._path, self._own):
+            metrics_files.show(self._path)
+            # Else a newer generation has the name, or the file system shows two files.
+            self._checks_name = metrics_files.is_shown(self._path, self._own)
+
     def sync(self) -> None:
         """Make the lines so far durable."""
         with self._disk_errors_reported():
             self._file.sync()
+            self._show()
 
     @contextmanager
     def _disk_errors_reported(self) -> Iterator[None]:
@@ -108,12 +139,13 @@ class Metrics:
 
 def read(path: Path) -> list[StepLine]:
     """The lines of all steps that count, in order; a missing file has none."""
-    return list(parse_lines(lines_of(path), step_line.parse))
+    return list(parse_lines(lines_of(metrics_files.newest_file(path)), step_line.parse))
 
 
 def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none."""
-    return next(parse_lines(reversed(last_lines(path, _TAIL_BYTES)), step_line.parse), None)
+    lines = last_lines(metrics_files.newest_file(path), _TAIL_BYTES)
+    return next(parse_lines(reversed(lines), step_line.parse), None)
 
 
 def _cut(data: bytes, step: int) -> tuple[int, Rewound]:

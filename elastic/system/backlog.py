@@ -10,14 +10,15 @@ import errno
 import fcntl
 import json
 import os
+import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.files import make_folders, open_regular, replace_whole, write_all
+from elastic.system.files import make_folders, read_if_there, replace_whole, write_all
 from elastic.system.reserve import FULL_ERRNOS
 
 LIMIT_BYTES = 16 * 1024 * 1024
@@ -28,20 +29,17 @@ NO_ROOM = FULL_ERRNOS | {errno.EROFS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A change of the file at `path`: cut it to `keep_bytes` first, None to leave it; then append.
-
-    The bytes of `text` are those of its Latin-1 encoding.
+    """A change of the file at `path`: it begins with the first `keep_bytes` of the file `base`, or
+    goes on (None); then `text` is appended, the bytes of its Latin-1 encoding.
     """
 
     path: str
-    keep_bytes: int | None
+    base: str | None
+    keep_bytes: int
     text: str
 
-    def after(self, data: bytes) -> bytes:
-        return data[: self.keep_bytes] + self.text.encode("latin-1")
-
     def to_line(self) -> bytes:
-        return json.dumps([self.path, self.keep_bytes, self.text]).encode() + b"\n"
+        return json.dumps([self.path, self.base, self.keep_bytes, self.text]).encode() + b"\n"
 
 
 class Backlog:
@@ -50,6 +48,7 @@ class Backlog:
         self._is_own = is_own
         self._clock = clock
         self._tried_s = float("-inf")
+        self._is_stuck = False  # another process held the lock for LOCK_S
         self._lock = threading.RLock()
         self._depth = 0
 
@@ -87,21 +86,33 @@ class Backlog:
 
         share: of the room here that may be in use already. Raises OSError when there is none.
         """
-        self._add(_Entry(path=str(path), keep_bytes=None, text=data.decode("latin-1")), share)
+        self._add(_Entry(path=str(path), base=None, keep_bytes=0, text=data.decode("latin-1")), share)
 
-    def cut(self, path: Path, keep_bytes: int) -> None:
-        """Have a file cut to its first bytes, as `applied` shows them. Raises OSError."""
-        self._add(_Entry(path=str(path), keep_bytes=keep_bytes, text=""), 1.0)
+    def begin(self, path: Path, base: Path, keep_bytes: int) -> None:
+        """Have a file begin with the first bytes of one that `content` shows. Raises OSError."""
+        self._add(_Entry(path=str(path), base=str(base), keep_bytes=keep_bytes, text=""), 1.0)
 
     def waits_for(self, path: Path) -> bool:
         """Whether something that belongs into this file waits here."""
         return any(each.path == str(path) for each in self._entries())
 
-    def applied(self, path: Path, data: bytes) -> bytes:
-        """What the file, which has `data` now, will have."""
-        for each in self._entries():
-            data = each.after(data) if each.path == str(path) else data
-        return data
+    def waiting_in(self, folder: Path) -> list[Path]:
+        """The files in a folder for which something waits here."""
+        paths = dict.fromkeys(Path(each.path) for each in self._entries())
+        return [path for path in paths if path.parent == folder]
+
+    def content(self, path: Path) -> bytes:
+        """What the file will have. Raises OSError."""
+        entries = self._entries()
+        needed = {str(path)}
+        for each in reversed(entries):
+            if each.path in needed and each.base is not None:
+                needed.add(each.base)
+        contents = {name: read_if_there(Path(name)) for name in needed}
+        for each in entries:
+            if each.path in needed:
+                contents[each.path] = _after(each, contents[each.path], contents.__getitem__)
+        return contents[str(path)]
 
     def write_out(self, *, without: Collection[Path] = (), at_once: bool = False) -> bool:
         """Write what waits into its files, in order; whether that was everything.
@@ -132,6 +143,7 @@ class Backlog:
                     if error.errno in NO_ROOM:
                         break
                     # Of another kind: the file would take none of it later either.
+                    print(f"what waited for room in {path} is lost ({error})", file=sys.stderr)
                 done.add(path)
         os.ftruncate(self._fd, 0)
         write_all(self._fd, b"".join(each.to_line() for each in entries if each.path not in done))
@@ -168,34 +180,42 @@ class Backlog:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _take(self) -> None:
-        deadline = self._clock.monotonic() + LOCK_S
+        # A worker that waits so long for each of its lines would hardly train.
+        deadline = self._clock.monotonic() + (0.0 if self._is_stuck else LOCK_S)
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if self._clock.monotonic() > deadline:
+                self._is_stuck = self._clock.monotonic() >= deadline
+                if self._is_stuck:
                     raise
                 self._clock.sleep(0.001)
             else:
+                self._is_stuck = False
                 return
 
 
 def _parse(line: bytes) -> _Entry | None:
     try:
-        path, keep_bytes, text = json.loads(line)
+        path, base, keep_bytes, text = json.loads(line)
     except ValueError:
         return None
-    return _Entry(path=path, keep_bytes=keep_bytes, text=text)
+    return _Entry(path=path, base=base, keep_bytes=keep_bytes, text=text)
+
+
+def _after(entry: _Entry, data: bytes, content: Callable[[str], bytes]) -> bytes:
+    """What a file with `data` has after the change; content: of another file."""
+    if entry.base is not None:
+        data = (data if entry.base == entry.path else content(entry.base))[: entry.keep_bytes]
+    return data + entry.text.encode("latin-1")
 
 
 def _write(path: Path, changes: list[_Entry]) -> None:
     make_folders(path.parent)
-    if any(each.keep_bytes is not None for each in changes):
-        data = b""
-        with suppress(FileNotFoundError), open_regular(path) as written:
-            data = written.read()
+    if any(each.base is not None for each in changes):
+        data = read_if_there(path)
         for each in changes:
-            data = each.after(data)
+            data = _after(each, data, lambda base: read_if_there(Path(base)))
         # A new file under the old name, as in Metrics.rewind.
         replace_whole(path, data, fsync=True)
         return

@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,13 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
         os.close(fd)
         raise NotRegularFile(errno.EINVAL, "expected a plain file", str(path))
     return os.fdopen(fd, "rb")
+
+
+def read_if_there(path: Path) -> bytes:
+    """The whole content, nothing of a file that is missing. Raises NotRegularFile, or OSError."""
+    with suppress(FileNotFoundError), open_regular(path) as file:
+        return file.read()
+    return b""
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
@@ -102,6 +109,20 @@ def overwrite(path: Path, data: bytes) -> None:
         write_all(fd, data)
     finally:
         os.close(fd)
+
+
+def link_over(source: Path, path: Path) -> None:
+    """Make `path` another name of a file, in place of what had the name. Raises OSError.
+
+    It survives a power cut.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        os.link(source, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # a rename to another name of the same file does nothing
+    sync_folder(path.parent)
 
 
 def make_folders(folder: Path) -> None:

@@ -19,6 +19,7 @@ from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.files import NotRegularFile, make_folders, open_regular
 
 LINE_LIMIT_BYTES = 1024 * 1024
+KEPT_BYTES = 1024 * 1024
 
 
 class AppendedFile:
@@ -32,6 +33,7 @@ class AppendedFile:
         self._is_torn = False
         # Something of this file may wait in the backlog: that goes into the file first.
         self._is_behind = backlog is not None
+        self._kept = b""  # lines that the backlog could not take yet
 
     def append(self, record: dict[str, Any]) -> None:
         """A float that is not finite becomes null, because JSON has no such number.
@@ -39,18 +41,20 @@ class AppendedFile:
         Raises TypeError for a value that is not JSON, such as a tensor.
         """
         finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
-        # Without a backlog a full disk may cut a write short. The next line must not continue the
-        # torn one: both would be lost then.
-        data = (("\n" if self._is_torn else "") + json.dumps(finite) + "\n").encode()
+        # A line may have been cut short on a full disk, and its rest found no room. The next line
+        # must not continue it: both would be lost then.
+        line = ("\n" if self._is_torn else "") + json.dumps(finite) + "\n"
+        data, self._kept, self._is_torn = self._kept + line.encode(), b"", False
         if self._is_behind and self._backlog is not None and self._backlog.write_out():
             # Another process may have written it out, into a new file of this name.
             self.close()
             self._is_behind = False
-        if not self._is_behind:
-            data = self._append(data)
-        if data and self._backlog is not None:
+        rest = data if self._is_behind else self._append(data)
+        if rest and self._backlog is not None:
             self._is_behind = True
-            self._backlog.append(self._path, data)
+            self._wait(self._backlog, rest, is_torn=len(rest) < len(data))
+        else:
+            self._is_torn = bool(rest)
 
     def _append(self, data: bytes) -> bytes:
         """Returns what is left for the backlog."""
@@ -61,12 +65,26 @@ class AppendedFile:
             if self._backlog is None or error.errno not in NO_ROOM:
                 raise
             return data
-        self._is_torn = self._backlog is None and written_bytes < len(data)
         return data[written_bytes:]
+
+    def _wait(self, backlog: Backlog, rest: bytes, *, is_torn: bool) -> None:
+        """is_torn: `rest` begins within a line."""
+        try:
+            backlog.append(self._path, rest)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or len(rest) > KEPT_BYTES:
+                self._is_torn = is_torn
+                raise
+            self._kept = rest
+            raise BlockingIOError(
+                error.errno,
+                "a stopped process holds the memory for what finds no room; this process keeps the line, and tries again with the next one",
+            ) from error
 
     def sync(self) -> None:
         """Make the lines so far durable, but for those in the backlog."""
-        os.fsync(self._open())
+        with suppress(FileNotFoundError):  # all of them wait there
+            os.fsync(self._open(creates=False))
 
     def close(self) -> None:
         """The next call opens what has the name then."""
@@ -74,13 +92,14 @@ class AppendedFile:
             os.close(self._fd)
         self._fd, self._is_torn = None, False
 
-    def _open(self) -> int:
+    def _open(self, *, creates: bool = True) -> int:
         if self._fd is None:
-            make_folders(self._path.parent)
+            if creates:
+                make_folders(self._path.parent)
             # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
             # this process append to any file of its user.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o644)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags | (os.O_CREAT if creates else 0), 0o644)
         return self._fd
 
 

@@ -91,7 +91,7 @@ class LoopBuilder:
             restorer=self._restorer(comparison, store, faults, clock),
             comparison=comparison,
             output=self._output(uploader, store, clock) if self._is_first else None,
-            metrics=Metrics(self.run_dir.metrics_of(link.node), self.log.backlog) if keeps_metrics else None,
+            metrics=self._metrics() if keeps_metrics else None,
             snapshotting=self._snapshotting(clock),
             faults=faults,
             commits_drains=is_alone(link),
@@ -110,6 +110,11 @@ class LoopBuilder:
     @property
     def _log_of_rank0(self) -> EventLog | None:
         return self.log if self._is_first else None
+
+    def _metrics(self) -> Metrics:
+        run, link = self.run_dir, self.link
+        generation = None if run.is_remote else link.generation
+        return Metrics(run.metrics_of(link.node), self.log.backlog, generation=generation)
 
     def _faults(self, state: State, clock: Clock) -> WorkerFaults | None:
         if not self.link.faults:

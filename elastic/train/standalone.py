@@ -21,6 +21,7 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+from elastic.observe import metrics_files
 from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
@@ -99,7 +100,8 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     if groups.rank == 0:
         _take_lease(run, ours, ctrl_c)
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
-        generation = 1 + max((record.generation for record in records), default=0)
+        known = metrics_files.newest_generation(run.metrics)
+        generation = 1 + max([known, *(record.generation for record in records)])
         socket_path = _own_uploader(run, ours, ctrl_c)
     ctrl_c.watch(page, groups.local_rank)
     return AgentLink(

@@ -166,9 +166,9 @@ class Drill:
 
         return self._begin(fork)
 
-    def start_two(self, *options: str) -> list[Agent]:
+    def start_two(self, *options: str, env: dict[str, str] | None = None) -> list[Agent]:
         """Two agents whose first generation has both, however late the second one comes."""
-        return [self.start("--max-nodes", "2", "--last-call", "10min", *options) for _ in range(2)]
+        return [self.start("--max-nodes", "2", "--last-call", "10min", *options, env=env) for _ in range(2)]
 
     def start_script(self, script: Path, *words: str, env: dict[str, str] | None = None) -> Agent:
         """Fork `python SCRIPT WORDS`."""

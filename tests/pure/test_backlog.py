@@ -1,6 +1,7 @@
 """On a full disk, lines wait in memory, in order, and none is lost or written twice."""
 
 import errno
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -134,13 +135,21 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
 @given(OPERATIONS)
-def test_the_record_is_the_one_of_a_disk_with_room(operations):
-    """A number: rank 0 dies, and the next one rewinds by so many steps; the twin has a list."""
+def test_the_record_is_the_one_of_a_disk_with_room(is_shared, operations):
+    """A number: rank 0 dies, and the next one rewinds by so many steps; the twin has a list.
+
+    is_shared: each generation has a file of its own.
+    """
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         disk, clock, path = Disk(folder, patch), FakeClock(), Path(folder, "metrics.jsonl")
-        kept, twin = Backlog.create(clock), []
-        writer = Metrics(path, Backlog.open(kept.path))
+        kept, twin, generations = Backlog.create(clock), [], itertools.count(1)
+        started = lambda: Metrics(  # noqa: E731
+            path, Backlog.open(kept.path), generation=next(generations) if is_shared else None
+        )
+        writer = started()
+        writer.rewind(0)
         for each in [*operations, "room", "agent"]:
             match each:
                 case "step":
@@ -151,13 +160,70 @@ def test_the_record_is_the_one_of_a_disk_with_room(operations):
                 case "agent":
                     clock.sleep(RETRY_S)
                     kept.write_out()
+                    writer.sync()
                 case _:
                     back = 0 if each == "kill" else each
-                    writer = Metrics(path, Backlog.open(kept.path))
+                    writer = started()
                     goal = max(0, len(twin) - back)
                     assert writer.rewind(goal).highest == len(twin)
                     del twin[goal:]
         assert kept.is_empty and steps(path) == twin
+        assert path.read_bytes().count(b"\n") == len(twin)
+
+
+def test_a_line_whose_agent_is_stopped_with_the_backlog_is_kept(tmp_path, disk, clock, monkeypatch, capsys):
+    """The disk is full, and the agent sleeps in the middle of writing out, longer than a worker
+    waits for it. The worker's lines come when the agent has woken up, in their order.
+    """
+    monkeypatch.setattr(backlog_module, "LOCK_S", 0.0)
+    path, kept = tmp_path / "metrics.jsonl", Backlog.create(clock)
+    writer = Metrics(path, Backlog.open(kept.path))
+    writer.rewind(0)
+    writer.append(line(1))
+    disk.is_torn = True
+    with kept.held():
+        writer.append(line(2))
+        disk.is_full = True
+        writer.append(line(3))
+        disk.is_full = disk.is_torn = False
+        assert steps(path) == [1]
+    disk.is_full = True
+    writer.append(line(4))
+    assert kept.waits_for(path)
+    disk.is_full = False
+    clock.sleep(RETRY_S)
+    assert kept.write_out() and steps(path) == [1, 2, 3, 4]
+    assert capsys.readouterr().err.count("keeps the line, and tries again") == 1
+
+
+def test_of_a_stopped_agent_only_the_first_line_waits_long(tmp_path, monkeypatch):
+    """LOCK_S passes on a fake clock for the first line alone, until the agent is back."""
+    kept, clock = Backlog.create(), FakeClock()
+    worker = Backlog(os.open(kept.path, os.O_RDWR | os.O_APPEND), is_own=False, clock=clock)
+    for expected_s in (backlog_module.LOCK_S, 0.0, 0.0):
+        began_s = clock.monotonic()
+        with kept.held(), pytest.raises(BlockingIOError):
+            worker.append(tmp_path / "lines", b"1\n")
+        assert clock.monotonic() - began_s == pytest.approx(expected_s, abs=0.01)
+    worker.append(tmp_path / "lines", b"2\n")
+    with kept.held(), pytest.raises(BlockingIOError):
+        worker.append(tmp_path / "lines", b"3\n")
+    assert clock.monotonic() - began_s > backlog_module.LOCK_S - 0.01
+
+
+def test_a_line_that_was_cut_and_found_no_other_room_costs_not_the_next(tmp_path, disk, clock, monkeypatch):
+    """The next line begins on a line of its own."""
+    path, kept = tmp_path / "metrics.jsonl", Backlog.create(clock)
+    writer = Metrics(path, Backlog.open(kept.path))
+    writer.rewind(0)
+    writer.append(line(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(backlog_module, "LIMIT_BYTES", 0)
+        disk.is_torn = True
+        writer.append(line(2))
+        disk.is_torn = False
+    writer.append(line(3))
+    assert steps(path) == [1, 3]
 
 
 def test_a_folder_that_is_missing_is_made_when_there_is_room(tmp_path, disk, clock, monkeypatch):

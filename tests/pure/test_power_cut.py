@@ -80,8 +80,8 @@ class Agent:
         make_folders(log.parent)
         log.touch(exist_ok=False)
 
-    def rewound(self, step: int) -> Metrics:
-        found = Metrics(self.run.metrics)
+    def rewound(self, step: int, generation: int) -> Metrics:
+        found = Metrics(self.run.metrics, generation=generation)
         found.rewind(step)
         return found
 
@@ -138,7 +138,7 @@ def live(folder: Path, mark: Any) -> None:
         mark(("generation", generation))
         agent.start_worker(generation)
         agent.claim()
-        lines = agent.rewound(first - 1)
+        lines = agent.rewound(first - 1, generation)
         for step in range(first, last + 1):
             agent.train(lines, step, generation)
             if step % 2 == 0:
@@ -164,7 +164,7 @@ def resumes(folder: Path, marks: list[tuple[str, int]]) -> None:
     agent.claim()
     step = agent.newest()
     assert step >= promised.get("step", 0)
-    lines = agent.rewound(step)
+    lines = agent.rewound(step, generation)
     assert [each.step for each in metrics.read(agent.run.metrics)] == list(range(1, step + 1))
     agent.train(lines, step + 1, generation)
     agent.save(step + 1, generation)

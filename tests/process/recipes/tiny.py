@@ -15,6 +15,8 @@ TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
                 `attribute`, or in an `iterator`, whose place cannot be seen.
 TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
+TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
+                metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
 """
@@ -23,6 +25,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +74,25 @@ def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
 def generation_now() -> int:
     agent = environment.read().agent
     return 0 if agent is None else agent.generation
+
+
+def freeze_if_asked() -> None:
+    agent, replace = environment.read().agent, os.replace
+    if "TINY_FREEZE" not in os.environ or agent is None or agent.generation != 1:
+        return
+
+    def frozen(source: os.PathLike, target: os.PathLike) -> None:
+        if Path(target).name == "metrics.jsonl":
+            os.replace = replace
+            Path(os.environ["TINY_FREEZE"], f"frozen-pid{agent.pid}").touch()
+            os.kill(agent.pid, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            replace(source, target)
+            Path(os.environ["TINY_FREEZE"], "woken").touch()
+            return
+        replace(source, target)
+
+    os.replace = frozen
 
 
 def raise_if_asked(number: int, rank: int) -> None:
@@ -171,6 +193,7 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
+    freeze_if_asked()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
     gates = Path(os.environ.get("TINY_GATES", "no gates"))

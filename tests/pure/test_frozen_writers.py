@@ -1,0 +1,249 @@
+"""A writer that is frozen before any system call, and wakes up late, takes no line away."""
+
+import errno
+import io
+import os
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from elastic.agent.full_disk import FullDisk
+from elastic.config.run_dir import RunDir
+from elastic.errors import Fenced
+from elastic.observe import metrics as metrics_module
+from elastic.observe.metrics import Metrics, read
+from elastic.observe.metrics_files import newest_generation, own_file
+from elastic.observe.step_line import StepLine
+from elastic.system.backlog import RETRY_S, Backlog
+from elastic.testing.fakes import FakeClock
+
+CALLS = ("open", "write", "fsync", "link", "unlink", "remove", "rename", "replace", "stat", "lstat", "scandir", "listdir", "ftruncate", "pread")  # fmt: skip
+MOST_CALLS = 200
+
+
+@contextmanager
+def frozen_before(number, meanwhile):
+    """Before its system call of this number the process sleeps, and others do something; yields
+    whether it came to that.
+    """
+    calls = []
+
+    def wrapped(call):
+        def counted(*arguments, **options):
+            calls.append(call)
+            if len(calls) == number:
+                meanwhile()
+            return call(*arguments, **options)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, wrapped(getattr(os, name)))
+        patch.setattr(io, "open", wrapped(io.open))
+        yield lambda: len(calls) >= number
+
+
+def line(step, generation):
+    return StepLine(step=step, loss=0.5, generation=generation)
+
+
+def record(path):
+    return [(each.step, each.generation) for each in read(path)]
+
+
+def begun(folder, steps=3):
+    """Generation 1 has trained."""
+    folder.mkdir()
+    path = folder / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    for step in range(1, steps + 1):
+        first.append(line(step, 1))
+    return path
+
+
+@pytest.mark.parametrize("newer", [1, 2, 3])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rank_0_that_sleeps_anywhere_takes_no_line_of_a_newer_generation(tmp_path, newer, goes_on):
+    """Rank 0 of generation 2 goes back to step 2 and writes a line. While it sleeps, newer ones go
+    back to step 2 and train two steps each; the newest writes one more afterwards, or is dead by
+    then. All lines of the newest are there, also under the name that others read.
+    """
+    for number in range(1, MOST_CALLS):
+        path, writers = begun(tmp_path / str(number)), []
+
+        def meanwhile(path=path, writers=writers):
+            for generation in range(3, 3 + newer):
+                writers.append(Metrics(path, generation=generation))
+                assert writers[-1].rewind(2).last == line(2, 1)
+                writers[-1].append(line(3, generation))
+                writers[-1].append(line(4, generation))
+
+        sleeper, newest = Metrics(path, generation=2), 2 + newer
+        with frozen_before(number, meanwhile) as came:
+            with suppress(Fenced):
+                sleeper.rewind(2)
+                sleeper.append(line(3, 2))
+            woke = came()
+        if not woke:
+            break
+        for writer in writers[-1:] if goes_on else []:
+            writer.append(line(5, newest))
+        expected = [(1, 1), (2, 1), *((step, newest) for step in range(3, 5 + goes_on))]
+        for _ in range(2):
+            assert record(path) == expected, number
+            assert path.read_bytes() == own_file(path, newest).read_bytes(), number
+            sleeper.append(line(4, 2))
+            sleeper.sync()
+    assert 20 < number < MOST_CALLS - 1
+
+
+def test_a_rank_0_that_comes_late_is_refused_and_changes_nothing(tmp_path):
+    path = begun(tmp_path / "run")
+    late, writer = Metrics(path, generation=2), Metrics(path, generation=3)
+    writer.rewind(3)
+    writer.append(line(4, 3))
+    before = {each: each.read_bytes() for each in path.parent.iterdir()}
+    with pytest.raises(Fenced, match="found those of generation 3"):
+        late.rewind(3)
+    assert {each: each.read_bytes() for each in path.parent.iterdir()} == before
+
+
+def test_a_process_that_dies_between_its_rename_and_its_next_look_costs_no_line(tmp_path, monkeypatch):
+    """Generation 2 is frozen in front of the rename, and killed behind it; the newer one has ended.
+
+    The report reads the newer lines, and the next resume has them under the usual name.
+    """
+    path = begun(tmp_path / "run")
+    link_over = metrics_module.metrics_files.link_over
+
+    def frozen(source, target):
+        monkeypatch.undo()
+        newer = Metrics(path, generation=3)
+        newer.rewind(2)
+        newer.append(line(3, 3))
+        link_over(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(metrics_module.metrics_files, "link_over", frozen)
+    with pytest.raises(KeyboardInterrupt):
+        Metrics(path, generation=2).rewind(2)
+    assert path.read_bytes().count(b"\n") == 2
+    assert record(path) == [(1, 1), (2, 1), (3, 3)]
+    Metrics(path, generation=4).rewind(3)
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
+    """A network file system lists the folder as it was before the newest generation began."""
+    path = begun(tmp_path / "run")
+    writer = Metrics(path, generation=2)
+    writer.rewind(3)
+    writer.append(line(4, 2))
+    with monkeypatch.context() as patch:
+        files = metrics_module.metrics_files._files
+        older = lambda path: {each: about for each, about in files(path).items() if each != own_file(path, 2)}  # noqa: E731
+        patch.setattr(metrics_module.metrics_files, "_files", older)
+        assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    Metrics(path).append(line(1, 1))
+    Metrics(path).append(line(2, 1))
+    writer = Metrics(path, generation=2)
+    assert writer.rewind(1).highest == 2
+    writer.append(line(2, 2))
+    assert record(path) == [(1, 1), (2, 2)] and path.read_bytes().count(b"\n") == 2
+
+
+def test_where_two_names_never_look_like_one_file_no_line_is_lost(tmp_path, monkeypatch):
+    """A file system in user space may give each name a number of its own."""
+    path = begun(tmp_path / "run")
+    monkeypatch.setattr(os.path, "samestat", lambda _a, _b: False)
+    links = []
+    link_over = metrics_module.metrics_files.link_over
+    monkeypatch.setattr(
+        metrics_module.metrics_files, "link_over", lambda *names: links.append(names) or link_over(*names)
+    )
+    writer = Metrics(path, generation=2)
+    writer.rewind(3)
+    for step in range(4, 8):
+        writer.append(line(step, 2))
+    monkeypatch.undo()
+    assert [step for step, _ in record(path)] == list(range(1, 8)) and path.read_bytes().count(b"\n") == 7
+    assert len(links) <= 10
+
+
+class Disk:
+    """Nothing can be written below a folder while `is_full`."""
+
+    def __init__(self, folder, patch):
+        self.is_full = False
+        write = os.write
+
+        def limited(fd, data):
+            if self.is_full and os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder)):  # noqa: PTH115
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(fd, data)
+
+        patch.setattr(os, "write", limited)
+
+
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_an_agent_that_sleeps_with_waiting_lines_spoils_nothing_and_says_what_is_lost(
+    tmp_path, monkeypatch, rewinds
+):
+    """Lines of generation 2 wait for room at its agent, which is frozen while it writes them and
+    believes that rank 0 is its own. Another node's generation 3 begins meanwhile, with what is on
+    the disk by then.
+    """
+    disk = Disk(tmp_path, monkeypatch)
+    for number in range(1, MOST_CALLS):
+        path = begun(tmp_path / str(number))
+        clock, said, kept = FakeClock(), [], Backlog.create(FakeClock())
+        watch = FullDisk(kept, RunDir.parse(str(path.parent)), said.append, clock)
+        older = Metrics(path, Backlog.open(kept.path), generation=2)
+        disk.is_full = rewinds
+        older.rewind(3)
+        disk.is_full = True
+        older.append(line(4, 2))
+        older.append(line(5, 2))
+        disk.is_full = False
+        newer = Metrics(path, generation=3)
+
+        def meanwhile(newer=newer):
+            newer.rewind(5)
+            newer.append(line(6, 3))
+
+        with frozen_before(number, meanwhile) as came:
+            watch.poll(is_first=True)
+            woke = came()
+        if not woke:
+            break
+        newer.append(line(7, 3))
+        found = [step for step, _ in record(path)]
+        assert found in ([1, 2, 3, 6, 7], [1, 2, 3, 4, 5, 6, 7]), number
+        is_said = any("waited for room on this node are lost" in each for each in said)
+        assert is_said or 4 in found, number
+        assert path.read_bytes() == own_file(path, 3).read_bytes(), number
+        clock.sleep(RETRY_S)
+        watch.poll(is_first=False)
+        assert [step for step, _ in record(path)] == found
+    assert number > 20
+    assert [step for step, _ in record(path)] == [1, 2, 3, 4, 5] and path.read_bytes().count(b"\n") == 5
+
+
+def test_what_waits_where_rank_0_is_no_longer_is_dropped_and_said_once(tmp_path, monkeypatch):
+    disk, path, said = Disk(tmp_path, monkeypatch), begun(tmp_path / "run"), []
+    kept = Backlog.create(FakeClock())
+    watch = FullDisk(kept, RunDir.parse(str(path.parent)), said.append, FakeClock())
+    disk.is_full = True
+    older = Metrics(path, Backlog.open(kept.path), generation=2)
+    older.rewind(3)
+    older.append(line(4, 2))
+    watch.poll(is_first=False)
+    watch.poll(is_first=False)
+    assert sum("are lost" in each for each in said) == 1 and kept.is_empty
+    assert newest_generation(path) == 1
