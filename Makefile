@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster soak chaos bench
+.PHONY: setup train test check cluster soak chaos storms bench
 
 setup: $(READY)
 
@@ -51,6 +51,12 @@ soak: $(READY)
 chaos: $(READY)
 	$(BIN)/python tests/cluster/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
 	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS)) $(if $(MINUTES),--minutes $(MINUTES))
+
+# Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.
+# It ends at the first failure, with the command that plays it again (SEED, CASES=1).
+storms: $(READY)
+	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) \
+	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS))
 
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py

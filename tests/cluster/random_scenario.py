@@ -102,7 +102,7 @@ class _Draw:
         is_calm = not (self._held or self._leaving or self._dead)
         # The store ends with its host. A node that comes back later does not learn that the run is
         # complete, and waits for the host.
-        may_return = is_calm and not (self._place is Place.C10D and self._gate == GATES[-1])
+        may_return = is_calm and not (self._place is Place.C10D and self._gate >= GATES[-2])
         if may_return:
             found += [self._hold_node] * 3
         if is_calm and not (self._is_open and self._gate == GATES[-1]):

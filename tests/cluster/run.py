@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -273,7 +273,8 @@ def _keep(name: str, cluster: Cluster) -> Path:
     """Keep the run, and what every node printed. Returns the folder."""
     folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
     for there in (cluster.shared, cluster.node_files):
-        shutil.copytree(there, folder, dirs_exist_ok=True)
+        with suppress(shutil.Error):  # a socket cannot be copied; all else was
+            shutil.copytree(there, folder, dirs_exist_ok=True)
     return folder
 
 

@@ -1,0 +1,29 @@
+"""Fifty nodes in random storms: slow and asymmetric networks, lost and torn state, hand-overs."""
+
+import random
+
+import pytest
+from group_storm import KEEP_ALIVE_S, Storm
+from random_storm import play
+
+
+@pytest.mark.parametrize("seed", [2, 5, 8, 9])
+def test_a_group_holds_in_a_random_storm_and_is_at_rest_after_it(seed):
+    """What must hold stands in `Storm._entered` and `RandomStorm._check`. `make storms HOURS=1`
+    plays more of them.
+    """
+    play(seed)
+
+
+@pytest.mark.parametrize("size", [16, 50])
+def test_a_slow_and_asymmetric_network_ends_no_generation(size):
+    """Each direction of each link takes another time, of up to 0.9 s with a keep-alive of 2 s."""
+    storm, draw = Storm(1, size), random.Random(size)
+    storm.sleep(5.0)
+    before = storm.group
+    assert before.open and len(before.members) == size
+    for one in storm.machines:
+        for other in storm.machines:
+            storm.network.delays_s[one, other] = draw.uniform(0.0, 0.45 * KEEP_ALIVE_S)
+    storm.sleep(15 * KEEP_ALIVE_S)
+    assert storm.group == before

@@ -1,0 +1,314 @@
+"""A group of up to fifty nodes in a random storm, on one simulated clock, and what must hold.
+
+The Rendezvous, the detectors and the probes of each node are the real ones. Of the network each
+direction of each link has its own delay, and may lose packets or all of them. Of the place where
+the nodes meet each node sees what was there some time ago; it does not answer, it does the write
+and answers that it did not, it is emptied, or its newest version is torn.
+
+A storm is a function of its seed. It does not model workers, nor what is trained.
+"""
+
+import random
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from elastic.rendezvous import transitions
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn
+from elastic.rendezvous.generation import Generation
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.probe_exchange import Probe, ProbeExchange
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.testing.fakes import FakeClock, MemoryBackend
+
+KEEP_ALIVE_S = 2.0
+POLL_S = 0.25
+PROBES_PER_KEEP_ALIVE = 8
+
+
+class Probes(ProbeExchange):
+    def set_peers(
+        self, nodes: Iterable[Node], asked: Iterable[Node] = (), known: Iterable[Node] = ()
+    ) -> None:
+        super().set_peers(nodes, asked, known)
+
+
+@dataclass
+class Network:
+    """delays_s: of each direction of each link that is slow; `cut` ones carry nothing."""
+
+    draw: random.Random
+    delays_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    cut: set[tuple[str, str]] = field(default_factory=set)
+    lost: float = 0.0  # of all packets
+
+    def delay_s(self, sender: str, receiver: str) -> float | None:
+        """None: it does not arrive."""
+        if (sender, receiver) in self.cut or self.draw.random() < self.lost:
+            return None
+        return self.delays_s.get((sender, receiver), 0.001)
+
+    def heal(self) -> None:
+        self.delays_s.clear()
+        self.cut.clear()
+        self.lost = 0.0
+
+
+@dataclass
+class Door:
+    """What one node sees of the place to meet. `lag_s`: it may read what was there so long ago.
+
+    hearts: where heartbeats are kept, in memory also where the nodes meet in a folder.
+    """
+
+    shared: Backend
+    hearts: MemoryBackend
+    clock: FakeClock
+    is_away: bool = False
+    lag_s: float = 0.0
+    lost_answers: int = 0
+    version: int = 0  # the newest that it has read
+    seen: dict[object, tuple[float, Any]] = field(default_factory=dict)
+
+    def read(self) -> tuple[int, bytes] | None:
+        found: tuple[int, bytes] | None = self._old("value", self.shared.read)
+        self.version = 0 if found is None else found[0]
+        return found
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        self._answer()
+        is_set = self.shared.compare_and_set(version, value)
+        self.seen.clear()
+        if is_set and self.lost_answers:
+            self.lost_answers -= 1
+            return False
+        return is_set
+
+    def beat(self, node_id: str) -> None:
+        self._answer()
+        self.hearts.beat(node_id)
+
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+        key = None if node_ids is None else frozenset(node_ids)
+        found: dict[str, int] = self._old(key, lambda: self.hearts.beats(node_ids))
+        return found
+
+    def request(self, node_id: str, text: str) -> None:
+        self._answer()
+        self.hearts.request(node_id, text)
+
+    def requests(self) -> dict[str, str]:
+        found: dict[str, str] = self._old("requests", self.hearts.requests)
+        return found
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise BackendFailed("the place to meet does not answer")
+
+    def _old(self, key: object, read: Callable[[], object]) -> Any:
+        self._answer()
+        now_s = self.clock.monotonic()
+        if key not in self.seen or now_s - self.seen[key][0] >= self.lag_s:
+            self.seen[key] = now_s, read()
+        return self.seen[key][1]
+
+
+@dataclass(eq=False)
+class Machine:
+    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
+
+    rendezvous: Rendezvous
+    door: Door
+    probes: Probes
+    is_frozen: bool = False
+    is_busy: bool = False  # in a call, in which it may sleep
+    is_leaving: bool = False  # its workers have stopped, and it saves what they left behind
+    holds: bool = False  # no other node has that
+    generation: Generation | None = None
+    newest: int = 0  # the number of the last one that it entered
+    pace_s: float = POLL_S
+    stops_in: int = 0  # polls that its workers take to stop
+    stopping: int = 0
+
+
+class Storm(FakeClock):
+    """The clock is the group: while a node sleeps in a call, the others go on."""
+
+    def __init__(self, seed: int, size: int, folder: Path | None = None, spares: int = 0) -> None:
+        """folder: where the nodes meet; None: in memory, which is never emptied or torn."""
+        super().__init__()
+        random.seed(seed)  # of the pauses after a lost compare-and-set
+        self.draw = random.Random(seed)
+        self.network = Network(random.Random(seed))
+        self.folder = folder
+        self.policy = GroupPolicy(min_nodes=1, max_nodes=size, last_call_s=1.0, timeout_s=1e9)
+        self.machines: dict[str, Machine] = {}
+        self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
+        self._memory = MemoryBackend()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        for _ in range(size + spares):
+            self.start()
+
+    # Time.
+
+    def sleep(self, seconds: float) -> None:
+        until_s = self.now + seconds
+        while self._events and self._events[0][0] <= until_s:
+            at_s, _, event = heappop(self._events)
+            self.now = max(self.now, at_s)
+            event()
+        self.now = max(self.now, until_s)
+
+    def later(self, seconds: float, event: Callable[[], None]) -> None:
+        heappush(self._events, (self.now + seconds, next(self._numbers), event))
+
+    def every(self, seconds: Callable[[], float], machine: Machine, event: Callable[[], None]) -> None:
+        """As long as the machine is there, and unless it is frozen."""
+
+        def again() -> None:
+            if machine not in self.machines.values():
+                return
+            if not machine.is_frozen:
+                event()
+            self.later(seconds(), again)
+
+        self.later(self.draw.random() * seconds(), again)
+
+    # Nodes.
+
+    def start(self) -> str:
+        name = f"n{next(self._numbers):05d}"
+        shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder, self)
+        door, probes = Door(shared, self._memory, self), Probes(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
+        rendezvous = Rendezvous(
+            door,
+            Node(id=name, address=name, nproc=1, port=1),
+            self.policy,
+            keep_alive_s=KEEP_ALIVE_S,
+            clock=self,
+            open_endpoint=lambda: f"{name}:1",
+            min_generation=max(self.members, default=0),
+            probes=probes,
+        )
+        machine = self.machines[name] = Machine(rendezvous, door, probes)
+        self.every(lambda: KEEP_ALIVE_S / BEATS_PER_KEEP_ALIVE, machine, lambda: self._beat(name))
+        self.every(lambda: probes.interval_s, machine, lambda: self._probe(name))
+        self.every(lambda: machine.pace_s, machine, lambda: self.call(name, self._poll))
+        return name
+
+    def call(self, name: str, what: Callable[[str, Machine], None]) -> None:
+        """Nothing, if the node is in a call. Where the place to meet fails, it is tried again."""
+        machine = self.machines[name]
+        if machine.is_busy:
+            return
+        machine.is_busy = True
+        try:
+            what(name, machine)
+        except BackendFailed:
+            pass
+        finally:
+            machine.is_busy = False
+
+    def _poll(self, name: str, machine: Machine) -> None:
+        if machine.is_leaving:
+            return
+        if machine.stopping:
+            machine.stopping -= 1
+        elif machine.generation is not None:
+            watch = machine.rendezvous.watch()
+            if watch.open and watch.newcomers:
+                machine.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
+            elif not watch.open:
+                machine.generation, machine.stopping = None, machine.stops_in
+        else:
+            machine.generation = machine.rendezvous.poll_join()
+            if machine.generation is not None:
+                self._entered(name, machine, machine.generation)
+
+    def _entered(self, name: str, machine: Machine, generation: Generation) -> None:
+        """No number is given twice, and no node steps back."""
+        number = generation.number
+        assert self.members.setdefault(number, generation.members) == generation.members, number
+        assert generation.members[generation.rank_of_node].id == name
+        assert number > machine.newest
+        machine.newest = number
+        holders = [other for other, each in self.machines.items() if each.holds]
+        assert not holders, f"generation {number} began while {holders} had to save the newest state"
+
+    def _beat(self, name: str) -> None:
+        # As the thread of its heartbeats does.
+        heartbeat = self.machines[name].rendezvous._heartbeat
+        try:
+            self.machines[name].door.beat(name)
+            heartbeat.problem = ""
+        except BackendFailed as error:
+            heartbeat.problem = str(error)
+
+    def _probe(self, name: str) -> None:
+        for probe, _ in self.machines[name].probes.due(self.now):
+            self._send(name, probe)
+
+    def _send(self, sender: str, probe: Probe) -> None:
+        delay_s = self.network.delay_s(sender, probe.receiver)
+        if delay_s is not None:
+            self.later(delay_s, lambda: self._receive(probe))
+
+    def _receive(self, probe: Probe) -> None:
+        machine = self.machines.get(probe.receiver)
+        if machine is None or machine.is_frozen:
+            return
+        answer = machine.probes.answer(probe, self.now)
+        if answer is not None:
+            self._send(probe.receiver, answer[0])
+        machine.probes.count(probe)
+
+    # What is there.
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name, machine in self.machines.items() if not machine.is_frozen]
+
+    @property
+    def staying(self) -> list[str]:
+        return [name for name in self.live if not self.machines[name].is_leaving]
+
+    @property
+    def training(self) -> list[str]:
+        return [name for name in self.staying if self.machines[name].generation is not None]
+
+    @property
+    def group(self) -> Group:
+        """The newest whole version, read without a node's eyes: it puts nothing back."""
+        if self.folder is None:
+            found = self._memory.read()
+            return Group() if found is None else Group.parse(found[1])
+        for path in self.versions():
+            if not is_torn(value := path.read_bytes()):
+                return Group.parse(value)
+        return Group()
+
+    @property
+    def newest_version(self) -> int:
+        if self.folder is None:
+            return len(self._memory.history())
+        return max((int(path.stem.removeprefix("state-")) for path in self.versions()), default=0)
+
+    def lose(self) -> None:
+        """Nothing is left of the group's state."""
+        if self.folder is None:
+            self._memory._values.clear()
+        else:
+            shutil.rmtree(self.folder)
+
+    def versions(self) -> list[Path]:
+        """The files of the folder where the nodes meet, the newest first."""
+        assert self.folder is not None
+        return sorted(self.folder.glob("state-*.json"), reverse=True)

@@ -1,0 +1,317 @@
+"""Random faults of a simulated group: what happens is drawn from the seed, and then it is calm.
+
+    python tests/support/random_storm.py [--seed 1] [--cases N | --hours N]
+
+plays one storm after the other, and prints the command that plays the first failure again.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from group_storm import KEEP_ALIVE_S, POLL_S, Machine, Storm
+
+from elastic.rendezvous import transitions
+
+FAULTS = 15
+LEAVE_S = 7.0  # nodes that leave have saved by then
+SETTLED_S = 12 * KEEP_ALIVE_S
+REST_S = 3 * KEEP_ALIVE_S
+PUT_BACK_S = 1.5  # in which a node that lives puts back what it has read
+
+
+class RandomStorm:
+    def __init__(self, seed: int, folder: Path) -> None:
+        """folder: an empty one, which some storms meet in."""
+        self.draw = random.Random(seed)
+        self.size = self.draw.choice((3, 8, 17, 30, 50))
+        meets = folder if self.draw.random() < 0.5 else None
+        self.storm = Storm(seed, self.size, meets, spares=self.draw.choice((0, 0, 1, 3)))
+        self.step = self.committed = 0
+        there = "a folder" if meets else "memory"
+        self.told = [f"{len(self.storm.machines)} nodes for {self.size} places meet in {there}"]
+
+    def play(self) -> None:
+        """Raises AssertionError where something does not hold."""
+        self.storm.sleep(self.draw.choice((1.0, 5.0)))
+        for _ in range(FAULTS):
+            self._draw_fault()
+            self.storm.sleep(self.draw.choice((0.05, 0.3, 1.0, 3.0, 6.0)))
+            if self.draw.random() < 0.1:
+                self._calm()
+        self._calm()
+
+    def _draw_fault(self) -> None:
+        storm, faults = self.storm, [self.start, self.start]
+        if storm.live:
+            faults += [self.kill, self.freeze, self.wake, self.slow_node, self.away, self.back]
+            faults += [self.slow_network, self.cut, self.heal, self.lag, self.answers_get_lost]
+        if len(storm.live) > 1:
+            faults += [self.kill_many, self.kill_all]
+        if storm.training:
+            faults += [self.fail, self.commit, self.hand_over, self.hand_over]
+        if self._knows(all):
+            faults += [self.lose] * 2
+        if storm.folder is not None and self._knows(any):
+            faults += [self.tear] * 2
+        fault: Callable[[], None] = self.draw.choice(faults)
+        self.told.append(f"{storm.now:8.2f} {fault.__name__}")
+        fault()
+
+    # Nodes.
+
+    def start(self) -> None:
+        for _ in range(self.draw.choice((1, 1, 2, 10))):
+            if len(self.storm.machines) < self.size + 5:
+                self.storm.start()
+
+    def kill(self) -> None:
+        del self.storm.machines[self.draw.choice(list(self.storm.machines))]
+
+    def kill_many(self) -> None:
+        there = list(self.storm.machines)
+        for name in self.draw.sample(there, max(1, len(there) // self.draw.choice((2, 5, 10)))):
+            del self.storm.machines[name]
+
+    def kill_all(self) -> None:
+        """A power cut, after which the newest version may be torn."""
+        number = len(self.storm.machines)
+        self.storm.machines.clear()
+        if self.storm.folder is not None and self.draw.random() < 0.5:
+            self._tear()
+            self.committed = self.storm.group.committed_step
+        for _ in range(self.draw.randint(1, number)):
+            self.storm.start()
+
+    def freeze(self) -> None:
+        machine = self._machine(self.storm.live)
+        machine.is_frozen, machine.holds = True, False
+
+    def wake(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.is_frozen = False
+
+    def slow_node(self) -> None:
+        machine = self._machine(self.storm.live)
+        machine.pace_s, machine.stops_in = self.draw.choice((POLL_S, 0.02, 1.0)), self.draw.randint(0, 6)
+
+    def fail(self) -> None:
+        """The step of this failure is always a new one, so that no pause follows."""
+        self.step += 1
+
+        def close(_name: str, machine: Machine) -> None:
+            machine.rendezvous.close(transitions.FAILURE, step=self.step, counts=True)
+            machine.generation = None
+
+        self.storm.call(self.draw.choice(self.storm.training), close)
+
+    def commit(self) -> None:
+        def report(_name: str, machine: Machine) -> None:
+            found = machine.rendezvous.report_commit(self.committed + 1)
+            self.committed = found.committed_step
+
+        self.storm.call(self.draw.choice(self.storm.training), report)
+
+    def hand_over(self) -> None:
+        """A node leaves, and saves what it has, if no other node has it."""
+        is_shared, took_s = self.draw.random() < 0.5, self.draw.choice((0.1, 1.0, 5.0))
+
+        def withdraw(name: str, machine: Machine) -> None:
+            machine.is_leaving = True
+            was_member = name in self.storm.group.member_ids
+            others = machine.rendezvous.withdraw(is_shared=is_shared)
+            machine.generation = None
+            machine.holds = was_member and not (is_shared and others) and self._is_whole()
+            self.storm.later(took_s, lambda: self._leave(name, machine))
+
+        name = self.draw.choice(self.storm.training)
+        self.storm.call(name, withdraw)
+
+    def _leave(self, name: str, machine: Machine) -> None:
+        if self.storm.machines.get(name) is not machine:
+            return
+
+        def leave(name: str, machine: Machine) -> None:
+            machine.holds = False
+            machine.rendezvous.leave()
+            del self.storm.machines[name]
+
+        if not machine.is_frozen:
+            self.storm.call(name, leave)
+        self.storm.later(1.0, lambda: self._leave(name, machine))
+
+    # The network.
+
+    def slow_network(self) -> None:
+        """Each direction of each link of some nodes has another delay."""
+        names, longest_s = list(self.storm.machines), self.draw.choice((0.1, 0.5, 3.0))
+        for one in self.draw.sample(names, self.draw.randint(0, len(names))):
+            for other in names:
+                for link in ((one, other), (other, one)):
+                    self.storm.network.delays_s[link] = self.draw.uniform(0.0, longest_s)
+        self.storm.network.lost = self.draw.choice((0.0, 0.0, 0.1, 0.3))
+        self._hide()
+
+    def cut(self) -> None:
+        """Some nodes do not reach the others, are not reached by them, or both."""
+        names = list(self.storm.machines)
+        part = self.draw.sample(names, self.draw.choice((1, 1, len(names) // 3, len(names) // 2)))
+        which = self.draw.choice(("out", "in", "both"))
+        for one in part:
+            for other in set(names) - set(part):
+                self.storm.network.cut |= {(one, other)} if which != "in" else set()
+                self.storm.network.cut |= {(other, one)} if which != "out" else set()
+        self._hide()
+
+    def heal(self) -> None:
+        self.storm.network.heal()
+
+    # The place to meet.
+
+    def away(self) -> None:
+        machine = self._machine(self.storm.live)
+        machine.door.is_away, machine.holds = True, False
+
+    def back(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.door.is_away, machine.door.lag_s = False, 0.0
+
+    def lag(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.door.lag_s = self.draw.choice((0.0, 0.1, 0.5))
+
+    def answers_get_lost(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.door.lost_answers = self.draw.choice((0, 0, 1, 3))
+
+    def lose(self) -> None:
+        """A person empties the folder, or a store begins again without what it had."""
+        self._commit_first()
+        if self._knows(all):
+            self.storm.lose()
+            self.storm.sleep(PUT_BACK_S)
+
+    def tear(self) -> None:
+        self._commit_first()
+        if self._knows(any):
+            self._tear()
+            self.storm.sleep(PUT_BACK_S)
+
+    def _commit_first(self) -> None:
+        """So that there is something to lose."""
+        if self.storm.training:
+            self.commit()
+            self.storm.sleep(1.0)
+
+    def _tear(self) -> None:
+        for path in self.storm.versions()[:1]:
+            value = path.read_bytes()
+            path.write_bytes(value[: self.draw.randrange(len(value))])
+
+    def _knows(self, which: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether all nodes, or any, have read the newest version, and can put it back."""
+        newest = self.storm.newest_version
+        return bool(newest and self.storm.machines) and which(
+            machine.door.version == newest
+            and not (machine.is_frozen or machine.is_leaving or machine.door.is_away)
+            for machine in self.storm.machines.values()
+        )
+
+    # Rest.
+
+    def _machine(self, names: list[str]) -> Machine:
+        return self.storm.machines[self.draw.choice(names)]
+
+    def _hide(self) -> None:
+        """A node may be taken for dead now, and what it alone has does not count."""
+        for machine in self.storm.machines.values():
+            machine.holds = False
+
+    def _is_whole(self) -> bool:
+        network, doors = self.storm.network, [each.door for each in self.storm.machines.values()]
+        return not (network.cut or network.delays_s or network.lost or any(door.is_away for door in doors))
+
+    def _calm(self) -> None:
+        """The faults end, but for a network that may stay cut; then the group comes to rest."""
+        storm = self.storm
+        self.told.append(f"{storm.now:8.2f} calm")
+        stays_cut = bool(storm.network.cut) and self.draw.random() < 0.3
+        cut = set(storm.network.cut) if stays_cut else set()
+        storm.network.heal()
+        storm.network.cut = cut
+        self.wake()
+        self.back()
+        for machine in storm.machines.values():
+            machine.door.lost_answers, machine.pace_s = 0, POLL_S
+        storm.sleep(LEAVE_S)
+        if not storm.machines:
+            storm.start()
+        storm.sleep(SETTLED_S)
+        self._check(cut)
+        group = storm.group
+        storm.sleep(REST_S)
+        assert storm.group == group, "it does not come to rest"
+
+    def _check(self, cut: set[tuple[str, str]]) -> None:
+        group, live = self.storm.group, set(self.storm.machines)
+        assert group.open, group
+        assert group.committed_step >= self.committed, (group.committed_step, self.committed)
+        assert group.member_ids | group.waiting_ids == live, "a dead node, or one that is missing"
+        for name, machine in self.storm.machines.items():
+            assert (machine.generation is not None) == (name in group.member_ids), name
+        if not cut:
+            assert not group.reports, group.reports
+            assert len(group.members) == min(len(live), self.size)
+        reached = {name for name in group.member_ids if self.storm.machines[name].probes.counters}
+        apart = [link for link in cut if reached.issuperset(link)]
+        assert not apart, f"members that do not reach each other: {apart}"
+
+
+def play(seed: int) -> list[str]:
+    """What happened in the storm. Raises AssertionError, with that."""
+    # In memory, where there is such a folder: nothing is lost there that a disk would keep.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        storm = RandomStorm(seed, Path(folder))
+        try:
+            storm.play()
+        except BaseException as error:
+            error.add_note("\n".join(storm.told))
+            raise
+        return storm.told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=100, help="how many [100]")
+    parser.add_argument("--hours", type=float, help="begin no storm after that, however many they are")
+    args = parser.parse_args()
+    began_s, seed = time.monotonic(), args.seed
+    while (
+        seed < args.seed + args.cases
+        if args.hours is None
+        else time.monotonic() - began_s < args.hours * 3600
+    ):
+        try:
+            play(seed)
+        except Exception:
+            traceback.print_exc()
+            print(f"replay: make storms SEED={seed} CASES=1")
+            return 1
+        seed += 1
+    print(
+        f"{seed - args.seed} storms from seed {args.seed} on in {time.monotonic() - began_s:.0f} s, none failed"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
