@@ -78,7 +78,7 @@ class Group:
     `endpoint` is "host:port" of its TCPStore; `waiting` are newcomers and spares; `cause` says why
     the generation was formed.
 
-    While not open: `members` are those of the closed generation, less the nodes that left;
+    While not open: `members` are those of the closed generation, less the nodes that left or died;
     `waiting` are the nodes that have stopped their workers, in order of arrival; `cause` says why
     the generation was closed.
 

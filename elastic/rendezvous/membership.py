@@ -43,9 +43,8 @@ def lost_of_closed(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
 def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """The dead nodes that the group still names, except members of an open generation.
 
-    They wait, have reported others unreachable, or were members of a generation that is closed.
-    What is left of those is in rank order: the first live one writes for a wide group, which has to
-    know it without watching all.
+    They wait, have reported others unreachable, or were members of a generation that is closed:
+    without its dead the first of those left knows that it is the first, also where it watches few.
 
     A reporter may be neither a member nor waiting: an excluded node is out of the group for the
     time that its workers take to stop. If it dies then, its report must not stay and exclude

@@ -144,9 +144,9 @@ class GroupObserver:
 
     def _watched(self, group: Group, others: frozenset[str], now_s: float) -> frozenset[str]:
         """The nodes whose heartbeats this one reads now."""
-        if group.settings != self.settings or self._suspects():
+        if self._suspects():
             self._watches_all_until_s = now_s + watch_ring.WATCHES_ALL_FOR * self.settings.keep_alive_s
-        if now_s < self._watches_all_until_s:
+        if now_s < self._watches_all_until_s or group.settings != self.settings:
             return others
         if self._few[0] is not group:
             self._few = group, watch_ring.watched_by(self._me.id, others)
