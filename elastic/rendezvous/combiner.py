@@ -62,13 +62,14 @@ class Combiner:
         """Leave it unless it is there; returns whether this node is to write now."""
         if self._own != request:
             began_s = self._clock.monotonic()
+            # A call that fails may have left the request all the same, to be taken back.
+            self._own, self._due_s = request, None
             try:
                 self._requests.request(self._me.id, request.text)
             except BackendFailed:
                 # A folder may have no room, or none for so long a name: then this node writes.
                 self._due_s = began_s
             else:
-                self._own, self._due_s = request, None
                 self._call_s = max(CALL_S, self._clock.monotonic() - began_s)
         return self.is_due(group)
 
@@ -80,11 +81,26 @@ class Combiner:
         return self._clock.monotonic() >= self._due_s
 
     def with_all(self, group: Group, own: Request) -> Group:
-        """The group with what this node and the others have requested."""
-        texts = self._requests.requests()
-        found = (Request.parse(name, text, group.generation) for name, text in texts.items())
+        """The group with what this node and the others have requested; with its own alone if
+        requests cannot be read.
+        """
+        texts: dict[str, str] = {}
+        with suppress(BackendFailed):
+            texts = self._requests.requests()
+        found = (Request.parse(name, text, group) for name, text in texts.items())
         others = [each for each in found if each is not None and each.node.id != self._me.id]
+        if self._me.id not in group.member_ids:
+            # A newcomer takes members for alive that it has just begun to watch, and the node that
+            # withdraws would leave its state to them. Of a member's belief it may be sure of one:
+            # the member that writes is alive.
+            others = [each for each in others if each.verb is not Verb.WITHDRAW_SHARED]
         return apply_all(group, [own, *others], dead=self._observer.dead)
+
+    def take_back_of_dead(self) -> None:
+        """The next writer may be new here, and would put them into the group again."""
+        with suppress(BackendFailed):
+            for name in self._observer.dead & self._requests.requests().keys():
+                self._requests.request(name, "")
 
     def has_lost(self) -> None:
         """Another node was faster; what this one wants may be in what that one wrote."""

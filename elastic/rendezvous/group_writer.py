@@ -7,12 +7,13 @@ transitions are such that this does no harm.
 import random
 from collections.abc import Callable
 
+from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.requests import Request, Verb
+from elastic.rendezvous.requests import Request, Verb, run_digest
 from elastic.system.clock import Clock
 
 REQUEST_POLL_S = 0.02
@@ -63,11 +64,21 @@ class GroupWriter:
         self._lost_tries = 0 if is_set else self._lost_tries + 1
         return is_set
 
-    def is_due(self, group: Group) -> bool:
-        """Whether it is this node's turn to write what all nodes see alike; in a wide group at a
-        random time, so that a few do.
+    def evict(self, version: int | None, group: Group, *, step: int = 0) -> Group | None:
+        """Try to remove the dead nodes; in a wide group at a random time, so that a few do. None
+        before that, and if another node was faster.
         """
-        return not self._combiner.is_for(group) or self._combiner.is_due(group)
+        is_wide = self._combiner.is_for(group)
+        if is_wide and not self._combiner.is_due(group):
+            return None
+        evicted = transitions.evict(group, alive=self._observer.alive, step=step)
+        if is_wide:
+            self._combiner.take_back_of_dead()
+        return evicted if self.set(version, evicted) else None
+
+    def has_failed(self) -> None:
+        """The backend does not answer: the wait begins again once it does."""
+        self._combiner.has_lost()
 
     def take_back(self) -> None:
         """What this node waited for has happened, or is not wanted any more."""
@@ -79,7 +90,7 @@ class GroupWriter:
         # and count its silence.
         if not self._lost_tries and not self._combiner.is_joining:
             self._backend.beat(self._me.id)
-        wish = Request(verb=Verb.JOIN, node=self._me, generation=group.generation)
+        wish = self._wish(Verb.JOIN, group)
         if self._combiner.is_for(group):
             if not self._combiner.request(group, wish):
                 return False
@@ -103,15 +114,15 @@ class GroupWriter:
         generation: the only one in which it is wanted, None for the present one.
         """
         # A node that has read the request to join may be about to write it. It cannot any more once
-        # the version that it read is not the newest.
-        was_joining, old, lost = self._combiner.is_joining, tuple[int | None, ...](), 0
+        # the version that it read is not the newest; and none that reads a later one finds it.
+        old, lost = tuple[int | None, ...](), 0
         while lost < CHANGE_TRIES:
+            if was_joining := self._combiner.is_joining:
+                self._combiner.take_back()
             version, group = self._observer.poll()
             if was_joining:
-                self._combiner.take_back()
-                was_joining, old = False, (version,)
-            about = group.generation if generation is None else generation
-            wish = Request(verb=verb, node=self._me, generation=about)
+                old = (version,)
+            wish = self._wish(verb, group, generation)
             changed = wish.apply(group, dead=self._observer.dead)
             is_done = changed == group
             if not is_done and self._combiner.is_for(group):
@@ -125,6 +136,10 @@ class GroupWriter:
             lost += 1
             self._clock.sleep(self.backoff_s)
         raise self._out_of_tries()
+
+    def _wish(self, verb: Verb, group: Group, generation: int | None = None) -> Request:
+        about = group.generation if generation is None else generation
+        return Request(verb=verb, node=self._me, generation=about, run=run_digest(group.settings))
 
     def _out_of_tries(self) -> BackendFailed:
         return BackendFailed(

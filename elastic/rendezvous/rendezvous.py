@@ -122,6 +122,8 @@ class Rendezvous:
                 if self._clock.monotonic() - reached_s > self.timeout_s:
                     raise
                 generation, self._is_waiting = None, True
+                # A write that is due does not shorten the pause: polls would follow each other.
+                self._writer.has_failed()
             if generation is not None:
                 return generation
             # After an action of this node its next one is often possible at once: no pause then. In
@@ -172,9 +174,7 @@ class Rendezvous:
             case GroupAction.JOIN:
                 self._is_waiting = not self._writer.join(version, group)
             case GroupAction.EVICT:
-                self._is_waiting = not self._writer.is_due(group)
-                if not self._is_waiting:
-                    self._writer.set(version, transitions.evict(group, alive=alive))
+                self._is_waiting = not self._writer.evict(version, group)
             case GroupAction.FORM:
                 endpoint = self._open_endpoint()
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
@@ -196,21 +196,23 @@ class Rendezvous:
         """
         version, group = self._observer.poll()
         self._observer.keep(group)
-        alive, changed = self._observer.alive, group
+        alive, changed = self._observer.alive, None
         lost, are_dead, newcomers = self._judged(group, alive)
         if group.ended is None and are_dead:
-            if self._writer.is_due(group):
-                changed = transitions.evict(group, alive=alive, step=step)
-        elif self._partition_detector is not None and group.ended is None:
+            changed = self._writer.evict(version, group, step=step)
+        else:
             self._writer.take_back()
-            changed = self._partition_detector.with_own_report_or_closed(
+        if self._partition_detector is not None and group.ended is None and not are_dead:
+            updated = self._partition_detector.with_own_report_or_closed(
                 group,
                 alive=alive,
                 moving=self._observer.moving,
                 step=step,
                 now_s=self._observer.timing.now_s,
             )
-        if changed != group and self._writer.set(version, changed):
+            if updated != group and self._writer.set(version, updated):
+                changed = updated
+        if changed is not None:
             group = changed
             newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
         mine = group.generation == self._entered and self._me.id in group.member_ids

@@ -7,20 +7,23 @@ and with it, in one version, those of all requests that it finds, by the transit
 No node has a part of its own in this, so none is missed when it dies. (The idea is that of flat
 combining: Hendler, Incze, Shavit and Tzafrir, 2010.)
 
-A request names the generation that it is about, so that one that a dead process left behind does
-not take effect later. To ask twice is to ask once.
+A request names the run and the generation that it is about, so that one that a dead process left
+behind does not take effect later. To ask twice is to ask once.
 
 It does not promise that a request is answered: the node that left it writes it after its wait.
 """
 
+import hashlib
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from elastic.rendezvous import transitions, watch_ring
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.system.untrusted import encode, fits, parse_number
 
 
@@ -37,32 +40,37 @@ class Request:
     verb: Verb
     node: Node
     generation: int
+    run: str  # of `run_digest`
 
     @property
     def text(self) -> str:
         """Short, because some backends keep it in the name of a file."""
         node = self.node
-        return f"{self.verb.value} {self.generation} {node.nproc} {node.port} {node.address}"
+        about = f"{self.generation} {self.run}"
+        return f"{self.verb.value} {about} {node.nproc} {node.port} {node.address}"
 
     @staticmethod
-    def parse(node_id: str, text: str, generation: int) -> "Request | None":
-        """None for another generation, and for what is no request."""
-        match text.split(" ", 4):
-            case [verb, about, nproc_text, port_text, address]:
+    def parse(node_id: str, text: str, group: Group) -> "Request | None":
+        """None for another run or generation, and for what is no request."""
+        match text.split(" ", 5):
+            case [verb, number, run, nproc_text, port_text, address]:
                 nproc, port = parse_number(nproc_text), parse_number(port_text)
             case _:
                 return None
-        if parse_number(about) != generation or verb not in _VERBS or nproc is None or port is None:
+        if verb not in _VERBS or nproc is None or port is None:
+            return None
+        if parse_number(number) != group.generation or run != run_digest(group.settings):
             return None
         node = Node(id=node_id, address=address, nproc=nproc, port=port)
         if not fits(encode(node), Node):
             return None  # with it in the group, no node could read the group
-        return Request(verb=Verb(verb), node=node, generation=generation)
+        return Request(verb=Verb(verb), node=node, generation=group.generation, run=run)
 
     def apply(self, group: Group, *, dead: AbstractSet[str]) -> Group:
         """dead: the nodes that the writer takes for dead; what they had requested is void."""
         node = self.node
-        if self.generation != group.generation or node.id in dead:
+        is_about = self.generation == group.generation and self.run == run_digest(group.settings)
+        if not is_about or node.id in dead:
             return group
         match self.verb:
             case Verb.JOIN:
@@ -77,6 +85,13 @@ class Request:
 
 
 _VERBS = frozenset(verb.value for verb in Verb)
+
+
+@lru_cache(maxsize=8)
+def run_digest(settings: SharedSettings | None) -> str:
+    """Of the run and its lease. Who takes a group over keeps the number of its generation."""
+    named = () if settings is None else (settings.run.run_id, settings.run.uid, settings.lease)
+    return hashlib.blake2b(repr(named).encode(), digest_size=4).hexdigest()
 
 
 def apply_all(group: Group, requests: Iterable[Request], *, dead: AbstractSet[str]) -> Group:

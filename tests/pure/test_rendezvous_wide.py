@@ -13,7 +13,7 @@ from rendezvous_world import POLL_S, WideBackend, World
 from elastic.rendezvous import requests, transitions, watch_ring
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.requests import Request, Verb
+from elastic.rendezvous.requests import Request, Verb, run_digest
 from elastic.rendezvous.watch_ring import ALL_WATCH_ALL, WATCHED, watched_by
 
 KEEP_ALIVE_S = 2.0
@@ -53,35 +53,38 @@ def test_a_node_that_the_group_does_not_name_watches_its_place() -> None:
     assert watched_by("spare", nodes) == watched_by("spare", nodes | {"spare"})
 
 
+RUN = run_digest(None)
 texts = st.text(alphabet="abc-.: é", min_size=1, max_size=5)
 wished = st.builds(
     Request,
     verb=st.sampled_from(Verb),
     node=st.builds(Node, id=texts, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535)),
     generation=st.integers(0, 3),
+    run=st.sampled_from([RUN, "0badc0de"]),
 )
 
 
 @given(wished, st.integers(0, 3))
-def test_a_request_reads_back_for_its_generation_alone(request: Request, generation: int) -> None:
-    """The group may be in another generation than the one that it was left in."""
-    found = Request.parse(request.node.id, request.text, generation)
-    assert found == (request if generation == request.generation else None)
+def test_a_request_reads_back_for_its_run_and_generation_alone(request: Request, generation: int) -> None:
+    """The group may be in another generation than the one that it was left in, or another run's."""
+    found = Request.parse(request.node.id, request.text, Group(generation=generation))
+    is_about = generation == request.generation and request.run == RUN
+    assert found == (request if is_about else None)
 
 
 @given(st.text(max_size=20) | st.lists(st.text(max_size=4), max_size=8).map(" ".join))
 def test_a_text_that_is_no_request_is_none(text: str) -> None:
     """Anyone can write there."""
-    assert Request.parse("a", text, 0) is None
+    assert Request.parse("a", text, Group()) is None
     for hostile in (
-        "join 0 -1 0 a",
-        f"join 0 1 {10**19} a",
-        "end 0 1 0 a",
-        "join 0 1 0",
-        "join 0 1 65536 a",
-        "join 0 1 0 a\tb",
+        f"join 0 {RUN} -1 0 a",
+        f"join 0 {RUN} 1 {10**19} a",
+        f"end 0 {RUN} 1 0 a",
+        f"join 0 {RUN} 1 0",
+        f"join 0 {RUN} 1 65536 a",
+        f"join 0 {RUN} 1 0 a\tb",
     ):
-        assert Request.parse("a", hostile, 0) is None
+        assert Request.parse("a", hostile, Group()) is None
 
 
 @given(st.lists(wished, max_size=8, unique_by=lambda each: each.node.id), st.sets(texts))
@@ -93,7 +96,7 @@ def test_one_version_has_what_the_nodes_would_have_written_one_by_one(
     twin = group
     for wish in sorted(wishes, key=lambda each: each.node.id):
         name = wish.node.id
-        if wish.generation != 1 or name in dead:
+        if wish.generation != 1 or wish.run != RUN or name in dead:
             continue
         if wish.verb is Verb.JOIN:
             twin = transitions.join(twin, wish.node)

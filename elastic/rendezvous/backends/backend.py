@@ -60,7 +60,7 @@ class CollectsRequests(Protocol):
 
     def request(self, node_id: str, text: str) -> None:
         """Show `text` as what this node requests, in place of what it requested before; an empty
-        text: it requests nothing.
+        text: it requests nothing. A live node calls it for a dead one, to remove what it left.
         """
 
     def requests(self) -> dict[str, str]:

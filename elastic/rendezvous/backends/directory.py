@@ -122,17 +122,21 @@ class DirectoryBackend:
 
     def request(self, node_id: str, text: str) -> None:
         with self._failures("write a request"):
-            old = self._request.pop(node_id, None)
-            if old is not None:
+            begin = f"{quote(node_id, safe='')},"
+            # Where this process has left none, it removes that of a dead node.
+            known = self._request.get(node_id)
+            found = (self._path / _REQUESTS).glob(f"{begin}*") if known is None and not text else ()
+            for old in (known,) if known is not None else found:
                 old.unlink(missing_ok=True)
+            self._request.pop(node_id, None)
             if text:
-                new = self._path / _REQUESTS / f"{quote(node_id, safe='')},{quote(text, safe='')}"
+                new = self._path / _REQUESTS / f"{begin}{quote(text, safe='')}"
+                self._request[node_id] = new  # before it is there: a call that fails may leave it
                 try:
                     new.touch()
                 except FileNotFoundError:
                     make_folders(new.parent)
                     new.touch()
-                self._request[node_id] = new
 
     def requests(self) -> dict[str, str]:
         with self._failures("read requests"):

@@ -18,7 +18,7 @@ finds that out, and refuses.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -154,13 +154,17 @@ class ObjectStoreBackend:
 
     def request(self, node_id: str, text: str) -> None:
         with self._own_lock, _failures("a request"):
-            old = self._requested.pop(node_id, None)
-            if old is not None:
+            begin = f"{_REQUESTS}{quote(node_id, safe='')},"
+            known = self._requested.get(node_id)
+            found: Iterable[str] = () if known is None else (known,)
+            if known is None and not text:  # that of a dead node
+                found = [name for name in self._objects.listed(_REQUESTS) if name.startswith(begin)]
+            for old in found:
                 self._objects.delete(old)
+            self._requested.pop(node_id, None)
             if text:
-                name = f"{_REQUESTS}{quote(node_id, safe='')},{quote(text, safe='')}"
-                self._objects.write(name, b"-")
-                self._requested[node_id] = name
+                self._requested[node_id] = begin + quote(text, safe="")  # a call that fails may leave it
+                self._objects.write(self._requested[node_id], b"-")
 
     def requests(self) -> dict[str, str]:
         with _failures("requests"):
