@@ -41,14 +41,17 @@ class AppendedFile:
         Raises TypeError for a value that is not JSON, such as a tensor.
         """
         finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
-        # A line may have been cut short on a full disk, and its rest found no room. The next line
-        # must not continue it: both would be lost then.
-        line = ("\n" if self._is_torn else "") + json.dumps(finite) + "\n"
-        data, self._kept, self._is_torn = self._kept + line.encode(), b"", False
+        is_torn = self._is_torn
         if self._is_behind and self._backlog is not None and self._backlog.write_out():
             # Another process may have written it out, into a new file of this name.
             self.close()
             self._is_behind = False
+        # A line may have been cut short on a full disk, and its rest found no room; or it is that
+        # of an earlier process, which was killed. The next line must not continue it: both would be
+        # lost then.
+        is_torn = is_torn or (self._fd is None and not self._is_behind and self._ends_torn())
+        line = ("\n" if is_torn else "") + json.dumps(finite) + "\n"
+        data, self._kept, self._is_torn = self._kept + line.encode(), b"", False
         rest = data if self._is_behind else self._append(data)
         if rest and self._backlog is not None:
             self._is_behind = True
@@ -98,9 +101,16 @@ class AppendedFile:
                 make_folders(self._path.parent)
             # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
             # this process append to any file of its user.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self._path, flags | (os.O_CREAT if creates else 0), 0o644)
         return self._fd
+
+    def _ends_torn(self) -> bool:
+        with suppress(OSError):
+            fd = self._open(creates=False)
+            size_bytes = os.fstat(fd).st_size
+            return size_bytes > 0 and os.pread(fd, 1, size_bytes - 1) != b"\n"
+        return False
 
 
 class GrowingFile:

@@ -94,7 +94,9 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     run_dir = run_without_agent(launch, ours).url if launch.agent is None else launch.agent.run_dir
     _claim_run_dir(groups, ours, run_dir)
     link = launch.agent or link_without_agent(launch, groups, ours, ctrl_c)
-    events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
+    # One file for all generations of this place on the node: a report of a long run of many nodes
+    # would open thousands otherwise.
+    events = RunDir.parse(link.run_dir).events / f"{link.node}-worker{groups.local_rank}.jsonl"
     # Without an agent this process keeps by itself what finds no room on the disk.
     backlog = Backlog.open(link.backlog) if link.backlog else Backlog.create()
     log = EventLog(events, node=link.node, clock=SystemClock(), backlog=backlog)

@@ -90,6 +90,11 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
     # Rank 1 may raise in step 14 while rank 0 still copies the state of step 13.
     assert restored in ([(0, 0), (2, 0), (8, 0), kept, (18, 0)] for kept in [(13, 0), (12, 1)])
 
+    # Five generations of two workers leave no more files of events than one.
+    writers = {path.name.rpartition("-")[2] for path in drill.run.events.glob("*.jsonl")}
+    assert writers == {"agent.jsonl", "uploader.jsonl", "worker0.jsonl", "worker1.jsonl"}
+    assert len(list(drill.run.events.glob("*.jsonl"))) == 4
+
     code, report = drill.inspects("report", drill.run.url)
     assert code == 0
     assert report.keys() >= REPORT

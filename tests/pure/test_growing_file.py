@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.growing_file import GrowingFile, last_lines, lines_of, read_from
+from elastic.system.growing_file import AppendedFile, GrowingFile, last_lines, lines_of, read_from
 
 READ_BYTES = 8
 PIECES = st.text("ab\n", max_size=12).map(str.encode)
@@ -126,3 +126,14 @@ def test_the_last_lines_begin_anywhere_and_end_whole(tmp_path):
     assert last_lines(path, 10) == [b"o", b"three"]
     assert last_lines(path, 100) == [b"one", b"two", b"three"]
     assert read_from(path, 4, 6) == b"two\nth"
+
+
+def test_a_line_does_not_continue_half_a_line_of_an_earlier_process(tmp_path):
+    """That was killed while the disk was full; a third one finds whole lines."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": ')
+    for number in (2, 3):
+        file = AppendedFile(path)
+        file.append({"c": number})
+        file.close()
+    assert path.read_bytes() == b'{"a": 1}\n{"b": \n{"c": 2}\n{"c": 3}\n'

@@ -44,7 +44,7 @@ def trained(run, name, generation, first, last):
 
 
 def restored(run, name, generation, step, lost_steps=0):
-    log = EventLog(run.events / f"{name}-{generation:06d}-rank0.jsonl", node=name, clock=SystemClock())
+    log = EventLog(run.events / f"{name}-worker0.jsonl", node=name, clock=SystemClock())
     log.generation = generation
     log.record(Restored(step=step, source="none", lost_steps=lost_steps, seconds=0.1))
 
