@@ -123,11 +123,11 @@ class RandomStorm:
 
         def withdraw(name: str, machine: Machine) -> None:
             machine.is_leaving = True
+            self.storm.later(took_s, lambda: self._leave(name, machine))
             was_member = name in self.storm.group.member_ids
             others = machine.rendezvous.withdraw(is_shared=is_shared)
             machine.generation = None
             machine.holds = was_member and not (is_shared and others) and self._is_whole()
-            self.storm.later(took_s, lambda: self._leave(name, machine))
 
         name = self.draw.choice(self.storm.training)
         self.storm.call(name, withdraw)
