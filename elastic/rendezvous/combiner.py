@@ -17,6 +17,8 @@ from elastic.system.clock import Clock
 
 CALL_S = 0.001  # what a call is taken to last at least
 CALLS_PER_NODE = 0.2
+# Where the policy's limit stands for a number that is not known, no few nodes wait for long.
+LONGEST_S = 1.0
 LONGEST_OF_KEEP_ALIVE = 0.5
 
 
@@ -37,7 +39,7 @@ class Combiner:
         self._me = me
         self._policy = policy
         self._observer = observer
-        self._longest_s = keep_alive_s * LONGEST_OF_KEEP_ALIVE
+        self._longest_s = min(LONGEST_S, keep_alive_s * LONGEST_OF_KEEP_ALIVE)
         self._clock = clock
         self._draw = draw
         self._own: Request | None = None
