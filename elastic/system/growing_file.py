@@ -95,6 +95,10 @@ class AppendedFile:
             os.close(self._fd)
         self._fd, self._is_torn = None, False
 
+    def __del__(self) -> None:
+        with suppress(OSError):
+            self.close()
+
     def _open(self, *, creates: bool = True) -> int:
         if self._fd is None:
             if creates:

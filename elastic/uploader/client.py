@@ -207,8 +207,10 @@ class UploaderProcess:
         """
         output = self._process.stdout
         assert output is not None, "it is spawned with a pipe"
-        readable, _, _ = select.select([output], [], [], READY_LIMIT_S)
-        line = output.readline() if readable else b""
+        # `select` would refuse descriptors above 1023, and a recipe may have as many files open.
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        line = output.readline() if poll.poll(1000 * READY_LIMIT_S) else b""
         output.close()
         message = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in message:

@@ -19,6 +19,8 @@ from elastic.system import files, growing_file
 from elastic.system.backlog import RETRY_S, Backlog
 from elastic.testing.fakes import FakeClock
 
+pytestmark = pytest.mark.usefixtures("closed_backlogs")
+
 
 class Disk:
     """Files of `folder`. `is_full`: nothing can be written. `is_torn`: only half of each write."""

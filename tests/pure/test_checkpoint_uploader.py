@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -208,6 +209,23 @@ def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(conf
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [2, 1]
     assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED] * 2
+
+
+def test_an_uploader_starts_beside_a_thousand_open_files(config):
+    """Of a recipe that reads shards, where a process may have so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"a process may open {hard} files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        process = UploaderProcess.start(config)
+        process.wait_ready()
+        process.stop(LIMIT_S)
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_terminals_signals_do_not_end_it(config, process, slots):

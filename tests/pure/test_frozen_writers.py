@@ -20,6 +20,8 @@ from elastic.testing.fakes import FakeClock
 CALLS = ("open", "write", "fsync", "link", "unlink", "remove", "rename", "replace", "stat", "lstat", "scandir", "listdir", "ftruncate", "pread")  # fmt: skip
 MOST_CALLS = 200
 
+pytestmark = pytest.mark.usefixtures("closed_backlogs")
+
 
 @contextmanager
 def frozen_before(number, meanwhile):
