@@ -11,7 +11,6 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.requests import Request, Verb, run_digest
 from elastic.system.clock import Clock
@@ -26,20 +25,13 @@ LONGEST_BACKOFF_S = 0.5
 
 class GroupWriter:
     def __init__(
-        self,
-        backend: Backend,
-        me: Node,
-        policy: GroupPolicy,
-        observer: GroupObserver,
-        *,
-        keep_alive_s: float,
-        clock: Clock,
+        self, backend: Backend, me: Node, observer: GroupObserver, combiner: Combiner, *, clock: Clock
     ) -> None:
         self._backend = backend
         self._me = me
         self._observer = observer
+        self._combiner = combiner
         self._clock = clock
-        self._combiner = Combiner(backend, me, policy, observer, keep_alive_s=keep_alive_s, clock=clock)
         self._lost_tries = 0  # of compare-and-set, in a row
 
     @property

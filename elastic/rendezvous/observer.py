@@ -10,7 +10,7 @@ It does not promise that the state is current when the caller acts on it: compar
 from dataclasses import replace
 from itertools import chain
 
-from elastic.rendezvous import membership, transitions, watch_ring
+from elastic.rendezvous import carry_over, membership, transitions, watch_ring
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
@@ -96,7 +96,7 @@ class GroupObserver:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
         found = self._backend.read()
         version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
-        group = transitions.restore_lost_state(there, self.last_known)
+        group = carry_over.restore_lost_state(there, self.last_known)
         is_ours = self.is_ours(group)
         if is_ours and not group.open and group.generation < self._min_generation:
             # The backend is new, lost its state, or was last used before another one was. Were a
@@ -127,7 +127,7 @@ class GroupObserver:
 
     def keep(self, group: Group) -> None:
         """Remember the newest state of the group, as far as this node knows."""
-        self.newest, self.last_known = group, transitions.last_known_state(group)
+        self.newest, self.last_known = group, carry_over.last_known_state(group)
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:

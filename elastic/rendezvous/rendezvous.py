@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
-from elastic.rendezvous import membership, transitions
+from elastic.rendezvous import carry_over, membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.first_look import FirstLook
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
@@ -92,9 +93,8 @@ class Rendezvous:
             min_generation=min_generation,
             partition_detector=self._partition_detector,
         )
-        self._writer = GroupWriter(
-            backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
-        )
+        combiner = Combiner(backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock)
+        self._writer = GroupWriter(backend, me, self._observer, combiner, clock=clock)
         self.first_look = FirstLook(self._observer, me.id, clock)
         self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
@@ -293,7 +293,7 @@ class Rendezvous:
         """
 
         def reopened(group: Group) -> Group:
-            return transitions.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
+            return carry_over.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
 
         group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
@@ -344,7 +344,7 @@ class Rendezvous:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
         self._backend.beat(self._me.id)
-        taken_over = transitions.take_over(group, self._observer.settings)
+        taken_over = carry_over.take_over(group, self._observer.settings)
         self._writer.set(version, transitions.join(taken_over, self._me))
 
     def _judged(self, group: Group, alive: frozenset[str]) -> _Found:

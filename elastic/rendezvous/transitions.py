@@ -18,8 +18,8 @@
 *forming* is not stored: the group is not open, and some node waits. A generation that is closed
 while spares wait is therefore forming at once. *closed* is said of a generation, which another one
 follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
-every state, and only once; `reset` leads from every state to closed. `next_action` says what a node
-does whose workers are stopped:
+every state, and only once; `reset` leads from every state to closed (`carry_over` has what a group
+keeps that begins again). `next_action` says what a node does whose workers are stopped:
 
     the group is | and the node                    | its action
     -------------+---------------------------------+--------------------
@@ -55,7 +55,6 @@ from elastic.rendezvous import membership
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
-from elastic.rendezvous.shared_settings import SharedSettings
 
 START = "start"
 RESUME = "resume"
@@ -197,8 +196,10 @@ def join(group: Group, node: Node) -> Group:
 
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
-    """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
-    group = _with_restart_of_lost(group, alive)
+    """Open the next generation with the admitted live nodes; the other waiting nodes are spares.
+
+    The dead ones were evicted before: see `next_action`.
+    """
     members = membership.next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
@@ -248,19 +249,15 @@ def close(
     )
 
 
-def _with_restart_of_lost(group: Group, alive: AbstractSet[str]) -> Group:
-    """A failure in a generation of which a node was lost is not the recipe's, and gives its restart
+def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
+    """Remove dead nodes and their reports; close the generation of a dead member.
+
+    A failure in a generation of which a node was lost is not the recipe's, and gives its restart
     back: the workers of a machine that is taken away may die before its agent does, and scripts
     without this library fail with an error of their own when their peers are gone.
     """
-    if group.cause != FAILURE or not membership.lost_of_closed(group, alive=alive):
-        return group
-    return replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
-
-
-def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
-    """Remove dead nodes and their reports; close the generation of a dead member."""
-    group = _with_restart_of_lost(group, alive)
+    if group.cause == FAILURE and membership.lost_of_closed(group, alive=alive):
+        group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
     if membership.lost_members(group, alive=alive):
         group = close(
             group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None
@@ -343,86 +340,3 @@ def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
     if generation != group.generation or group.ended is not None:
         return group
     return replace(group, open=False, endpoint=None, ended=run_end)
-
-
-def reopen(group: Group, *, is_new: bool = False) -> Group:
-    """A person starts a failed or interrupted run again. A complete run stays complete.
-
-    is_new: the end is that of another run of the same name, whose counts and members go too.
-    """
-    if group.ended is None or (group.ended.exit_code == EXIT_COMPLETE and not is_new):
-        return group
-    if is_new:
-        return reset(group)
-    return _resumed(group)
-
-
-def reset(group: Group) -> Group:
-    """Another run takes over the name of an old one. Only the number of generations stays.
-
-    If generations were counted from zero again, a process of the old run that wakes up could hold
-    the number of a new generation, and the fence would let it through.
-    """
-    return replace(Group(), generation=group.generation)
-
-
-def _resumed(group: Group) -> Group:
-    """The same run begins again without any of its nodes; what it has reached stays."""
-    return replace(
-        reset(group),
-        cause=RESUME,
-        high_step=group.high_step,
-        committed_step=group.committed_step,
-        settings=group.settings,
-    )
-
-
-def take_over(group: Group, settings: SharedSettings) -> Group:
-    """The first node with these settings comes, and no node of the group is alive."""
-    if group.settings is not None and group.settings.run != settings.run:
-        group = reset(group)
-    elif group.member_ids | group.waiting_ids:
-        group = _resumed(group)
-    return replace(group, settings=settings)
-
-
-def last_known_state(group: Group) -> Group:
-    """The part of `group` that is still true if the shared state is lost after this poll.
-
-    The generation is over, since its members can no longer find each other there. The members,
-    their rank order and the counts go on. Nodes that wait must join again: they may be dead by
-    then.
-    """
-    return replace(
-        group,
-        open=False,
-        waiting=(),
-        done=(),
-        endpoint=None,
-        cause=NODE_LOST if group.open else group.cause,
-        reports=(),
-    )
-
-
-def restore_lost_state(group: Group, known: Group) -> Group:
-    """`group`, or the state `known` by this node if the shared state was lost and created again
-    empty.
-
-    A store that one node serves is lost with that node, and a folder can be deleted. A node that
-    starts then finds nothing and creates an empty group, while the surviving members still know the
-    last one. Each survivor that reads such a beginning puts its own last known state in its place
-    and keeps the nodes that already wait. So no generation number is given twice, and members keep
-    their ranks. Any state in which something was formed or decided is newer than what this node
-    knows, and stays.
-    """
-    is_lost = _is_beginning(group) and not _is_beginning(known)
-    if not is_lost or known.ended is not None or group.generation > known.generation:
-        return group
-    if known.settings != group.settings:
-        return known  # the nodes that wait there may not join this group
-    return replace(known, waiting=group.waiting, reports=group.reports)
-
-
-def _is_beginning(group: Group) -> bool:
-    """Nothing was formed or decided yet."""
-    return group.cause == START and not group.open and not group.members and group.ended is None

@@ -27,9 +27,10 @@ def failure(of: str) -> WorkerFailure:
 
 
 def formed(group: Group, members: tuple[Node, ...]) -> Group:
-    """The next generation, once `members` wait; all others are dead."""
-    group = replace(group, waiting=members)
-    return transitions.form(group, alive={n.id for n in members}, endpoint="x:1", policy=POLICY)
+    """The next generation, once `members` wait; all others are dead, and evicted."""
+    alive = {n.id for n in members}
+    group = transitions.evict(replace(group, waiting=members), alive=alive)
+    return transitions.form(group, alive=alive, endpoint="x:1", policy=POLICY)
 
 
 def closed(group: Group, *, by: str, step: int) -> Group:

@@ -200,7 +200,7 @@ def test_a_wide_group_survives_a_random_storm(seed: int, count: int) -> None:
         live = [name for name, m in made.running.items() if not m.is_leaving]
         inside = [name for name in live if made.machines[name].generation is not None]
         if event == "kill":
-            for name in random.sample(live, min(len(live) - 1, random.choice([1, 2, count // 10]))):
+            for name in random.sample(live, min(max(0, len(live) - 1), random.choice([1, 2, count // 10]))):
                 made.kill(name)
         elif event == "ring" and len(live) > 2 * WATCHED:
             for name in watched_place(live, 0):

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import permutations
 
 from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
-from elastic.rendezvous import transitions
+from elastic.rendezvous import carry_over, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node
@@ -89,7 +89,7 @@ class LosableBackend(MemoryBackend):
 
     def lose(self) -> None:
         # No node can find the others of its generation any more: it counts as closed.
-        over = [transitions.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
+        over = [carry_over.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
         self._lost, self._values = self.history() + over, []
 
     def history(self) -> list[bytes]:
