@@ -104,7 +104,9 @@ class PartitionDetector:
         self._set_peers(group, counters.keys(), now_s)
         # An excluded node is neither a member nor waiting until it has stopped its workers. If its
         # silence were forgotten meanwhile, it would look new, hence reachable, when it waits again.
-        remembered = membership.reported(group) & self._detector.nodes.keys()
+        # The silence of a node that only others have reported says nothing: it is not probed, and
+        # would be reported as soon as it is.
+        remembered = self._detector.nodes.keys() & own_report(group, self._me)
         self._detector = self._detector.observe(
             {name: counters.get(name, NO_HEARTBEAT) for name in self._watched | remembered}, now_s=now_s
         )

@@ -7,7 +7,7 @@ never where the network is cut in its direction.
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -256,3 +256,30 @@ def test_nodes_that_dead_ones_kept_together_are_not_taken_for_parts():
     graph, left = members_graph(tuple(names)), names[::50]
     report = UnreachableReport(node=left[3], peers=(left[9],))
     assert nodes_to_exclude(left, [report], graph) == (left[9],)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
+    """Generations follow each other, each with another graph of probes. Nodes that were not probed
+    for a while are again; their silence begins then.
+    """
+    network = Network(50, seed=seed)
+    draw = random.Random(seed)
+    network.run(2 * KEEP_ALIVE_S)
+    cut_off = draw.choice(network.names)
+    network.cut = apart([cut_off], [name for name in network.names if name != cut_off])
+    network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
+    network.run(KEEP_ALIVE_S)
+    nodes = {name: Node(id=name, address=name, nproc=1, port=1) for name in network.names}
+    for _ in range(4):
+        away = {cut_off, *draw.sample(network.names, 3)}
+        network.group = replace(
+            network.group,
+            generation=network.group.generation + 1,
+            open=True,
+            members=tuple(node for name, node in nodes.items() if name not in away),
+            waiting=tuple(node for name, node in nodes.items() if name in away),
+        )
+        network.run(2 * KEEP_ALIVE_S)
+        links = {frozenset((report.node, peer)) for report in network.group.reports for peer in report.peers}
+        assert links and all(cut_off in link for link in links)
