@@ -39,12 +39,16 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
         ) from error
 
 
-def check_claim(run: RunDir, uid: str, clock: Clock) -> None:
+def check_claim(run: RunDir, declared: Identity | None, uid: str, clock: Clock) -> None:
     """Raises UsageError where the directory is no longer the one that was claimed; StoreFailed."""
-    if read_small(open_store(run.url), UID, clock) != uid.encode():
+    store = open_store(run.url)
+    there = None if declared is None else read_small(store, identity.NAME, clock)
+    if read_small(store, UID, clock) != uid.encode() or (declared is not None and there is None):
         raise UsageError(
             f"{run.url} was set aside, moved or replaced while this command waited to begin in it; give the command again"
         )
+    if declared is not None and there is not None:
+        identity.check(identity.parse(there), declared, run.url)
 
 
 def _checked(text: bytes, run: RunDir) -> str:

@@ -229,7 +229,7 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         printable(config.place)[:LONGEST_NAME],
         keep_alive_s=keep_alive_s,
         holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), options),
-        check=partial(check_claim, settings.run, settings.uid, _CLOCK),
+        check=partial(check_claim, settings.run, settings.declared, settings.uid, _CLOCK),
         notify=partial(print, flush=True),
     )
     rendezvous.use_lease(lease.token)

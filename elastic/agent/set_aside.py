@@ -1,21 +1,24 @@
 """--fresh renames a used run directory, in which nothing trains, and deletes nothing of it.
 
-It takes the directory's lease before, so that no other command begins in it meanwhile. It does not
-promise that a process which slept through all of that sees it at once: such a process finds itself
-fenced, since the group's state stays.
+It takes the directory's lease before, so that no other command begins in it meanwhile, and renews
+it for as long as it moves objects. It does not promise that a process which slept through all of
+that sees it at once: such a process finds itself fenced, since the group's state stays.
 """
 
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
+from elastic.agent.claim_run_dir import UID
 from elastic.config.identity import NAME
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import RunLease
+from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease
 from elastic.storage.remote import FsspecStore, open_store
+from elastic.storage.store import read_small
 from elastic.system.clock import Clock, timestamp
 
 # What a new run writes before its first step, most of it the reserve of its rendezvous folder.
@@ -44,16 +47,42 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         notify=notify,
     )
     suffix = f".aside-{timestamp(clock.wall())}"
+    # On a thread, because one large object may be moved for longer than the lease lasts.
+    renewal = LeaseRenewal(
+        run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=lambda _sentence: None
+    )
     try:
-        _rename(run, suffix)
+        _rename(run, suffix, _keeping(run_lease, lease, clock), clock)
     except (ElasticError, OSError) as error:
-        with suppress(ElasticError, OSError):
-            run_lease.release(lease)
         raise UsageError(
-            f"expected to rename the run directory {run.url}, found: {error}; take another --run-dir"
+            f"expected to rename the run directory {run.url}, found: {error}; what was moved by then is in {run.url}{suffix}. Give the"
+            " command again, or take another --run-dir"
         ) from error
-    with suppress(ElasticError, OSError):  # the old run may go on there, under its new name
-        RunLease(run.url + suffix, clock).release(lease)
+    finally:
+        renewal.stop(releases=True)
+    if not run.is_remote:
+        with suppress(ElasticError, OSError):  # the old run may go on there, under its new name
+            RunLease(run.url + suffix, clock).release(lease)
+
+
+def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:
+    """To be called before each move; raises UsageError once another command has the lease.
+
+    A process that was stopped moves nothing of the run that began meanwhile: it looks itself, and
+    does not wait for its thread to do so.
+    """
+    looked_s = -inf
+
+    def check() -> None:
+        nonlocal looked_s
+        now_s = clock.monotonic()
+        if now_s - looked_s < lease.renew_s:
+            return
+        if run_lease.is_lost(lease):
+            raise UsageError("another command took it over while this one stood still")
+        looked_s = now_s
+
+    return check
 
 
 def _check_room(folder: Path) -> None:
@@ -71,9 +100,10 @@ def _check_room(folder: Path) -> None:
             probe.unlink()
 
 
-def _rename(run: RunDir, suffix: str) -> None:
+def _rename(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -> None:
     # The group's state stays: its versions and generations go on counting, so that a process of the
     # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
+    check()
     if run.local.exists():
         aside = run.local.with_name(run.local.name + suffix)
         run.local.rename(aside)
@@ -81,9 +111,22 @@ def _rename(run: RunDir, suffix: str) -> None:
             run.local.mkdir(exist_ok=True)
             (aside / run.rendezvous.name).rename(run.rendezvous)
     if run.is_remote:
-        store, of_group = FsspecStore(run.url), run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
-        moved = (each.name for each in store.list() if not each.name.startswith(of_group))
-        # Objects are moved one by one. run.json goes first and commit records next: if the move
-        # stops half-way, the rest is never taken for a part of the new run.
-        for name in sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
+        _move_objects(run, suffix, check, clock)
+
+
+def _move_objects(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -> None:
+    """One by one. The lease stays too: until it is released no other command begins here."""
+    store = FsspecStore(run.url)
+    staying = run.rendezvous_url.removeprefix(run.url).strip("/") + "/", "lease/"
+    names = (each.name for each in store.list() if not each.name.startswith(staying))
+    # run.json goes first and commit records next: if the move stops half-way, the rest is never
+    # taken for a part of the new run.
+    for name in sorted(names, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
+        check()
+        store.move(name, suffix)
+    # What a command claimed meanwhile, in that order: it writes run.json before uid, finds one of
+    # them gone when it asks for the lease, and must not keep the name from this command.
+    for name in (UID, NAME):
+        if read_small(store, name, clock) is not None:
+            check()
             store.move(name, suffix)
