@@ -12,7 +12,7 @@ from elastic.rendezvous.backends.backend import Backend, BackendFailed, Collects
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.requests import Request, Verb, apply_all, is_wide, width
+from elastic.rendezvous.requests import Request, Verb, apply_all, width
 from elastic.system.clock import Clock
 
 CALL_S = 0.001  # what a call is taken to last at least
@@ -48,7 +48,8 @@ class Combiner:
 
     def is_for(self, group: Group) -> bool:
         """Whether nodes combine their writes in this group."""
-        return isinstance(self._backend, CollectsRequests) and is_wide(group, self._policy)
+        is_able = isinstance(self._backend, CollectsRequests)
+        return is_able and width(group, self._policy) >= self._requests.combines_from
 
     @property
     def wait_s(self) -> float:

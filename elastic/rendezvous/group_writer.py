@@ -57,14 +57,14 @@ class GroupWriter:
         return is_set
 
     def evict(self, version: int | None, group: Group, *, step: int = 0) -> Group | None:
-        """Try to remove the dead nodes; in a wide group at a random time, so that a few do. None
-        before that, and if another node was faster.
+        """Try to remove the dead nodes; where nodes combine their writes, at a random time, so that
+        a few do. None before that, and if another node was faster.
         """
-        is_wide = self._combiner.is_for(group)
-        if is_wide and not self._combiner.is_due(group):
+        is_combined = self._combiner.is_for(group)
+        if is_combined and not self._combiner.is_due(group):
             return None
         evicted = transitions.evict(group, alive=self._observer.alive, step=step)
-        if is_wide:
+        if is_combined:
             self._combiner.take_back_of_dead()
         return evicted if self.set(version, evicted) else None
 
@@ -101,7 +101,7 @@ class GroupWriter:
         raise self._out_of_tries()
 
     def change_by(self, verb: Verb, *, generation: int | None = None) -> Group:
-        """As `change`, for what another node of a wide group may write for this one.
+        """As `change`, for what another node may write where nodes combine their writes.
 
         generation: the only one in which it is wanted, None for the present one.
         """

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
-from elastic.rendezvous import carry_over, membership, transitions
+from elastic.rendezvous import carry_over, membership, transitions, watch_ring
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.first_look import FirstLook
@@ -25,7 +25,7 @@ from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
-from elastic.rendezvous.requests import Verb, is_wide, width
+from elastic.rendezvous.requests import Verb, width
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
@@ -234,9 +234,10 @@ class Rendezvous:
         not for the node that forms the next generation.
         """
         group = self._observer.newest
-        if self._observer.leads or not is_wide(group, self._policy):
+        nodes = width(group, self._policy)
+        if self._observer.leads or nodes <= watch_ring.ALL_WATCH_ALL:
             return 0.0
-        return min(width(group, self._policy) * POLL_S_PER_NODE, LONGEST_POLL_S)
+        return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S)
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.

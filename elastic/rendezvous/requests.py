@@ -1,4 +1,4 @@
-"""Nodes of a wide group leave their changes beside it, and one of them writes those of all.
+"""Many nodes leave their changes beside the group, and one of them writes those of all.
 
 If a thousand nodes write themselves into the group at once, each version has one winner and all
 others try again: half a million tries, each with the whole group in it. So a node leaves a short
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from elastic.rendezvous import transitions, watch_ring
+from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.shared_settings import SharedSettings
@@ -109,7 +109,3 @@ def width(group: Group, policy: GroupPolicy) -> int:
     """
     named = len(group.members) + len(group.waiting)
     return named if group.members else max(named, policy.max_nodes)
-
-
-def is_wide(group: Group, policy: GroupPolicy) -> bool:
-    return width(group, policy) > watch_ring.ALL_WATCH_ALL

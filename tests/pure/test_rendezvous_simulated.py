@@ -409,5 +409,16 @@ class WideNodes(Nodes):
         self.flaws.dies, self.flaws.lost_answers, self.flaws.old_requests = "", 0, None
 
 
+class CombiningNodes(WideNodes):
+    """The same of a group at an object store: it combines its writes, and all watch all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teardown()
+
+
 TestWideNodes = WideNodes.TestCase
 TestWideNodes.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+TestCombiningNodes = CombiningNodes.TestCase
+TestCombiningNodes.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

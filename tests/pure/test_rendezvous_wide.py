@@ -112,8 +112,8 @@ def test_one_version_has_what_the_nodes_would_have_written_one_by_one(
     assert requests.apply_all(written, wishes, dead=dead) == written, "to ask twice is to ask once"
 
 
-def world(count: int) -> World:
-    made = World(policy=POLICY, keep_alive_s=KEEP_ALIVE_S, backend=WideBackend())
+def world(count: int, combines_from: int = 17) -> World:
+    made = World(policy=POLICY, keep_alive_s=KEEP_ALIVE_S, backend=WideBackend(combines_from))
     for name in names_of(count):
         made.start(name)
     return made
@@ -169,7 +169,7 @@ def test_a_wide_group_loses_nodes_as_its_twin_does(loss: str, monkeypatch: pytes
     for all_watch_all in (ALL_WATCH_ALL, 1000):
         monkeypatch.setattr(watch_ring, "ALL_WATCH_ALL", all_watch_all)
         random.seed(1)
-        made = world(0)
+        made = world(0, all_watch_all + 1)
         for name in names_of(50):
             made.start(name)
             made.poll(name)

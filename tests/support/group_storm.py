@@ -71,6 +71,7 @@ class Door:
     shared: Backend
     hearts: MemoryBackend
     clock: FakeClock
+    combines_from: int
     is_away: bool = False
     lag_s: float = 0.0
     lost_answers: int = 0
@@ -141,7 +142,9 @@ class Machine:
 class Storm(FakeClock):
     """The clock is the group: while a node sleeps in a call, the others go on."""
 
-    def __init__(self, seed: int, size: int, folder: Path | None = None, spares: int = 0) -> None:
+    def __init__(
+        self, seed: int, size: int, folder: Path | None = None, spares: int = 0, combines_from: int = 17
+    ) -> None:
         """folder: where the nodes meet; None: in memory, which is never emptied or torn."""
         super().__init__()
         random.seed(seed)  # of the pauses after a lost compare-and-set
@@ -152,6 +155,7 @@ class Storm(FakeClock):
         self.machines: dict[str, Machine] = {}
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
         self._memory = MemoryBackend()
+        self._combines_from = combines_from
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         for _ in range(size + spares):
@@ -187,7 +191,8 @@ class Storm(FakeClock):
     def start(self) -> str:
         name = f"n{next(self._numbers):05d}"
         shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder, self)
-        door, probes = Door(shared, self._memory, self), Probes(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
+        door = Door(shared, self._memory, self, self._combines_from)
+        probes = Probes(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
         rendezvous = Rendezvous(
             door,
             Node(id=name, address=name, nproc=1, port=1),

@@ -108,8 +108,9 @@ class WideBackend(LosableBackend):
     before, or after, its write.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, combines_from: int = 3) -> None:
         super().__init__()
+        self.combines_from = combines_from
         self.lost_answers = 0
         self.old_requests: dict[str, str] | None = None
         self.refuses = False

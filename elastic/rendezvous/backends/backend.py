@@ -58,6 +58,10 @@ class Backend(Protocol):
 class CollectsRequests(Protocol):
     """A backend in which nodes leave short texts for one of them to read all at once."""
 
+    @property
+    def combines_from(self) -> int:
+        """The number of nodes from which on that costs less than if each writes for itself."""
+
     def request(self, node_id: str, text: str) -> None:
         """Show `text` as what this node requests, in place of what it requested before; an empty
         text: it requests nothing. A live node calls it for a dead one, to remove what it left.

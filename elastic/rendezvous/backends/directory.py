@@ -56,6 +56,8 @@ _NUMBER_LIMIT_BYTES = 64
 
 
 class DirectoryBackend:
+    combines_from = 17
+
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path

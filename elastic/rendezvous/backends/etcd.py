@@ -31,6 +31,8 @@ NAMED_AT_MOST = 16  # nodes whose counters are asked for one by one; of more all
 
 
 class EtcdBackend:
+    combines_from = 17
+
     def __init__(self, endpoints: str, group: str, access: Access, clock: Clock | None = None) -> None:
         """`endpoints`: `HOST[:PORT],...`. `group`: any text. Raises UsageError."""
         self._clock = SystemClock() if clock is None else clock

@@ -79,6 +79,8 @@ class StoredVersion:
 
 
 class TcpStoreBackend:
+    combines_from = 17
+
     def __init__(self, endpoint: str, group: str) -> None:
         """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
         host, port = split_endpoint(endpoint, DEFAULT_PORT)
