@@ -86,8 +86,12 @@ class AgentParts:
         self.final_checkpoint.ensure_committed(others=self.group.withdraw(is_shared=is_shared))
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
-            # Nothing says which of the two states is right: no node goes on with either of them.
-            self.group.end(RunEnd(exit_code=EXIT_FAILED, reason=differences[0]))
+            # Nothing says which of the two states is right: no node goes on with either of them, in
+            # whichever generation it is by now.
+            reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
+            run_end, until_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.shutdown.deadline_s
+            while not self.group.end_of_any(run_end) and self.clock.monotonic() < until_s:
+                self.clock.sleep(GROUP_POLL_S)
         self.group.leave()
 
 

@@ -138,6 +138,15 @@ class GroupClient:
         with suppress(BackendFailed):
             self._rendezvous.end(run_end)
 
+    def end_of_any(self, run_end: RunEnd) -> bool:
+        """End the run for all nodes, also in a newer generation than this node's. Returns whether
+        the backend answered.
+        """
+        with suppress(BackendFailed):
+            self._rendezvous.end(run_end, of_any=True)
+            return True
+        return False
+
     def withdraw(self, *, is_shared: bool) -> bool:
         """The workers of this node have stopped, and it is to leave.
 

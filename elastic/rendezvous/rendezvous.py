@@ -280,11 +280,16 @@ class Rendezvous:
             lambda group: transitions.report_commit(group, step) if self._observer.is_ours(group) else group
         )
 
-    def end(self, run_end: RunEnd) -> Group:
-        """End the run for all nodes; changes nothing if the group went on without this node."""
-        return self._writer.change(
-            lambda group: transitions.end(group, generation=self._entered, run_end=run_end)
-        )
+    def end(self, run_end: RunEnd, *, of_any: bool = False) -> Group:
+        """End the run for all nodes; changes nothing if the group went on without this node, unless
+        the end is one `of_any` generation, and never changes the group of another run.
+        """
+
+        def ended(group: Group) -> Group:
+            generation = None if of_any and self._observer.is_ours(group) else self._entered
+            return transitions.end(group, generation=generation, run_end=run_end)
+
+        return self._writer.change(ended)
 
     def reopen(self, *, is_new: bool = False) -> RunEnd | None:
         """Before the first join: a person started a failed or interrupted run again.

@@ -335,8 +335,12 @@ def report_commit(group: Group, step: int) -> Group:
     return group if step <= group.committed_step else replace(group, committed_step=step)
 
 
-def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
-    """The run is over for every node if `generation` is the newest; the first call counts."""
-    if generation != group.generation or group.ended is not None:
+def end(group: Group, *, generation: int | None, run_end: RunEnd) -> Group:
+    """The run is over for every node if `generation` is the newest; the first call counts.
+
+    None: whichever is the newest. Two states of one step are wrong in every generation, and the
+    node that finds them may be in none any more.
+    """
+    if generation not in (None, group.generation) or group.ended is not None:
         return group
     return replace(group, open=False, endpoint=None, ended=run_end)

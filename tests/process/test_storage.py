@@ -102,6 +102,39 @@ def test_a_node_that_leaves_with_another_state_than_is_committed_ends_the_run(dr
         assert "step 10 was already committed by generation 1 with another state" in each.output
 
 
+def test_two_states_of_one_step_end_the_run_in_a_newer_generation_too(drill):
+    """One of two nodes leaves after step 6, and the other goes on with that state. Its uploader
+    stands still (SIGSTOP), so that another launch is the first to write step 6, with one bit
+    changed. The leaver finds that when the others have formed generation 2 long since.
+    """
+    drill.shut(6, 8)
+    drill.start_two("--snapshot-every", "1", "--max-restarts", "0")
+    drill.stands(6, ranks=2)
+    drill.happens("checkpoint_committed", step=4)
+    leaver, other = drill.agents_of_ranks_0_and_1()
+    drill.uploader_serves(other)
+    uploader = drill.uploader_of(other)
+    os.kill(uploader, signal.SIGSTOP)
+    leaver.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(6)
+    drill.happens("generation_started", generation=2)
+    drill.stands(8, ranks=1)
+    store = LocalStore(drill.run.local / "checkpoints")
+    (newest, *_), _ = list_commits(store, SystemClock())
+    image = bytearray(payload(drill, newest.step).read_bytes())
+    image[-1] ^= 1
+    commit_image(store, newest.run_id, 6, image)
+    leaver.ends_with(1)
+    os.kill(uploader, signal.SIGCONT)
+    other.ends_with(1)
+
+    for each in leaver, other:
+        assert "step 6 was already committed by generation 1 with another state" in each.output
+    assert ", which leaves, found two states of one step: step 6" in other.output
+    assert drill.values("run_failed", "generation") == [(2,)]
+
+
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):
     """Every payload is gone, every record is there: exit 76, nothing changed.
 

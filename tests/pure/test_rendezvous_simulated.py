@@ -70,6 +70,8 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
             world.leave(words[0])
         case "withdraw":
             world.withdraw(words[0], is_shared=words[1:] != ["alone"])
+        case "contradict":
+            world.contradict(words[0])
         case "fail":
             world.fail(words[0], step=int(words[1]))
         case "done":
@@ -129,12 +131,14 @@ class Nodes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(
+        self.world, self.started = self.new_world(), 0
+
+    def new_world(self) -> World:
+        return World(
             policy=GroupPolicy(min_nodes=1, max_nodes=self.most, last_call_s=1.0, timeout_s=1e9),
             keep_alive_s=2.0,
             backend=self.backend(),
         )
-        self.started = 0
 
     def pick(self, data: st.DataObject, names: list[str]) -> str:
         return data.draw(st.sampled_from(sorted(names)))
@@ -170,6 +174,28 @@ class Nodes(RuleBasedStateMachine):
         self.world.withdraw(name, is_shared=is_shared)
         if name in self.world.machines:
             self.world.machines[name].holds &= name in self.world.group.member_ids
+
+    @precondition(lambda self: any(m.generation for m in self.world.running.values()))
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, POLL_S, 2.5]))
+    def contradict(self, data: st.DataObject, seconds: float) -> None:
+        """A node that leaves finds two states of one step: no other node of the run goes on, in
+        whichever generation it is by then. The rest happens to another group.
+        """
+        inside = [name for name, m in self.world.running.items() if m.generation is not None]
+        name = self.pick(data, inside)
+        self.world.withdraw(name, is_shared=True)
+        self.world.tick(seconds)
+        if name not in self.world.machines:
+            return
+        settings, is_its = self.world.given[name], self.world.group.settings == self.world.given[name]
+        for machine in self.world.machines.values():
+            machine.is_frozen, machine.stops_in = False, 0
+        self.world.contradict(name)
+        if is_its and name in self.world.machines:
+            self.world.tick(2.0)
+            others = [m for n, m in self.world.running.items() if self.world.given[n] == settings]
+            assert all(machine.is_leaving for machine in others), [str(machine) for machine in others]
+        self.world = self.new_world()
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import permutations
 
-from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
+from elastic.errors import EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous import carry_over, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
@@ -243,6 +243,13 @@ class World:
             others = machine.rendezvous.withdraw(is_shared=is_shared)
         machine.generation, machine.is_leaving, machine.holds = None, True, not others
         machine.reasons.append("others go on with its state" if others else "saves its state")
+
+    def contradict(self, name: str) -> None:
+        """A node that leaves has found another state of its step than its own."""
+        machine = self.machines[name]
+        run_end = RunEnd(exit_code=EXIT_FAILED, reason=f"{name} found two states of one step")
+        with self.calling(name):
+            machine.rendezvous.end(run_end, of_any=True)
 
     def fail(self, name: str, step: int) -> None:
         machine = self.machines[name]
