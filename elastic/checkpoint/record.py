@@ -154,7 +154,7 @@ def missing_text(committed_step: int, newest_step: int, run_url: str) -> str:
     """What to say where a newer checkpoint than all that can be found was committed."""
     return (
         f"the group has committed step {committed_step}, and neither the memory of its nodes nor {run_url}, as this node sees it, has"
-        f" that state or a newer one: the newest is of step {newest_step}. Is this an old copy of the run directory, or one that is not shared?"
+        f" that state or a newer one: the newest is of step {newest_step}. Missing is {run_url}/checkpoints/{commit_name(committed_step)}. Is this an old copy of the run directory, or one that is not shared?"
         " Start on a node that has the checkpoint. If it was removed on purpose, let the group forget it: stop all agents, then remove the folder"
         " rendezvous/ (or what --rdzv-endpoint names), or with etcd and c10d give another --rdzv-id; the same command then goes on from the older state"
     )

@@ -131,10 +131,20 @@ class RunDir:
         return self.logs / f"{generation:06d}" / f"rank{rank}.log"
 
     def free_log(self, *, generation: int, rank: int) -> Path:
-        """A name that no log has: that of an earlier generation of this number stays as it is."""
+        """A name that no log has: that of an earlier generation of this number stays as it is.
+
+        Where the folder cannot be looked at, the first name: who creates the log finds out.
+        """
         first = self.log(generation=generation, rank=rank)
         others = (first.with_stem(f"{first.stem}-{number}") for number in range(2, MOST_LOGS))
-        return next((path for path in chain([first], others) if not path.exists()), first)
+        return next((path for path in chain([first], others) if not _is_there(path)), first)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _name_of(url: str) -> str:

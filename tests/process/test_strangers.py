@@ -150,6 +150,7 @@ def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped,
         again.ends_with(76)
         assert "the group has committed step 20, and" in again.output
         assert "the newest is of step 12." in again.output
+        assert f"Missing is {stopped.run.url}/checkpoints/000000000020/COMMIT.json" in again.output
         assert stopped.last_step == 20
     shutil.rmtree(stopped.run.rendezvous)
     stopped.start().ends_with(0)
