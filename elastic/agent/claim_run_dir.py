@@ -10,13 +10,12 @@ import secrets
 
 from elastic.config import identity
 from elastic.config.identity import Identity
-from elastic.config.run_dir import RunDir
+from elastic.config.run_dir import UID, RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock
 
-UID = "uid"
 LONGEST = 100
 
 
@@ -37,6 +36,19 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
         raise UsageError(
             f"expected to write to the run directory {run.url}, found: {error}; take another --run-dir or change its mode"
         ) from error
+
+
+def claim_again(run: RunDir, declared: Identity | None, uid: str, clock: Clock) -> bool:
+    """Where the directory was moved or removed; False where its name is another run's by now.
+
+    Raises UsageError for a damaged run.json, StoreFailed.
+    """
+    store = open_store(run.url)
+    if declared is not None:
+        there = create_or_read(store, identity.NAME, declared.to_json(), clock)
+        if identity.parse(there).run_id != declared.run_id:
+            return False
+    return create_or_read(store, UID, uid.encode(), clock) == uid.encode()
 
 
 def check_claim(run: RunDir, declared: Identity | None, uid: str, clock: Clock) -> None:

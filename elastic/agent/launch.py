@@ -16,7 +16,7 @@ import torch
 from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
-from elastic.agent.claim_run_dir import check_claim, claim
+from elastic.agent.claim_run_dir import check_claim, claim, claim_again
 from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
@@ -224,12 +224,13 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         answer_of(partial(check, open_group, settings.run.url, settings.run_key), options)
     # A node that is refused has taken no lease from those that train.
     answer_of(rendezvous.first_look.check_settings, options)
+    claimed = settings.run, settings.declared, settings.uid, _CLOCK
     run_lease = RunLease(settings.run.url, _CLOCK)
     lease = run_lease.take(
         printable(config.place)[:LONGEST_NAME],
         keep_alive_s=keep_alive_s,
         holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), options),
-        check=partial(check_claim, settings.run, settings.declared, settings.uid, _CLOCK),
+        check=partial(check_claim, *claimed),
         notify=partial(print, flush=True),
     )
     rendezvous.use_lease(lease.token)
@@ -239,6 +240,7 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         leads=lambda: rendezvous.leads,
         is_in=lambda: rendezvous.is_in,
         on_lost=shutdown.request,
+        reclaim=partial(claim_again, *claimed),
     )
 
 

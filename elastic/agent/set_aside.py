@@ -11,12 +11,11 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from elastic.agent.claim_run_dir import UID
 from elastic.config.identity import NAME
-from elastic.config.run_dir import RunDir
+from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease
+from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.storage.remote import FsspecStore, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, timestamp
@@ -78,7 +77,7 @@ def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], No
         now_s = clock.monotonic()
         if now_s - looked_s < lease.renew_s:
             return
-        if run_lease.is_lost(lease):
+        if run_lease.standing(lease) is Standing.LOST:
             raise UsageError("another command took it over while this one stood still")
         looked_s = now_s
 

@@ -19,11 +19,12 @@ from typing import Any
 
 from elastic.errors import UsageError
 
+UID = "uid"  # agent/claim_run_dir.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
 OWN_NAMES = frozenset(
     {
         "run.json",
-        "uid",
+        UID,
         "lease",
         "data.json",
         "stopped.json",

@@ -15,6 +15,10 @@ lease/<number>-renewed    a counter that the holder moves, or "released"; in a f
 Where nodes meet in the run directory itself, their heartbeats count as the counter does: they have
 a reserve for a full disk.
 
+Where the directory was moved or removed under its nodes, and no other run has begun in its name,
+the holder makes it the run's again and puts the lease back: a run that would begin there is refused
+as before the move.
+
 It does not promise that a holder that slept for longer notices at once that it has lost the lease:
 it does at its next renewal.
 """
@@ -24,6 +28,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import Enum
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +71,12 @@ class Lease:
     def patience_s(self) -> float:
         """After so much silence the holder is dead, and so is the node that would have followed."""
         return 2 * self.keep_alive_s + 3 * self.renew_s
+
+
+class Standing(Enum):
+    HELD = "no other place has taken it"
+    GONE = "the run directory was moved or removed, and none in its name has a lease"
+    LOST = "another place has taken it, or the run directory was set aside"
 
 
 class RunLease:
@@ -144,12 +155,16 @@ class RunLease:
     def is_released(self, lease: Lease) -> bool:
         return (self._read_now(_renewed(lease.number)) or b"").strip() == _RELEASED
 
-    def is_lost(self, lease: Lease) -> bool:
-        """Whether another place has taken it, or the run directory was set aside."""
+    def standing(self, lease: Lease) -> Standing:
         own = self._read_now(_name(lease.number))
-        if own is None:  # the directory was moved or removed; who has come in its place has a lease
-            return self.newest() is not None
-        return lease.token.encode() not in own or self._read_now(_name(lease.number + 1)) is not None
+        if own is None:
+            return Standing.GONE if self.newest() is None else Standing.LOST
+        is_last = lease.token.encode() in own and self._read_now(_name(lease.number + 1)) is None
+        return Standing.HELD if is_last else Standing.LOST
+
+    def put_back(self, lease: Lease) -> None:
+        """Where it is gone, unless another place is faster."""
+        self._store.create(_name(lease.number), dumps(asdict(lease)).encode())
 
     def _checked(self, ours: Lease, check: Callable[[], None]) -> None:
         """What was just created lies in the directory that was claimed, or is gone again."""
@@ -231,7 +246,8 @@ class LeaseRenewal:
 
     One node does it for all. A node that is not in the group yet also does it where the last one
     has released the lease that both share. on_lost is called once, with a sentence, when another
-    place has taken the lease.
+    place has taken the lease. reclaim: makes the directory the run's where it is gone, False where
+    it has become another run's; None: the lease is not put back.
     """
 
     def __init__(
@@ -242,8 +258,9 @@ class LeaseRenewal:
         leads: Callable[[], bool],
         is_in: Callable[[], bool],
         on_lost: Callable[[str], None],
+        reclaim: Callable[[], bool] | None = None,
     ) -> None:
-        self._run_lease, self._lease = run_lease, lease
+        self._run_lease, self._lease, self._reclaim = run_lease, lease, reclaim
         self._leads, self._is_in, self._on_lost = leads, is_in, on_lost
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -255,22 +272,30 @@ class LeaseRenewal:
         self._thread.join(STOP_S)
         if releases and not self._thread.is_alive():
             with suppress(ElasticError, OSError):  # the next one waits for the silence
-                if not self._run_lease.is_lost(self._lease):  # else the directory may be another run's
+                # A directory in which it is not held may be another run's.
+                if self._run_lease.standing(self._lease) is Standing.HELD:
                     self._run_lease.release(self._lease)
 
     def _run(self) -> None:
-        has_lost = False
+        has_lost = was_gone = False
         while not self._stopped.wait(self._lease.renew_s):
             # A storage that is away for a while ends no training, and so not this thread.
             with suppress(ElasticError, OSError):
                 if has_lost or not self._renews():
                     continue
-                has_lost = self._run_lease.is_lost(self._lease)
+                standing = self._run_lease.standing(self._lease)
+                # At the second look: a command with --fresh renames, and then claims the name.
+                if standing is Standing.GONE and was_gone and self._reclaim is not None:
+                    standing = Standing.HELD if self._reclaim() else Standing.LOST
+                    if standing is Standing.HELD:
+                        self._run_lease.put_back(self._lease)
+                was_gone = standing is Standing.GONE
+                has_lost = standing is Standing.LOST
                 if has_lost:
                     self._on_lost(
-                        "another command took over the run directory, or set it aside, while this one stood still"
+                        "another command took over the run directory while this one stood still, or after it was moved or set aside"
                     )
-                else:
+                elif not was_gone:
                     self._run_lease.renew(self._lease)
 
     def _renews(self) -> bool:

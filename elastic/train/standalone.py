@@ -27,7 +27,7 @@ from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
-from elastic.storage.store import read_small
+from elastic.storage.store import create_or_read, read_small
 from elastic.system import forked_child, interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -134,7 +134,14 @@ def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
         check=partial(_check_claim, run, ours),
         notify=partial(print, flush=True),
     )
-    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
+    renewal = LeaseRenewal(
+        run_lease,
+        lease,
+        leads=lambda: True,
+        is_in=lambda: True,
+        on_lost=print,
+        reclaim=partial(_claim_again, run, ours),
+    )
     forked_child.at_own_exit(partial(renewal.stop, releases=True))
     ctrl_c.before_end(partial(renewal.stop, releases=True))
 
@@ -147,6 +154,11 @@ def _check_claim(run: RunDir, ours: Identity) -> None:
             f"{run.url} was set aside, moved or removed while this script waited; start it again"
         )
     identity.check(identity.parse(there), ours, run.url)
+
+
+def _claim_again(run: RunDir, ours: Identity) -> bool:
+    there = create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock())
+    return identity.parse(there).run_id == ours.run_id
 
 
 def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:

@@ -1,5 +1,6 @@
 """A node of another run, with other rules or in another directory harms none that trains."""
 
+import json
 import os
 import shutil
 import signal
@@ -59,6 +60,7 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     stranger.ends_with(2)
     said = stranger.output.splitlines()[-1]
     assert f"this group is training another run: tiny.py in {drill.run.url} there" in said
+    assert not (other.run.local / "lease").exists()
     drill.open(6)
     first.ends_with(0)
 
@@ -187,18 +189,30 @@ def test_a_node_whose_run_directory_is_a_copy_is_refused(drill, drills, undistur
     assert generations(drill) == [(1, "start", 0)]
 
 
-def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill):
-    """The live nodes have put their group back there, and the stranger takes no lease from them."""
-    drill.shut(6)
-    first = drill.start(*GROUP)
+@pytest.mark.parametrize("place", ["dir", "etcd"])
+def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill, etcd, undisturbed, place):
+    """It is moved in step 6. Strangers in the old name are refused, in whatever place they meet;
+    the same command joins, and commits go on.
+    """
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints) if place == "etcd" else ()
+    drill.shut(6, 13)
+    first = drill.start(*GROUP, *where)
     drill.stands(6, ranks=1)
     drill.run.local.rename(drill.folder / "moved")
-    drill.waits_for(lambda: nodes_ever_in(drill), "the group in the old name")
-    stranger = drill.start(*GROUP, arguments=OTHER)
-    stranger.ends_with(2)
-    assert "this group is training another run" in stranger.output.splitlines()[-1]
+    drill.waits_for(lambda: list(drill.run.local.glob("lease/*")), "the lease in the old name")
+    for options, says in (((), "holds another run"), (("--fresh",), "is in use")):
+        stranger = drill.start(*options, arguments=OTHER)
+        stranger.ends_with(2)
+        assert says in stranger.output.splitlines()[-1]
+    second = drill.start(*GROUP, *where)
+    drill.waits_for(lambda: "a node is waiting to join" in first.output, "the request of a drain")
     drill.open(6)
-    first.ends_with(0)
+    drill.stands(13, ranks=2)
+    drill.open(13)
+    for agent in (first, second):
+        agent.ends_with(0)
+    record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
+    assert (record["step"], record["digest"]) == (24, undisturbed.digest)
 
 
 def test_a_command_that_waited_takes_no_directory_that_became_another_ones(drill, tmp_path):

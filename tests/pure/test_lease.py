@@ -10,7 +10,7 @@ import pytest
 
 from elastic.errors import UsageError
 from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease
+from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
@@ -147,7 +147,7 @@ def test_a_silent_holder_loses_the_lease_after_two_keep_alives(tmp_path: Path) -
     assert second.number == 2 and second.token != first.token
     assert first.patience_s <= clock.now - began_s <= first.patience_s + 2 * first.renew_s
     holder = RunLease(str(tmp_path), clock)
-    assert holder.is_lost(first) and not holder.is_lost(second)
+    assert holder.standing(first) is Standing.LOST and holder.standing(second) is not Standing.LOST
 
 
 def test_a_holder_that_is_still_starting_is_not_taken_for_dead(tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_a_lease_of_a_directory_that_was_set_aside_is_lost(tmp_path: Path) -> No
     """A new run has the name, and a lease with the same number."""
     holder = RunLease(str(tmp_path / "run"), FakeClock())
     first = take(tmp_path / "run", "a", FakeClock())
-    assert not holder.is_lost(first)
+    assert holder.standing(first) is not Standing.LOST
     (tmp_path / "run").rename(tmp_path / "aside")
-    assert not holder.is_lost(first)  # only moved away, so far
+    assert holder.standing(first) is not Standing.LOST  # only moved away, so far
     take(tmp_path / "run", "b", FakeClock())
-    assert holder.is_lost(first)
+    assert holder.standing(first) is Standing.LOST
 
 
 def test_a_directory_that_was_replaced_during_the_wait_is_watched_like_any_other(tmp_path: Path) -> None:
@@ -222,6 +222,32 @@ def test_a_lease_that_was_released_under_a_node_that_comes_is_renewed_by_it(
     run_lease.release(lease)
     wait_until(lambda: not run_lease.is_released(lease))
     renewal.stop(releases=False)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_lease_whose_directory_was_moved_is_put_back_if_the_name_is_still_the_runs(
+    tmp_path: Path, wait_until: Callable[[Callable[[], bool]], None], *, is_ours: bool
+) -> None:
+    """A node of another place is refused as before; where another run has the name, it is said."""
+    run, lost = tmp_path / "run", []
+    run_lease = RunLease(str(run), SystemClock())
+    lease = take(run, "a", SystemClock(), keep_alive_s=0.05)
+    run.rename(tmp_path / "moved")
+    renewal = LeaseRenewal(
+        run_lease,
+        lease,
+        leads=lambda: True,
+        is_in=lambda: True,
+        on_lost=lost.append,
+        reclaim=lambda: is_ours,
+    )
+    wait_until(lambda: run_lease.newest() == lease if is_ours else bool(lost))
+    if is_ours:
+        with pytest.raises(UsageError, match="is in use: a trains in it"):
+            take(run, "b", SystemClock())
+    renewal.stop(releases=True)
+    assert run_lease.newest() == (lease if is_ours else None) and bool(lost) is not is_ours
+    assert run_lease.is_released(lease) is is_ours
 
 
 def test_a_lost_lease_is_not_released(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic.agent.claim_run_dir import UID, check_claim, claim
+from elastic.agent.claim_run_dir import check_claim, claim
 from elastic.agent.set_aside import set_aside
 from elastic.config import identity
 from elastic.config.identity import NAME, Identity
-from elastic.config.run_dir import RunDir
+from elastic.config.run_dir import UID, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous import lease as lease_module
 from elastic.rendezvous.first_look import Holder
