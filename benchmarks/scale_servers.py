@@ -260,9 +260,7 @@ class Store:
 
     def _call(self, kind: str, sent_bytes: int, effect: Callable[[], bytes]) -> bytes:
         traffic, clock = self._traffic, self._traffic.clock
-        traffic.calls[kind] += 1
-        clock.sleep(CALL_S)
-        answer = effect()
+        answer: bytes = traffic.call(kind, CALL_S, effect)
         traffic.bytes += len(answer) + 8
         service_s = STORE_CALL_S + STORE_BYTE_S * (sent_bytes + len(answer))
         self._free_s = max(self._free_s, clock.monotonic()) + service_s

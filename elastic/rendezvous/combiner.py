@@ -111,11 +111,15 @@ class Combiner:
 
     def take_back(self) -> None:
         """What this node wanted is done, or not wanted any more. Tried again if it fails."""
+        with suppress(BackendFailed):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Take back what this node wanted. Raises BackendFailed: others may still find it."""
         self._due_s = None
         if self._own is not None:
-            with suppress(BackendFailed):
-                self._requests.request(self._me.id, "")
-                self._own = None
+            self._requests.request(self._me.id, "")
+            self._own = None
 
     @property
     def _requests(self) -> CollectsRequests:

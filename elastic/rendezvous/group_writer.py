@@ -33,6 +33,7 @@ class GroupWriter:
         self._combiner = combiner
         self._clock = clock
         self._lost_tries = 0  # of compare-and-set, in a row
+        self._is_unfenced = False  # a node that has read the request to join may be about to write
 
     @property
     def backoff_s(self) -> float:
@@ -106,13 +107,15 @@ class GroupWriter:
         generation: the only one in which it is wanted, None for the present one.
         """
         # A node that has read the request to join may be about to write it. It cannot any more once
-        # the version that it read is not the newest; and none that reads a later one finds it.
+        # the version that it read is not the newest; and none that reads a later one finds it. This
+        # is remembered where a call fails in between: the next try needs it, too.
         old, lost = tuple[int | None, ...](), 0
         while lost < CHANGE_TRIES:
-            if was_joining := self._combiner.is_joining:
-                self._combiner.take_back()
+            if self._combiner.is_joining:
+                self._is_unfenced, old = True, ()
+                self._combiner.cancel()
             version, group = self._observer.poll()
-            if was_joining:
+            if self._is_unfenced and not old:
                 old = (version,)
             wish = self._wish(verb, group, generation)
             changed = wish.apply(group, dead=self._observer.dead)
@@ -123,6 +126,7 @@ class GroupWriter:
                     continue
                 changed = self._combiner.with_all(group, wish)
             if (is_done and version not in old) or self.set(version, changed):
+                self._is_unfenced = False
                 self._combiner.take_back()
                 return changed
             lost += 1

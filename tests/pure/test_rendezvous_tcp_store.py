@@ -153,3 +153,20 @@ def test_a_value_of_another_program_is_a_failure_with_advice(text):
     """Values that are no group."""
     with pytest.raises(BackendFailed, match="another program"):
         StoredVersion.parse(text)
+
+
+def test_requests_of_earlier_generations_are_deleted_also_where_no_one_reads_them(nodes):
+    """A group of many nodes becomes small, and each writes for itself from then on. One node is
+    slow: it leaves its request behind when another has deleted those of that generation.
+    """
+    ours, theirs = nodes(host=True), nodes()
+    for generation in range(3):
+        ours.publish_generation(generation)
+        ours.request("a", "join")
+        if generation:
+            theirs.request("b", "join")  # of the generation before
+        theirs.publish_generation(generation)
+    ours.publish_generation(3)
+    theirs.publish_generation(3)
+    with ours._client.use("look at the keys") as store:
+        assert not any(store.check([ours._key(f"requests/{number}")]) for number in range(4))

@@ -93,7 +93,7 @@ class TcpStoreBackend:
         self._listed: dict[str, int] = {}
         self._nodes: frozenset[str] = frozenset()
         self._nodes_of = 0  # the connection over which these were read
-        self._cleared = 0  # the newest generation before which no requests are left
+        self._requested: int | None = None  # the generation in which this node has left requests
         self._generation = 0
         self._shown: tuple[int, int] = (0, 0)  # generation, and the connection that showed it
 
@@ -162,16 +162,12 @@ class TcpStoreBackend:
 
     def request(self, node_id: str, text: str) -> None:
         with self._client.use("write a request") as store:
+            self._requested = self._generation
             line = json.dumps([node_id, text])
             store.append(self._key(f"requests/{self._generation}"), f"{line}\n")  # type: ignore[attr-defined]
 
     def requests(self) -> dict[str, str]:
         with self._client.use("read requests") as store:
-            if self._generation:
-                # Those of the generation before are answered, or void.
-                if self._cleared < self._generation:
-                    store.delete_key(self._key(f"requests/{self._generation - 1}"))
-                self._cleared = self._generation
             text = self._get(store, f"requests/{self._generation}")
         found: dict[str, str] = {}
         for line in text.splitlines():
@@ -182,6 +178,12 @@ class TcpStoreBackend:
 
     def publish_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
+        if self._requested is not None and self._requested < self._generation:
+            # They are answered, or void. Each node that has left some deletes them all, so that
+            # none comes back by one that was slow.
+            with self._client.use("delete old requests") as store:
+                store.delete_key(self._key(f"requests/{self._requested}"))
+            self._requested = None
         if self._shown[0] >= generation and self._shown[1] == self._client.connections:
             return
         with self._client.use("write the newest generation") as store:

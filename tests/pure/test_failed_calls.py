@@ -1,0 +1,221 @@
+"""Each call of a node that asks for something fails once, and nothing takes effect late or twice.
+
+Three nodes combine their writes at one of the four places to meet; the clients are the real ones,
+and talk to the simulated servers of benchmarks/scale_servers.py.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rendezvous_world import World
+from scale_servers import Bucket, Etcd, Store, Traffic, folder
+
+from elastic.errors import StoreFailed
+from elastic.rendezvous.backends.backend import BackendFailed, PublishesGeneration
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.etcd import EtcdBackend
+from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
+from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+from elastic.rendezvous.group import Group
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.requests import Request, apply_all
+
+KEEP_ALIVE_S = 2.0
+ERRORS: dict[str, Exception] = {
+    "dir": OSError(5, "Input/output error"),
+    "etcd": OutcomeUnknown("no answer"),
+    "c10d": BackendFailed("no answer"),
+    "objects": StoreFailed("503"),
+}
+
+
+class FailingTraffic(Traffic):
+    """One call fails, the `fails_at`-th of those that count. is_lost: it takes effect all the same.
+
+    before_call: called before each call that counts.
+    """
+
+    fails_at, is_lost, count, counts = 0, False, 0, False
+    error: Exception
+    before_call: Callable[[], None]
+
+    def call(self, kind: str, seconds: float, effect: Callable[[], Any]) -> Any:
+        if not self.counts:
+            return effect()
+        with self.uncounted():
+            self.before_call()
+            self.clock.sleep(seconds)
+        self.count += 1
+        if self.count == self.fails_at:
+            if self.is_lost:
+                effect()
+            raise self.error
+        return effect()
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        counts, self.counts = self.counts, False
+        try:
+            yield
+        finally:
+            self.counts = counts
+
+
+class Place(World):
+    """Each node has a client of its own. While one calls, slow writers read; they write later."""
+
+    def __init__(self, kind: str, path: Path, stack: ExitStack) -> None:
+        policy = GroupPolicy(min_nodes=1, max_nodes=8, last_call_s=0.5, timeout_s=60.0)
+        super().__init__(policy=policy, keep_alive_s=KEEP_ALIVE_S)
+        self.traffic = FailingTraffic(self.clock)  # type: ignore[arg-type]
+        self.traffic.error, self.traffic.before_call = ERRORS[kind], self.read_slowly
+        self.open: Callable[[], Any]
+        if kind == "dir":
+            self.open = stack.enter_context(folder(self.traffic, path))
+        else:
+            servers: dict[str, Any] = {"etcd": Etcd, "c10d": Store, "objects": Bucket}
+            self.open = servers[kind](self.traffic).open
+        self.slow = self.looking()
+        self.slow_writes: list[tuple[int, bytes]] = []
+        for name in ("a", "b", "c"):
+            self.start(name)
+        while not (self.group.open and len(self.group.members) == 3):
+            self.tick(0.25)
+
+    @property
+    def shown_generation(self) -> int:
+        return 0
+
+    def start(self, name: str, settings: Any = None) -> None:
+        self.backend = self.open()
+        super().start(name, settings)
+        self.backend = self.looking()
+
+    def looking(self) -> Any:
+        """A client that always asks."""
+        client = self.open()
+        if isinstance(client, ObjectStoreBackend):
+            client._intervals = NO_DELAY
+        return client
+
+    def poll_all(self, but: str = "") -> None:
+        with self.traffic.uncounted():
+            super().poll_all(but)
+
+    def requests(self) -> dict[str, Request]:
+        """What takes effect in the group as it is."""
+        group = self.group
+        if isinstance(self.slow, PublishesGeneration):
+            self.slow.publish_generation(group.generation)
+        found = {name: Request.parse(name, text, group) for name, text in self.slow.requests().items()}
+        return {
+            name: each
+            for name, each in found.items()
+            if each is not None and each.apply(group, dead=frozenset()) != group
+        }
+
+    def read_slowly(self) -> None:
+        version, value = self.slow.read()
+        if requests := self.requests():
+            group = apply_all(Group.parse(value), requests.values(), dead=frozenset())
+            self.slow_writes.append((version, group.to_json()))
+
+    def fails(self, name: str, act: Callable[[Rendezvous], object], fails_at: int, *, is_lost: bool) -> bool:
+        """Whether the node learns that its act failed."""
+        self.machines[name].is_leaving = True
+        self.traffic.fails_at, self.traffic.is_lost, self.traffic.counts = fails_at, is_lost, True
+        try:
+            with self.calling(name):
+                act(self.machines[name].rendezvous)
+        except BackendFailed:
+            return True
+        finally:
+            self.traffic.counts = False
+        return False
+
+
+ACTS: dict[str, Callable[[Rendezvous], object]] = {
+    "give up joining": lambda node: node.leave(),
+    "withdraw": lambda node: node.withdraw(is_shared=False),
+    "withdraw, shared": lambda node: node.withdraw(is_shared=True),
+    "leave": lambda node: node.leave(),
+}
+
+
+@pytest.fixture(params=list(ERRORS))
+def made(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Place]]:
+    """Makes groups, each at a place of its own."""
+    for backend in (DirectoryBackend, EtcdBackend, TcpStoreBackend, ObjectStoreBackend):
+        monkeypatch.setattr(backend, "combines_from", 3)
+    with ExitStack() as stack:
+        paths = (tmp_path / str(number) for number in range(1000))
+
+        def make() -> Place:
+            stack.close()
+            return Place(request.param, next(paths), stack)
+
+        yield make
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("what", ACTS)
+def test_a_node_that_goes_does_not_come_back_whichever_call_fails(
+    what: str, is_lost: bool, made: Callable[[], Place]
+) -> None:
+    """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
+    same, and after that it is gone. At each of its calls a slow writer reads group and requests.
+    All of them write at the end.
+    """
+    fails_at = 0
+    while True:
+        fails_at += 1
+        place, name = made(), "b"
+        if what == "give up joining":
+            name = "late"
+            place.start(name)
+            while name not in place.requests():
+                place.poll(name)
+        elif what == "leave":
+            place.withdraw(name, is_shared=False)
+        is_told = place.fails(name, ACTS[what], fails_at, is_lost=is_lost)
+        if what != "leave" or not is_told:
+            place.machines[name].rendezvous.leave()
+        assert is_told or name not in place.group.member_ids | place.group.waiting_ids
+        place.machines.pop(name)
+        for version, value in place.slow_writes:
+            place.slow.compare_and_set(version, value)
+        place.tick(0.0 if not is_told or what != "leave" else 2 * KEEP_ALIVE_S)
+        assert name not in place.group.member_ids | place.group.waiting_ids, fails_at
+        assert name not in place.requests(), fails_at
+        if place.traffic.count < fails_at:
+            break
+    assert fails_at > 2
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_run_is_complete_whichever_call_of_a_node_that_is_done_fails(
+    is_lost: bool, made: Callable[[], Place]
+) -> None:
+    """It looks at the group and says again that it is done, as its agent does."""
+    fails_at = 0
+    while True:
+        fails_at += 1
+        place = made()
+        if place.fails("b", lambda node: node.done(), fails_at, is_lost=is_lost):
+            place.machines["b"].rendezvous.watch()
+            place.machines["b"].rendezvous.done()
+        for version, value in place.slow_writes:
+            place.slow.compare_and_set(version, value)
+        for name in ("a", "c"):
+            place.machines[name].rendezvous.done()
+        assert place.group.ended is not None and place.group.ended.exit_code == 0
+        if place.traffic.count < fails_at:
+            break
+    assert fails_at > 2
