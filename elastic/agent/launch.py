@@ -97,6 +97,8 @@ def launch(options: Options, spawner: Spawner) -> int:
         raise UsageError(
             f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
         )
+    # Also those of a run that is set aside: a process of it that wakes up late shares no file.
+    newest = newest_generation(run)
     if options.fresh:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
@@ -114,7 +116,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             is_new=is_new,
             scratch=scratch,
         )
-        return _run(settings, backend, newest_generation(run), spawner)
+        return _run(settings, backend, max(newest, newest_generation(run)), spawner)
 
 
 def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:
@@ -203,7 +205,12 @@ def _start_uploader(
         assert isinstance(backend, PublishesGeneration)
         stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
     config = UploaderConfig.of(
-        settings.run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
+        settings.run,
+        settings.scratch,
+        run_id=settings.run_id,
+        node=settings.node,
+        keep=options.keep,
+        uid=settings.uid,
     )
     return UploaderProcess.start(replace(config, fence=fence, faults=options.faults, backlog=backlog.path))
 

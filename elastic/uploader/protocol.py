@@ -39,7 +39,8 @@ class UploaderConfig:
     nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
     have struck. `entered`: the newest generation that this node had entered when the uploader
     started. `metrics`: what is uploaded before each commit; None where the run directory is a
-    folder. `backlog`: memory of the owner for events that find no room on the disk.
+    folder. `backlog`: memory of the owner for events that find no room on the disk. `uid`: of the
+    run directory, in which nothing is saved once it has another one; empty without an agent.
     """
 
     checkpoints_url: str
@@ -55,9 +56,13 @@ class UploaderConfig:
     entered: int = 0
     metrics: MetricsSource | None = None
     backlog: str | None = None
+    run_url: str = ""
+    uid: str = ""
 
     @staticmethod
-    def of(run: RunDir, scratch: Path, *, run_id: str, node: str, keep: int) -> "UploaderConfig":
+    def of(
+        run: RunDir, scratch: Path, *, run_id: str, node: str, keep: int, uid: str = ""
+    ) -> "UploaderConfig":
         """For `node`, with a socket in the folder `scratch`; without a fence and without faults."""
         return UploaderConfig(
             checkpoints_url=run.checkpoints_url,
@@ -68,6 +73,8 @@ class UploaderConfig:
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
             faults_path=str(run.faults),
+            run_url=run.url,
+            uid=uid,
             metrics=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
 

@@ -14,10 +14,12 @@ from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save
+from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import SnapshotSlots
-from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
+from elastic.storage.remote import open_store
+from elastic.storage.store import Payload, Store, StoreUnavailable, read_small, retrying
 from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
@@ -45,6 +47,7 @@ class Saver:
         self._membership = threading.Condition()
         self._entered = config.entered
         self._fence = open_fence(config.fence)
+        self._run_dir: Store | None = None
         self._difference = ""  # why nothing more is saved
 
     def enter(self, generation: int) -> None:
@@ -116,6 +119,7 @@ class Saver:
             # dead: then the payload may hold bytes of two snapshots, and must not be committed.
             if not slots.is_whole(offer.slot, offer.seq):
                 raise StoreFailed(OVERWRITTEN.format(step=offer.step))
+            self._check_run_dir()
             return self._is_fenced(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
@@ -127,6 +131,20 @@ class Saver:
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )
+
+    def _check_run_dir(self) -> None:
+        """Raises StoreFailed where another run has the name of a directory that was set aside.
+
+        In etcd that run has a group of its own, which fences nothing of this one.
+        """
+        config = self._config
+        if not config.uid:
+            return
+        self._run_dir = self._run_dir or open_store(config.run_url)
+        if read_small(self._run_dir, UID, self._clock) not in (None, config.uid.encode()):
+            raise StoreFailed(
+                f"{config.run_url} was set aside or moved, and another run has begun there; nothing of this one is saved in it"
+            )
 
     def _is_fenced(self, generation: int) -> bool:
         """Whether a newer generation exists of which this node is not a member.

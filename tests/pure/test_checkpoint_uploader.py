@@ -321,6 +321,33 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
     ]
 
 
+def test_nothing_is_saved_in_a_run_directory_that_became_another_runs(config, tmp_path, slots):
+    """It is moved during an upload, which goes on in a new folder; then another run has the name.
+
+    No fence stops this save: as in etcd, where that run has a group of its own.
+    """
+    run = tmp_path / "run"
+    config = replace(config, run_url=str(run), uid="ours")
+    run.mkdir()
+    (run / "uid").write_text("ours")
+    uploads = UploaderClient(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, slots, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        (run / "uid").unlink()
+        uploader.go_on.set()
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+        uploader.reached.clear()
+        uploader.go_on.clear()
+        hand_over(uploads, slots, 2)
+        assert uploader.reached.wait(LIMIT_S)
+        (run / "uid").write_text("theirs")
+        uploader.go_on.set()
+        result = uploads.wait(2, LIMIT_S)
+    assert result.state is SaveState.FAILED and "another run has begun there" in result.reason
+    assert committed_steps(config) == [1]
+
+
 def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all_saves(
     config, tmp_path, slots, capfd, wait_until
 ):
