@@ -7,6 +7,7 @@ It does not promise that the newest commit is known: a node may die between it a
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from elastic.events import CheckpointCommitted
@@ -34,8 +35,9 @@ class CommitWatch:
         if now_s - self._polled_s < POLL_S and not at_once:
             return
         self._polled_s = now_s
-        for each in parse_lines(self._events.lines_to_end(), logged_event.parse):
-            if isinstance(each.event, CheckpointCommitted):
-                self._newest = max(self._newest, each.event.step)
+        with suppress(OSError):  # a file that cannot be read is looked at again, and ends no agent
+            for each in parse_lines(self._events.lines_to_end(), logged_event.parse):
+                if isinstance(each.event, CheckpointCommitted):
+                    self._newest = max(self._newest, each.event.step)
         if self._newest > self._reported and self._report(self._newest):
             self._reported = self._newest

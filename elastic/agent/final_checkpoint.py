@@ -17,7 +17,6 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
-from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import CheckpointDiffers
@@ -27,11 +26,10 @@ from elastic.snapshot.safetensors_header import StateDigest
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.uploader.client import STOP_S, UploaderClient, UploaderProcess
+from elastic.uploader.client import SAY_AFTER_S, UploaderClient, UploaderProcess, finish_limit_s
 from elastic.uploader.protocol import SaveState
 
 POLL_S = 0.1
-SAY_AFTER_S = 1.0
 PIECE_BYTES = 1 << 26  # hashed in a fraction of a second
 
 
@@ -100,8 +98,7 @@ class FinalCheckpoint:
     def finish_saves(self, uploader: UploaderProcess) -> None:
         """Stop the uploader once it has finished its saves, or has had the time that they take."""
         slots, began_s, is_said = self.memory.slots, self.clock.monotonic(), False
-        # A save may wait for another one of the same size.
-        limit_s = save_limit_s(STOP_S, 0 if slots is None else 2 * slots.capacity_bytes)
+        limit_s = finish_limit_s(0 if slots is None else slots.capacity_bytes)
         while (
             self.clock.monotonic() < self.shutdown.end_s(began_s, limit_s) and uploader.ends(POLL_S) is None
         ):

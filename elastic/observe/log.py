@@ -42,9 +42,9 @@ class EventLog:
 
 
 def read_events(directory: Path) -> list[LoggedEvent[Event]]:
-    """All events of a run, of all nodes, by time; lines that are no event are left out."""
-    lines = (line for path in sorted(directory.glob("*.jsonl")) for line in lines_of(path))
-    return sorted(parse_lines(lines, logged_event.parse), key=lambda each: each.time)
+    """All events of a run, of all nodes, `in_order`; lines that are no event are left out."""
+    files = sorted(directory.glob("*.jsonl"))
+    return logged_event.in_order(parse_lines(lines_of(path), logged_event.parse) for path in files)
 
 
 def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:

@@ -2,12 +2,13 @@
 
 A reader takes lines of older and newer versions: of an event that it knows, fields that it does not
 know are ignored, and missing ones take their defaults. An event that it does not know is a
-recipe's. It does not promise that what an event claims is true, nor the order of events of
-different nodes: each node stamps its own wall clock.
+recipe's. It does not promise that what an event claims is true, nor the order of one generation's
+events of different nodes: each node stamps its own wall clock.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
@@ -88,6 +89,22 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
     known = event.fields()
     unknown = {name: value for name, value in values.items() if name not in known}
     return LoggedEvent(**head, event=event, unknown=unknown)
+
+
+def in_order(files: Iterable[Iterable[LoggedEvent[E]]]) -> list[LoggedEvent[E]]:
+    """By generation, and within one in the order in which each file has them.
+
+    Only events of one generation in different files are compared by time. A clock that is set back
+    changes no order within a file: an event counts as no earlier than the one before it there.
+    """
+    keyed = []
+    for events in files:
+        reached = 0, -math.inf
+        for each in events:
+            is_later = each.generation > reached[0]
+            reached = (each.generation, each.time) if is_later else (reached[0], max(reached[1], each.time))
+            keyed.append((reached, each))
+    return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 from elastic.config.identity import NAME
@@ -58,7 +59,10 @@ def _download(objects: Objects, run: RunDir) -> None:
             f"expected a run at {run.url}, found nothing there; give what --run-dir named when it began"
         )
     lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
-    events = list(parse_lines(_lines(objects, events_parts), logged_event.parse))
+    files = groupby(sorted(events_parts), key=upload_parts.source_of)
+    events = logged_event.in_order(
+        parse_lines(_lines(objects, parts), logged_event.parse) for _, parts in files
+    )
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)

@@ -1,8 +1,9 @@
 """What a run did, computed from its events and metrics; no duration is negative.
 
 It does not promise precision across nodes: each event carries the wall clock of the node that wrote
-it, and an order that the clocks got wrong shows as a phase of 0 seconds. What no event tells is
-None, never a guess.
+it. Where a clock was wrong or jumped, generations and what one process wrote are in order all the
+same, and phases may be too long or too short, 0 seconds at least. What no event tells is None,
+never a guess.
 
 How a recovery is measured. A recovery belongs to a generation that follows another one. It is a
 line of five marks, and its phases are the times between neighbouring marks; where all five marks
@@ -163,7 +164,7 @@ class Report:
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
-    """`events` in the order of their times, `lines` of metrics in the order of their steps.
+    """`events` as `read_events` gives them, `lines` of metrics in the order of their steps.
 
     parent: what the run began from, if that was another run.
     """
@@ -264,7 +265,7 @@ def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
-    end = max([events[-1].time, *(line.time for line in lines[-1:] if line.time is not None)])
+    end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
     wall_s = end - starts[0].time - _pauses_s(events)
     useful_s = sum(float(line.seconds or 0.0) for line in lines)
     # Steps that claim more time than passed come from clocks that disagree.

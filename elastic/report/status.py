@@ -99,7 +99,8 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
 def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
     """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
-    if newest is None or newest.time is None or now - newest.time >= ALIVE_WITHIN_S:
+    # A step of the future was written before a clock was set back, and proves nothing.
+    if newest is None or newest.time is None or abs(now - newest.time) >= ALIVE_WITHIN_S:
         return False
     later = [each for each in events if each.time >= newest.time and each.generation >= newest.generation]
     return not any(isinstance(each.event, kinds.GOODBYES) for each in later)

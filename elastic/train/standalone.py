@@ -172,7 +172,7 @@ def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)
     forked_child.at_own_exit(partial(shutil.rmtree, scratch, ignore_errors=True))
-    forked_child.at_own_exit(uploader.stop)
+    forked_child.at_own_exit(partial(uploader.finish, partial(print, flush=True)))
     ctrl_c.before_end(partial(uploader.stop, 0.0))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()

@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
+from elastic.checkpoint.deadline import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.clock import Clock, SystemClock
@@ -24,7 +26,16 @@ from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBacko
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 60.0
 STOP_S = 30.0
+SAY_AFTER_S = 1.0
 _CLOCK = SystemClock()
+
+
+_offered_bytes: dict[str, int] = {}  # the largest state that this process has offered, by socket
+
+
+def finish_limit_s(size_bytes: int) -> float:
+    """How long an owner waits at its end for saves of states of this size."""
+    return save_limit_s(STOP_S, 2 * size_bytes)  # a save may wait for another one of the same size
 
 
 class UploaderClient:
@@ -63,6 +74,7 @@ class UploaderClient:
                 f"found none ({error}); was it killed?"
             ) from error
         self._unanswered.append(offer.step)
+        _offered_bytes[self._path] = max(offer.size_bytes, _offered_bytes.get(self._path, 0))
 
     def poll(self) -> list[SaveResult]:
         """The results that have come since the last call."""
@@ -253,6 +265,15 @@ class UploaderProcess:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(within_s) == os.EX_OK
         return None
+
+    def finish(self, report: Callable[[str], None]) -> None:
+        """Stop it once it has finished the saves that this process offered, or has had the time
+        that they take.
+        """
+        limit_s = finish_limit_s(_offered_bytes.get(self.socket_path, 0))
+        if self.ends(SAY_AFTER_S) is None:
+            report(f"this process waits for its save in progress, {limit_s:.0f} s at most; Ctrl-C ends that")
+            self.stop(limit_s - SAY_AFTER_S)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.checkpoint import deadline
 from elastic.checkpoint.catalog import list_commits, read_payload
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.observe.log import EventLog
@@ -441,6 +442,26 @@ def test_the_saves_at_the_end_of_an_agent_have_the_time_that_their_size_takes(ca
     assert uploader.ended_s - began_s == pytest.approx(limit_s, abs=0.2)
     (line,) = said
     assert f"waits for its save in progress, {limit_s:.0f} s at most" in line
+
+
+def test_without_an_agent_the_saves_at_the_end_have_the_same_time(config, slots, monkeypatch):
+    """At a byte a second; the uploader has taken a state, and does not end."""
+    monkeypatch.setattr(deadline, "LEAST_BYTES_PER_S", 1.0)
+    waits, said, owner = [], [], UploaderProcess(config, None)
+
+    def ends(within_s):
+        waits.append(within_s)
+
+    monkeypatch.setattr(owner, "ends", ends)
+    monkeypatch.setattr(owner, "_process", SimpleNamespace(kill=lambda: None, wait=lambda: None))
+    uploads = UploaderClient(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        size_bytes = hand_over(uploads, slots, 1).size_bytes
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+    owner.finish(said.append)
+    assert sum(waits) == 30.0 + 2 * size_bytes
+    assert f"{sum(waits):.0f} s at most" in said[0]
 
 
 def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
