@@ -17,7 +17,7 @@ from elastic.system.untrusted import decode, encode
 
 MAX_MISSED_PROBES = 4  # a peer is unreachable after this many
 # With eight probes in a keep-alive of 2 s, and an answer to each of two that ask, a node sends 50
-# datagrams a second at most, however many nodes there are.
+# datagrams a second at most, however many nodes there are; twice as many while it is not heard.
 PEERS_AT_FULL_RATE = 10
 
 Address = tuple[str, int]
@@ -80,8 +80,11 @@ class ProbeExchange:
 
     def due(self, now_s: float) -> list[tuple[Probe, Address]]:
         """What to send once in every `interval_s`."""
+        # A peer that was not heard of late is asked as well: it may know of this node, but not yet
+        # that the two are peers, because it stops its workers or saves and does not read the group.
+        heard = {name for name in self._heard_s if self._is_recent(name, now_s)}
         return [
-            (self._probe(name, hears=self._is_recent(name, now_s), asks=name in self._asked), where)
+            (self._probe(name, hears=name in heard, asks=name in self._asked or name not in heard), where)
             for name, where in (self._peers | self._asked).items()
         ]
 

@@ -46,6 +46,7 @@ class Network:
     seed: int = 0
     cut: set[tuple[str, str]] = field(default_factory=set)
     now_s: float = 100.0
+    busy: set[str] = field(default_factory=set)  # these probe, and do not read the group
     sent: Counter = field(default_factory=Counter)
 
     def __post_init__(self):
@@ -69,8 +70,9 @@ class Network:
                     agent.due_s += agent.probes.interval_s
                     for probe, _ in agent.probes.due(self.now_s):
                         self.send(name, probe)
-            for agent in self.agents.values():
-                self.poll(agent)
+            for name, agent in self.agents.items():
+                if name not in self.busy:
+                    self.poll(agent)
             if until(self.group):
                 return self.now_s - began_s
         return None
@@ -283,3 +285,23 @@ def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
         network.run(2 * KEEP_ALIVE_S)
         links = {frozenset((report.node, peer)) for report in network.group.reports for peer in report.peers}
         assert links and all(cut_off in link for link in links)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_node_that_saves_and_does_not_read_the_group_is_not_taken_for_cut_off(seed):
+    """The others become its peers or cease to be, without its knowing."""
+    network = Network(50, seed=seed)
+    draw = random.Random(seed)
+    network.run(2 * KEEP_ALIVE_S)
+    network.busy = set(draw.sample(network.names, 2))
+    nodes, others = network.group.members, [name for name in network.names if name not in network.busy]
+    for _ in range(4):
+        away = set(draw.sample(others, 3))
+        network.group = replace(
+            network.group,
+            generation=network.group.generation + 1,
+            members=tuple(node for node in nodes if node.id not in away),
+            waiting=tuple(node for node in nodes if node.id in away),
+        )
+        network.run(2 * KEEP_ALIVE_S)
+        assert not network.group.reports
