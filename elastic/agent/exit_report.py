@@ -4,6 +4,7 @@ It is the exit code for interrupted only where a checkpoint holds the last step 
 none was trained. A checkpoint of that step with another state does not count.
 """
 
+import os
 import sys
 
 from elastic.agent.actions import AgentParts
@@ -39,7 +40,11 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
 
 def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     settings, run = parts.settings, parts.settings.run
-    events = read_events(run.events)
+    try:
+        events = read_events(run.events)
+    except OSError as error:
+        print(printable(f"complete; its events cannot be read ({error}). Logs are in {run.logs}"))
+        return EXIT_COMPLETE
     started = logged_event.last(events, RunStarted)
     if started is None or last is None:
         what = "complete"
@@ -103,7 +108,7 @@ def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS:
         saved = ""  # the reason says what is there
-    logs = f"; logs are in {run.logs}" if run.logs.exists() else ""  # none where no worker started
+    logs = f"; logs are in {run.logs}" if os.path.exists(run.logs) else ""  # noqa: PTH110 - Path.exists may raise
     lines = [f"training failed: {reason}{saved}{logs}"]
     if failure is not None:
         # All of it may come from another node.

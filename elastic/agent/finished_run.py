@@ -18,6 +18,7 @@ from elastic.errors import ElasticError, NothingLoads, StoreFailed
 from elastic.events import RunFinished, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.log import read_events
+from elastic.observe.logged_event import LoggedEvent
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import SystemClock
@@ -38,7 +39,7 @@ def has_trained_nothing(settings: Settings) -> bool:
     run = settings.run
     if run.is_remote or not settings.imports_library:
         return False
-    with suppress(ElasticError):
+    with suppress(ElasticError, OSError):
         records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
         return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
     return False
@@ -46,9 +47,13 @@ def has_trained_nothing(settings: Settings) -> bool:
 
 def has_recorded_end(run: RunDir) -> bool:
     """Whether a node has written down here that the run is complete, which it stays."""
-    with suppress(ElasticError, OSError):
-        return logged_event.last(read_events(run.events), RunFinished) is not None
-    return False
+    return _recorded_end(run) is not None
+
+
+def _recorded_end(run: RunDir) -> LoggedEvent[RunFinished] | None:
+    with suppress(OSError):
+        return logged_event.last(read_events(run.events), RunFinished)
+    return None
 
 
 def check_finished(settings: Settings, committed_step: int) -> None:
@@ -66,7 +71,7 @@ def check_finished(settings: Settings, committed_step: int) -> None:
 
 def finished_text(settings: Settings) -> str:
     run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
-    finished = logged_event.last(read_events(run.events), RunFinished)
+    finished = _recorded_end(run)
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
     how = f"finished{length}"
     if stopped is not None:

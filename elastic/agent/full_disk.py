@@ -41,7 +41,10 @@ class FullDisk:
                 f" {LIMIT_BYTES // 2**20} MiB at most; training goes on. Free space there"
             )
         lines = self._waiting_metrics()
-        others = lines if not is_first or self._is_superseded(lines) else []
+        try:
+            others = lines if not is_first or self._is_superseded(lines) else []
+        except OSError:
+            return  # the next look tells which generation is the newest
         self.backlog.write_out(without=others)
         if lines and not self._waiting_metrics():
             self._follow_up(lines, self._report, is_lost=bool(others))
@@ -73,12 +76,12 @@ class FullDisk:
         """`lines` are written or dropped. What was known before may be old: this process may have
         been frozen since then.
         """
-        if is_lost or self._is_superseded(lines):
-            report(
-                "lines of the metrics that waited for room on this node are lost: rank 0 is on another one now"
-            )
-        elif lines:
-            with suppress(OSError):  # the next line of rank 0 does it, or the next resume
+        with suppress(OSError):  # the next line of rank 0 shows them, or the next resume
+            if is_lost or self._is_superseded(lines):
+                report(
+                    "lines of the metrics that waited for room on this node are lost: rank 0 is on another one now"
+                )
+            elif lines:
                 metrics_files.show(self._run.metrics)
 
     @property

@@ -114,7 +114,7 @@ class ConsoleFollower:
         self._followed: dict[str, GrowingFile] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
-        self._shown = newest(self._metrics)
+        self._shown = self._newest()
         self._steps: int | None = None
         self._thread = threading.Thread(target=self._work, name="console", daemon=True)
 
@@ -183,14 +183,20 @@ class ConsoleFollower:
             self._screen.print_line(f"[{prefix}] {_shown(line)}")
 
     def _show_progress(self) -> None:
-        line = newest(self._metrics)
+        line = self._newest()
         if line is None or line == self._shown:
             return
         self._shown = line
         if self._steps is None:
-            started = last(read_events(self._run.events), RunStarted)
-            self._steps = None if started is None else started.event.steps
+            with suppress(OSError):  # events that cannot be read leave out the number of steps
+                started = last(read_events(self._run.events), RunStarted)
+                self._steps = None if started is None else started.event.steps
         self._screen.progress(line, self._steps, self._clock.monotonic())
+
+    def _newest(self) -> StepLine | None:
+        with suppress(OSError):  # unreadable metrics cost the progress, not the console
+            return newest(self._metrics)
+        return None
 
 
 def _new_lines(log: GrowingFile) -> list[bytes]:

@@ -37,21 +37,36 @@ class EventLog:
         try:
             self._file.append(logged.to_json())
         except OSError as error:
-            # A disk that fails, and a backlog that is full, cost the event and not the training.
-            print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
+            # A disk that fails, and a backlog that is full, cost the event and not the training. So
+            # does a standard error that has lost its reader.
+            with suppress(OSError, ValueError):
+                print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
 
 
 def read_events(directory: Path) -> list[LoggedEvent[Event]]:
-    """All events of a run, of all nodes, `in_order`; lines that are no event are left out."""
+    """All events of a run, of all nodes, `in_order`; lines that are no event are left out.
+
+    Raises OSError for a file that cannot be read: a report must not leave it out.
+    """
     files = sorted(directory.glob("*.jsonl"))
     return logged_event.in_order(parse_lines(lines_of(path), logged_event.parse) for path in files)
 
 
 def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:
-    """Events of one kind, in no order; others are not parsed, since a restart waits for these."""
+    """Events of one kind, in no order; others are not parsed, since a restart waits for these.
+
+    Files that cannot be read are left out, because they must not end a worker.
+    """
     name = next(name for name, each in KINDS.items() if each is kind).encode()
-    lines = (line for path in directory.glob("*.jsonl") for line in lines_of(path) if name in line)
+    lines = (line for line in _readable_lines(directory) if name in line)
     return of_kind(list(parse_lines(lines, logged_event.parse)), kind)
+
+
+def _readable_lines(directory: Path) -> Iterator[bytes]:
+    with suppress(OSError):
+        for path in directory.glob("*.jsonl"):
+            with suppress(OSError):
+                yield from lines_of(path)
 
 
 def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:

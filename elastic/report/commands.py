@@ -42,7 +42,12 @@ def inspect(inspection: Inspection) -> int:
             for run in runs:
                 check_url(run.url)
             runs = [stack.enter_context(readable(run)) for run in runs]
-        found, shown, is_good = _COMMANDS[inspection.command](*runs)
+        try:
+            found, shown, is_good = _COMMANDS[inspection.command](*runs)
+        except OSError as error:
+            raise UsageError(
+                f"expected files of a run that can be read, found: {error}; try again"
+            ) from error
         if inspection.as_json:
             print(json.dumps(asdict(found), indent=2))
         else:

@@ -163,6 +163,28 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     }
 
 
+def test_folders_of_logs_and_events_that_cannot_be_used_end_no_training(drill, undisturbed):
+    """Both are files while a worker dies, so that no log can be created and no event be read."""
+    drill.shut(10, 18)
+    agent = drill.start("--snapshot-every", "1")
+    drill.stands(10, ranks=1)
+    pid = drill.pid_of_rank(0, generation=1)
+    drill.happens("checkpoint_committed", step=8)
+    for folder in drill.run.logs, drill.run.events:
+        folder.rename(folder.with_suffix(".aside"))
+        folder.write_text("")
+    os.kill(pid, signal.SIGKILL)
+    drill.waits_for(lambda: "rank 0 runs without a log" in agent.output, "generation 2")
+    drill.open(10)
+    drill.waits_for(lambda: drill.last_step == 17, "step 17")
+    drill.run.events.unlink()
+    drill.run.events.with_suffix(".aside").rename(drill.run.events)
+    drill.open(18)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+
+
 @pytest.fixture
 def small_disk(drill: Any) -> Iterator[SmallDisk]:
     folder = drill.run.local / "checkpoints"

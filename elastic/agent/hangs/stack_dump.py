@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.system.clock import Clock
+from elastic.system.growing_file import read_from, size_bytes
 from elastic.system.processes import is_stopped, signal_main_thread
 
 ANSWER_LIMIT_S = 1.0
@@ -21,8 +22,11 @@ DUMP_LIMIT_BYTES = 64 * 1024
 
 
 def dump_stacks(pid: int, log: Path, clock: Clock) -> str:
-    """Signal the process, which writes to `log`; returns its stacks, empty if none came in time."""
-    start = log.stat().st_size
+    """Signal the process, which writes to `log`; returns its stacks.
+
+    Empty if none came in time, or the log cannot be read: there is none if the disk was full.
+    """
+    start = size_bytes(log)
     was_stopped = is_stopped(pid)
     with suppress(ProcessLookupError):
         # The handler runs in the thread that takes the signal. Another thread would dump all stacks
@@ -35,13 +39,7 @@ def dump_stacks(pid: int, log: Path, clock: Clock) -> str:
     dump, quiet = "", 0
     while clock.monotonic() < deadline and quiet < QUIET_POLLS:
         clock.sleep(POLL_EVERY_S)
-        now = _read(log, start)
+        now = read_from(log, start, DUMP_LIMIT_BYTES).decode(errors="replace")
         quiet = quiet + 1 if now == dump and OPENING in now else 0
         dump = now
     return dump if OPENING in dump else ""
-
-
-def _read(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        file.seek(start)
-        return file.read(DUMP_LIMIT_BYTES).decode(errors="replace")

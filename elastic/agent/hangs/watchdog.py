@@ -64,6 +64,6 @@ class Watchdog:
         )
         start = workers.running.get(hung.rank)
         stacks = ""
-        if start is not None and start.log.exists():  # it does not if the disk was full
+        if start is not None:
             stacks = dump_stacks(workers.pid(hung.rank), start.log, self._clock)
         self.error = WorkerError(rank=hung.rank, message=hung.reason, traceback=stacks, time=since_boot_s())

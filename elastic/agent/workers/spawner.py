@@ -15,6 +15,8 @@ from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClien
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess
 from elastic.errors import CannotStart
 
+_Code = frozenset[tuple[str, int]]
+
 
 class Spawner:
     """Starts the processes that run the recipe on this node; `close` ends the forked ones."""
@@ -34,7 +36,7 @@ class Spawner:
         self._reported = ""
         self._is_hopeless = False  # another fork server would fail as well
         self._forks = True  # until fork_no_more
-        self._code = installed_code()  # which the fork server holds
+        self._code = _installed_code_or(frozenset())  # which the fork server holds
         try:
             self._server = start_first(recipe)
         except OSError as error:
@@ -56,7 +58,7 @@ class Spawner:
         """
         if not self._forks:
             return
-        code = installed_code()
+        code = _installed_code_or(self._code)
         if self._code != code:
             self.report("installed code has changed; the fork server imports it again")
         elif self._server.exit_code is None or self._is_hopeless:
@@ -104,14 +106,21 @@ class Spawner:
             )
 
 
-def installed_code() -> frozenset[tuple[str, int]]:
+def _installed_code_or(known: _Code) -> _Code:
+    """What is `known` where a folder cannot be listed now, perhaps while a package is replaced."""
+    with suppress(OSError):
+        return installed_code()
+    return known
+
+
+def installed_code() -> _Code:
     """Names of installed packages, and this library's files with modification times in ns.
 
     Equal values mean that a new interpreter would import what the fork server holds in memory.
 
     Of installed packages only records of installation count with their times: a package that is
     replaced by another version leaves a new dist-info folder behind, while the time of the
-    package's own folder also changes whenever Python caches byte code in it.
+    package's own folder also changes whenever Python caches byte code in it. Raises OSError.
     """
     found = set()
     for folder in [*site.getsitepackages(), site.getusersitepackages()]:

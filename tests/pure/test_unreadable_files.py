@@ -1,0 +1,175 @@
+"""What is there to be looked at, events, metrics and logs, ends no agent when it cannot be read."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elastic.agent import finished_run
+from elastic.agent.exit_report import report_exit
+from elastic.agent.fault_injection import NodeFaults
+from elastic.agent.full_disk import FullDisk
+from elastic.agent.hangs.stack_dump import dump_stacks
+from elastic.agent.workers import spawner
+from elastic.agent.workers.spawner import Spawner
+from elastic.config.options import parse_inspection
+from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
+from elastic.events import WorkerStarted
+from elastic.faults.grammar import parse
+from elastic.faults.inject import Claims
+from elastic.observe.console import ConsoleFollower, PlainScreen
+from elastic.observe.log import EventLog, read_rare
+from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
+from elastic.rendezvous.group import RunEnd
+from elastic.report.commands import inspect
+from elastic.system.backlog import Backlog
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
+
+
+class Stale:
+    """While `is_on`, calls on paths below a folder fail as on a file server that was restarted."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.is_on = False
+        self._folder = str(folder)
+        for name in ("stat", "lstat", "scandir", "open"):
+            patch.setattr(os, name, self._failing(getattr(os, name)))
+
+    def _failing(self, call):
+        def failing(path, *arguments, **options):
+            if self.is_on and str(path).startswith(self._folder):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return call(path, *arguments, **options)
+
+        return failing
+
+
+@pytest.fixture
+def stale(tmp_path, monkeypatch):
+    return Stale(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.parse(str(tmp_path))
+
+
+def line(step):
+    return StepLine(step=step, epoch=0, loss=0.5, world_size=1, generation=1, time=0.0, seconds=0.1)
+
+
+def test_lines_that_wait_for_room_are_written_once_the_folder_can_be_read(run, stale):
+    kept, clock, said = Backlog.create(FakeClock()), FakeClock(), []
+    watch = FullDisk(kept, run, said.append, clock)
+    kept.begin(run.local / ".metrics-000001.jsonl", run.metrics, 0)
+    stale.is_on = True
+    watch.poll(is_first=True)
+    assert not kept.is_empty
+    stale.is_on = False
+    watch.poll(is_first=True)
+    assert kept.is_empty and run.metrics.exists()
+
+
+def test_a_hung_worker_whose_log_cannot_be_read_shows_no_stacks(tmp_path, stale):
+    log = tmp_path / "rank0.log"
+    log.write_text("")
+    stale.is_on = True
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert dump_stacks(process.pid, log, FakeClock()) == ""
+
+
+def complete(run):
+    record = SimpleNamespace(step=4, digest="d" * 64)
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(imports_library=True, run=run),
+        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda: record, differences=[]),
+        log=SimpleNamespace(record=lambda event: None),
+    )
+    return lambda code: report_exit(
+        SimpleNamespace(end=RunEnd(exit_code=code, reason="why"), failure=None, last_step=4), parts
+    )
+
+
+def test_a_run_whose_events_cannot_be_read_is_complete_and_says_so(run, stale, capsys):
+    """Events that can be read no more end no report of a failure either."""
+    run.events.mkdir()
+    end = complete(run)
+    stale.is_on = True
+    assert end(0) == 0
+    assert "complete; its events cannot be read" in capsys.readouterr().out
+    assert end(1) == 1
+    assert "training failed: why; step 4" in capsys.readouterr().err
+    assert not finished_run.has_recorded_end(run)
+
+
+def test_a_fork_server_goes_on_where_the_installed_code_cannot_be_listed(tmp_path, stale, monkeypatch):
+    """As while a package is being replaced; a new fork server would take seconds."""
+    monkeypatch.setattr(spawner.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(spawner.elastic, "__path__", [])
+    said, server = [], SimpleNamespace(exit_code=None, close=lambda: said.append("closed"))
+    spawns = Spawner(tmp_path / "recipe.py", said.append, lambda _: server)
+    stale.is_on = True
+    spawns.renew()
+    assert said == []
+
+
+def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
+    log, clock = SimpleNamespace(record=lambda event: None), FakeClock()
+    plan = parse("every 1s: kill random node, seed 1")
+    faults = NodeFaults(plan, Claims(run.faults), log, clock)
+    clock.sleep(1000.0)
+    stale.is_on = True
+    here = SimpleNamespace(members=("n1",), rank_of_node=0, world_size=1, number=1)
+    targets = SimpleNamespace(workers={}, uploader=None, fork_server=None)
+    faults.poll(here, 1, targets)
+    assert "fault not injected" in capsys.readouterr().out
+
+
+def test_a_console_whose_metrics_cannot_be_read_shows_lines_and_then_progress(run, stale):
+    """The thread of the console is followed without a clock: `_poll` is one round."""
+    out = io.StringIO()
+    console = ConsoleFollower(run, "n1", PlainScreen(out), FakeClock())
+    Metrics(run.metrics).append(line(4))
+    stale.is_on = True
+    console.print_line("a line")
+    console._poll()
+    stale.is_on = False
+    console._poll()
+    assert out.getvalue().splitlines()[0] == "a line" and "step 4" in out.getvalue()
+
+
+class Gone(io.StringIO):
+    """A standard error whose reader has ended."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_an_event_that_finds_neither_file_nor_reader_ends_no_agent(tmp_path, monkeypatch):
+    """Its folder is a file, and standard error is a pipe that nothing reads."""
+    (tmp_path / "events").write_text("")
+    log = EventLog(tmp_path / "events" / "a.jsonl", node="n1", clock=SystemClock())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    log.record(WorkerStarted(rank=0, pid=1))
+
+
+@pytest.mark.parametrize("command", ["report", "status", "diff"])
+def test_a_worker_reads_what_it_can_of_the_events_and_no_command_leaves_any_out(run, monkeypatch, command):
+    """One of two files cannot be opened."""
+    for name in "ab":
+        log = EventLog(run.events / f"{name}.jsonl", node=name, clock=SystemClock())
+        log.record(WorkerStarted(rank=0, pid=1))
+    unreadable = Stale(run.events / "a.jsonl", monkeypatch)
+    unreadable.is_on = True
+    assert [each.node for each in read_rare(run.events, WorkerStarted)] == ["b"]
+    runs = [run.url] * (2 if command == "diff" else 1)
+    with pytest.raises(UsageError, match=r"found: .*Stale file handle: .*a\.jsonl"):
+        inspect(parse_inspection([command, *runs]))
