@@ -307,6 +307,9 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Returns the pids by local rank."""
         parts, settings, entered = self._parts, self._parts.settings, self._entered
+        # The uploader may be saving a state of the generation before. It learns first that this
+        # node is in the new one, which then does not fence that save: workers may start slowly.
+        parts.uploader.enter(entered.number)
         parts.log.generation = entered.number
         parts.faults.enter(entered)
         # The control page still has the steps of the generation before.
@@ -342,10 +345,6 @@ class NodeAgent(LocalElasticAgent):
         start, open_step = parts.spawner.start, parts.page.open_step
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
         self._generation = NodeGeneration(parts, entered.number, workers)
-        # The uploader may be saving a state of the generation before. The agent tells it that this
-        # node is in the new one, which therefore does not fence that save; the workers start
-        # meanwhile.
-        parts.uploader.enter(entered.number)
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()

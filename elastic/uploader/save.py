@@ -24,6 +24,8 @@ from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
+# From the moment when a generation is formed: to its members' next look at the group, and the
+# connection to its TCPStore.
 ENTERING_S = 1.0
 FENCE_PATIENCE_S = 5.0
 OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"

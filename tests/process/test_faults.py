@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import run_records
@@ -175,6 +176,43 @@ def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on
     agent.ends_with(0)
 
     drill.is_like(undisturbed)
+
+
+def test_a_save_in_hand_is_committed_however_long_the_next_workers_take_to_start(drill, undisturbed):
+    """The uploader of rank 0 is stopped with the offer of step 4 still unread, and the other node
+    is killed. A third one comes while the fork server is stopped: no worker of generation 2 starts.
+    """
+    group = "--min-nodes", "2", "--max-nodes", "2", "--snapshot-every", "1"
+    drill.shut(3, 6)
+    for _ in range(2):
+        drill.start(*group)
+    drill.stands(3, ranks=2)
+    agent, other = drill.agents_of_ranks_0_and_1()
+    uploader, worker = drill.uploader_of(agent), drill.pid_of_rank(0, generation=1)
+    fork_server = parent_of(worker)
+    os.kill(uploader, signal.SIGSTOP)
+    drill.open(3)
+    drill.stands(6, ranks=2)
+    other.signal(signal.SIGKILL)
+    drill.happens("worker_exited", rank=0, generation=1)
+    os.kill(fork_server, signal.SIGSTOP)
+    third = drill.start(*group)
+    drill.waits_for(lambda: "generation 2 (" in agent.output, "generation 2")
+    os.kill(uploader, signal.SIGCONT)
+    ends = "checkpoint_committed", "checkpoint_fenced"
+    drill.waits_for(lambda: any(drill.events(end, step=4) for end in ends), "the end of the save")
+    assert drill.events("checkpoint_committed", step=4)
+    assert not drill.events("worker_started", rank=0, generation=2)
+    os.kill(fork_server, signal.SIGCONT)
+    drill.open(6)
+    for each in (agent, third):
+        each.ends_with(0)
+
+    drill.is_like(undisturbed)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 UPLOADER_DIES = """
