@@ -29,6 +29,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def start_ticks(pid: int) -> int | None:
+    """When the process began, in clock ticks since the boot; None where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
+
+
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 

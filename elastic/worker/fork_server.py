@@ -82,14 +82,17 @@ class ForkServer:
     forgotten: set[int] = field(default_factory=set)  # those that are reaped once they exit
 
     def serve(self) -> None:
-        """Return when the agent is gone. Requests and exits of workers both wake `select`."""
+        """Return when the agent is gone. Requests and exits of workers both wake `poll`."""
         self._send(Ready())
         while True:
-            sources: list[JsonLineSocket | int] = [self.agent, *self.workers]
-            readable, _, _ = select.select(sources, [], [])
-            for pidfd in self.workers.keys() & set(readable):
+            # `select` would refuse descriptors above 1023, and imports may have as many files open.
+            poll = select.poll()
+            for descriptor in (self.agent.fileno(), *self.workers):
+                poll.register(descriptor, select.POLLIN)
+            readable = {descriptor for descriptor, _ in poll.poll()}
+            for pidfd in self.workers.keys() & readable:
                 self._report_exit(pidfd)
-            if self.agent in readable:
+            if self.agent.fileno() in readable:
                 for line in self.agent.receive():
                     match decode(FromAgent, line, what="a message of the agent").message:
                         case Forget(pid=pid):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -476,11 +477,29 @@ def test_a_worker_that_does_not_lead_its_session_yet_is_killed():
     process = subprocess.Popen([sys.executable, "-c", "import signal\nwhile True: signal.pause()"])
 
     class Young:
-        pid = process.pid
+        pid, keeps_number = process.pid, True
         poll = staticmethod(process.poll)
 
     kill_session(Young)
     assert process.wait() == -signal.SIGKILL
+
+
+def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number_now(node, monkeypatch):
+    """A process of another session stands for one that was given the number of the dead worker,
+    which was reaped. What the worker left in its own session is ended.
+    """
+    workers, pids = node.stand(1)
+    (worker,) = workers._processes.values()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["cat"], start_new_session=True, **pipes) as stranger:
+        node.server.kill()
+        kill_session(replace(worker, pid=stranger.pid))
+        assert stranger.communicate(b"it lives")[0] == b"it lives"
+    kill_session(worker)
+    for pid in pids:
+        dies(pid)
+    monkeypatch.setattr(spawner_module, "installed_code", lambda: node.spawner._code)
+    node.spawner.renew()
 
 
 STAND_IN = """
@@ -528,6 +547,27 @@ with closing(spawner):
             log.seek(0)
             print(json.dumps({"code": process.poll(), "kind": type(process).__name__, "printed": log.read().decode()}), flush=True)
 """
+
+
+MANY_FILES = """
+import os, resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+for _ in range(1100):
+    os.open(os.devnull, os.O_RDONLY)
+"""
+
+
+def test_a_worker_is_forked_where_more_than_1023_files_are_open(node):
+    """The launcher of the agent left them open; the agent forks its fork server from itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_FILES + FORKS_ITSELF, str(node.recipe), "alone"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    forked = json.loads(done.stdout.splitlines()[0])
+    assert (forked["code"], forked["kind"]) == (0, "ForkedProcess"), done.stderr
 
 
 @pytest.mark.parametrize("how", ["alone", "with a thread"])

@@ -32,7 +32,7 @@ from elastic.system.fork_protocol import (
     Refused,
 )
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import thread_count
+from elastic.system.processes import start_ticks, thread_count
 from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
@@ -147,7 +147,7 @@ class ForkServerClient:
         if isinstance(answer, Refused):
             raise CannotFork(answer.reason)
         assert isinstance(answer, Forked)
-        return ForkedProcess(self, answer.pid)
+        return ForkedProcess(self, answer.pid, start_ticks(answer.pid))
 
     def wait_ready(self) -> None:
         """Return once the server has imported everything. Raises CannotFork."""
@@ -230,6 +230,12 @@ class ForkedProcess:
 
     server: ForkServerClient
     pid: int
+    start_ticks: int | None
+
+    @property
+    def keeps_number(self) -> bool:
+        # A dead server's workers die too, and any process may reap them.
+        return self.server.exit_code is None or start_ticks(self.pid) in (self.start_ticks, None)
 
     def poll(self) -> int | None:
         return self.server.exit_code_of(self.pid)

@@ -36,10 +36,14 @@ class Process(Protocol):
     @property
     def pid(self) -> int: ...
 
+    @property
+    def keeps_number(self) -> bool:
+        """False where another process has its number, as after the death of its parent."""
+
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs.
 
-        The process keeps its number until `forget`.
+        The process keeps its number until `forget`, unless its parent dies.
         """
 
     def exit_fd(self) -> int:
@@ -78,6 +82,10 @@ class SpawnedProcess(subprocess.Popen[bytes]):
             raise CannotStart(f"a process that was started cannot be watched ({error})") from error
         self._code: int | None = None
 
+    @property
+    def keeps_number(self) -> bool:
+        return True
+
     def poll(self) -> int | None:
         if self._code is None:
             self._code = exit_code_of_child(self.pid)
@@ -107,12 +115,15 @@ def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
 
 
 def kill_session(process: Process) -> None:
-    """SIGKILL to the process and to all that it started and that stayed in its session.
+    """SIGKILL to the process and to all that it started, unless they left its process group.
 
     Not after `forget`: the number may be another's by then.
     """
-    # Data-loading processes may outlive the leader, so the session is killed whether or not the
-    # leader still runs. Until it is reaped, the kernel gives its number to no other process.
+    # Data-loading processes may outlive the leader, so the group is killed whether or not the
+    # leader still runs. Until all of them are reaped, the kernel gives its number to no other
+    # process.
+    if not process.keeps_number:
+        return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
         return
