@@ -75,8 +75,9 @@ class Probes:
                 self._receive(self._socket.recv(LIMIT_BYTES))
 
     def _send(self, probe: Probe, where: Address) -> None:
-        # No route, no such host, a full buffer: to the peer this is one more missed probe.
-        with contextlib.suppress(OSError):
+        # No route, no such host, a name that no host can have (TypeError), a full buffer: to the
+        # peer this is one more missed probe.
+        with contextlib.suppress(OSError, TypeError):
             self._socket.sendto(probe.to_json(), where)
 
     def _receive(self, data: bytes) -> None:

@@ -49,11 +49,20 @@ def split_endpoint(text: str, default_port: int) -> tuple[str, int]:
     """
     match = _ENDPOINT.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
-    if match is None or not 0 < port <= HIGHEST_PORT:
+    if match is None or not 0 < port <= HIGHEST_PORT or not _is_name(match["host"]):
         raise UsageError(
             f"expected an endpoint HOST or HOST:PORT, such as node-1:{default_port} or [::1]:{default_port}, found {text!r}"
         )
     return match["host"], port
+
+
+def _is_name(host: str) -> bool:
+    """Whether its labels have the lengths that names of hosts may have."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def listen_on(address: str, port: int = 0, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

@@ -87,12 +87,13 @@ class Checkpointing:
         self._training_s, self._uploader_s = snapshot_s + self._clock.monotonic() - began_s, 0.0
 
     def wait(self, step: int) -> str | None:
-        """Wait for the save of `step`; returns what went wrong, or nothing when it is committed.
+        """Wait for the save of `step`, the last one that `save` was called for.
 
-        None after WAIT_S while it goes on. Raises ReplayDiffers, as `is_due` and `save`.
+        Returns what went wrong, or nothing when it is committed; None after WAIT_S while it goes
+        on. Raises ReplayDiffers, as `is_due` and `save`.
         """
         if self._under_way != step:
-            return self._refusal
+            return self._refusal  # the uploader never had it
         result = self._uploader.wait(step, WAIT_S)
         if result is None and self._clock.monotonic() < self._answer_by:
             return None

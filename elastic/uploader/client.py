@@ -24,7 +24,7 @@ from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, Upl
 from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
 
 RECONNECT_PAUSE_S = 0.02
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
 STOP_S = 30.0
 SAY_AFTER_S = 1.0
 _CLOCK = SystemClock()

@@ -1,7 +1,9 @@
-"""Every accepted offer gets a result: when its save is over, or when its storage hangs.
+"""Every accepted offer gets a result as long as the uploader lives, and its slot is given back.
 
-It does not promise that a client receives the result: the client may be dead, and its save goes on
-without it.
+The result comes when its save is over, when a newer offer takes its place, when its storage hangs,
+or when the uploader has to leave. A save that was reported as hung and is committed after all has a
+second result. It does not promise that a client receives them: the client may be dead, and its save
+goes on without it.
 """
 
 import socket

@@ -35,10 +35,10 @@ def test_an_endpoint_is_a_host_and_an_optional_port(text, found):
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä"]
+    "text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä", "a..b", "a" * 64]
 )
 def test_a_malformed_endpoint_is_refused(text):
-    """Ports out of range, IPv6 without brackets, white space."""
+    """Ports out of range, IPv6 without brackets, white space, labels of a wrong length."""
     with pytest.raises(UsageError, match="expected an endpoint"):
         split_endpoint(text, 7)
 

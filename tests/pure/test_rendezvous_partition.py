@@ -144,6 +144,14 @@ def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted(wait_u
             other.recv(1024)
 
 
+def test_a_peer_whose_address_no_host_can_have_costs_the_others_no_probe(opened, wait_until):
+    """Another node publishes any address; the name of a host has no empty label."""
+    a, b = opened("a"), opened("b")
+    a.set_peers([Node(id="c", address="ä..host", nproc=1, port=1), node("b", b)])
+    b.set_peers([node("a", a)])
+    wait_until(lambda: a.counters.get("b", 0) > 2)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
 def test_closing_does_not_wait_for_the_next_probe(address):
     """For an address of this machine, and for another, where it listens on all interfaces."""

@@ -3,6 +3,7 @@ back.
 """
 
 import contextlib
+import socket
 import threading
 
 import pytest
@@ -170,3 +171,19 @@ def test_requests_of_earlier_generations_are_deleted_also_where_no_one_reads_the
     theirs.publish_generation(3)
     with ours._client.use("look at the keys") as store:
         assert not any(store.check([ours._key(f"requests/{number}")]) for number in range(4))
+
+
+def test_a_call_that_hangs_is_cut_off_also_where_the_host_has_no_name_any_more(monkeypatch):
+    """The host listens and never answers; its name cannot be looked up once the call has begun."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with tcp_store_client._abort_after(0.01, "localhost", port):
+
+            def lost(*_arguments, **_options):
+                raise socket.gaierror(socket.EAI_AGAIN, "no answer of the name server")
+
+            monkeypatch.setattr(socket, "getaddrinfo", lost)
+            with socket.socket() as calling:
+                calling.settimeout(60.0)
+                calling.connect(("127.0.0.1", port))
+                assert calling.recv(1) == b""

@@ -141,9 +141,9 @@ def _connect(host: str, port: int) -> TCPStore:
     with socket.create_connection((host, port), timeout=CONNECT_S):
         pass
     limit, timeval = timedelta(seconds=ANSWER_S), _TIMEVAL.pack(int(ANSWER_S), int(ANSWER_S % 1 * 1e6))
-    with _abort_after(ANSWER_S, host, port):
+    with _abort_after(ANSWER_S, host, port) as addresses:
         client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-    for found in _sockets_to(host, port):
+    for found in _sockets_to(addresses):
         with found:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
@@ -151,34 +151,38 @@ def _connect(host: str, port: int) -> TCPStore:
 
 
 @contextlib.contextmanager
-def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
+def _abort_after(limit_s: float, host: str, port: int) -> Iterator[set[tuple[str, int]]]:
     """While the body runs longer than `limit_s`, shut down all connections to `host` and `port`.
 
-    Once is not enough: torch's client connects again, so it is done every ABORT_EVERY_S.
+    Once is not enough: torch's client connects again, so it is done every ABORT_EVERY_S. Raises
+    OSError, before the body, for a name that has no address.
     """
-    is_over = threading.Event()
+    addresses, is_over = _addresses(host, port), threading.Event()
 
     def watch() -> None:
         wait_s = limit_s
         while not is_over.wait(wait_s):
             wait_s = ABORT_EVERY_S
-            for found in _sockets_to(host, port):
+            for found in _sockets_to(addresses):
                 with found, contextlib.suppress(OSError):
                     found.shutdown(socket.SHUT_RDWR)
 
     thread = threading.Thread(target=watch, name="store-limit", daemon=True)
     thread.start()
     try:
-        yield
+        yield addresses
     finally:
         is_over.set()
         thread.join()
 
 
-def _sockets_to(host: str, port: int) -> list[socket.socket]:
-    """The connections of this process to there, each under a new descriptor of its own."""
+def _addresses(host: str, port: int) -> set[tuple[str, int]]:
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = {(str(address[0]), port) for *_, address in infos}
+    return {(str(address[0]), port) for *_, address in infos}
+
+
+def _sockets_to(addresses: set[tuple[str, int]]) -> list[socket.socket]:
+    """The connections of this process to there, each under a new descriptor of its own."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
