@@ -1,0 +1,152 @@
+"""What each recovery took, in phases between five marks; no phase is negative.
+
+A recovery belongs to a generation that follows another one. It is a line of five marks, and its
+phases are the times between neighbouring marks; where all five marks are known, the phases add up
+to the total:
+
+    fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
+
+    fault      the first sign of what ended the generation before
+    end        an agent first recorded that the generation before is over (`generation_ended`)
+    start      the generation has formed (`generation_started`)
+    state      every rank has loaded the state (`restored`)
+    new step   rank 0 finished a step that was never trained before (`first_step`)
+
+The last phase includes the replay of lost steps, because the run is where it was before the fault
+only then. Five marks rather than one total, because each has another remedy: a hang timeout, the
+network of the rendezvous, the store or the size of the state, the interval of snapshots.
+
+It does not promise precision across nodes: each event carries the clock of the node that wrote it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from elastic import events as kinds
+from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.step_line import StepLine
+
+# A fault that ends a generation lets the group finish two more steps at most: the one in flight,
+# and the one that a drain still takes. After more steps than that the fault was survived (a slow
+# disk, a paused uploader), and the end has another cause.
+_STEPS_AFTER_A_FAULT = 2
+_SIGNS = (
+    kinds.WorkerExited,
+    kinds.WorkerFailed,
+    kinds.HangDetected,
+    kinds.DrainRequested,
+    kinds.GenerationEnded,
+)
+
+Start = LoggedEvent[kinds.GenerationStarted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a generation came after the one before; the phases are explained above."""
+
+    cause: str
+    lost_steps: int
+    source: str | None
+    detect_s: float | None
+    rendezvous_s: float | None
+    restore_s: float | None
+    first_step_s: float | None
+    total_s: float | None
+
+
+def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
+    """The planned stop of the whole run between two generations, if there was one.
+
+    One node that leaves while others train on writes the same event, with the number of the
+    generation that it left. But then the next generation is no resume.
+    """
+    if after.event.cause != "resume":
+        return None
+    return last(in_generation(events, before.generation), kinds.RunInterrupted)
+
+
+def recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
+    """One for each generation that is not the start of the run."""
+    starts = of_kind(events, kinds.GenerationStarted)
+    return [
+        _recovery(events, lines, before, start)
+        for before, start in zip([None, *starts], starts, strict=False)
+        if start.event.cause != "start"
+    ]
+
+
+def _recovery(events: Events, lines: Sequence[StepLine], before: Start | None, start: Start) -> Recovery:
+    own = in_generation(events, start.generation)
+    restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
+    fault_s, end_s = None, None
+    if before is not None and planned_stop(events, before, start) is None:
+        fault_s, end_s = _fault(in_generation(events, before.generation), lines, before.generation)
+    # After a planned stop the clock starts with the generation that resumes: how long the run lay
+    # still depends on the user, and says nothing about the recovery.
+    begin = start.time if fault_s is None else fault_s
+    marks = [begin, end_s, start.time, _time(restored), _time(new_step)]
+    detect_s, rendezvous_s, restore_s, first_step_s = _phases_s(marks)
+    return Recovery(
+        cause=start.event.cause,
+        lost_steps=restored.event.lost_steps if restored else 0,
+        source=restored.event.source if restored else None,
+        detect_s=detect_s,
+        rendezvous_s=rendezvous_s,
+        restore_s=restore_s,
+        first_step_s=first_step_s,
+        total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
+    )
+
+
+def _phases_s(marks: list[float | None]) -> list[float | None]:
+    """The time between neighbouring marks; None if one of the two is unknown.
+
+    The marks are stamped by different nodes. A mark that is earlier than one before it, because its
+    node's clock is behind, counts as simultaneous: so no phase is negative, and the phases add up
+    whatever the clocks say.
+    """
+    reached = -math.inf
+    ordered: list[float | None] = []
+    for mark in marks:
+        reached = reached if mark is None else max(reached, mark)
+        ordered.append(None if mark is None else reached)
+    return [None if a is None or b is None else b - a for a, b in pairwise(ordered)]
+
+
+def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[float | None, float | None]:
+    """(when a generation's fault first showed, when its end was noticed), from its `own` events.
+
+    None if no event tells. The candidates for the first sign are:
+
+    - What happened to a worker, and the request of a drain, at their own times.
+    - A hang, at the time of the last progress before it: the run has stood still since then, and
+      not only since the agent's patience ended.
+    - A fault that a plan injected, if the generation did not survive it. It comes before the signs
+      that it causes, and an injected pause has no other sign. Only the newest one counts: each
+      earlier one had its own consequences, or none.
+    - If there is none of these before the end was noticed, a node fell silent, with its machine or
+      its network. Nothing shows that but the missing steps. The group has stood still since the
+      last step before, because each step needs every node.
+    """
+    noticed = _time(first(own, kinds.GenerationEnded))
+    step_times_s = [line.time for line in lines if line.generation == generation and line.time is not None]
+    signs = [
+        each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
+        for each in own
+        if isinstance(each.event, _SIGNS)
+    ]
+    if noticed is not None and min(signs) >= noticed:
+        signs.append(max((time for time in step_times_s if time <= noticed), default=noticed))
+    injected = [
+        each.time
+        for each in of_kind(own, kinds.FaultInjected)
+        if sum(time > each.time for time in step_times_s) <= _STEPS_AFTER_A_FAULT
+    ]
+    return min(injected[-1:] + signs, default=None), noticed
+
+
+def _time(event: LoggedEvent[kinds.Event] | None) -> float | None:
+    return None if event is None else event.time
