@@ -6,6 +6,7 @@ not known here: only its workers find out, and none is started.
 
 from contextlib import suppress
 
+from elastic.agent.claim_run_dir import check_claim
 from elastic.agent.settings import Settings
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
@@ -17,7 +18,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError, NothingLoads, StoreFailed
 from elastic.events import RunFinished, RunStarted
 from elastic.observe import logged_event
-from elastic.observe.log import read_events
+from elastic.observe.log import read_events, read_rare
 from elastic.observe.logged_event import LoggedEvent
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
@@ -47,7 +48,19 @@ def has_trained_nothing(settings: Settings) -> bool:
 
 def has_recorded_end(run: RunDir) -> bool:
     """Whether a node has written down here that the run is complete, which it stays."""
-    return _recorded_end(run) is not None
+    with suppress(OSError):
+        return bool(read_rare(run.events, RunFinished))
+    return False
+
+
+def is_complete(settings: Settings) -> bool:
+    """Whether the run directory says so. Raises UsageError where it has become another run's, and
+    StoreFailed.
+    """
+    if not has_recorded_end(settings.run):
+        return False
+    check_claim(settings.run, settings.declared, settings.uid, SystemClock())
+    return True
 
 
 def _recorded_end(run: RunDir) -> LoggedEvent[RunFinished] | None:

@@ -21,7 +21,7 @@ from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
-from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing
+from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing, is_complete
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
@@ -43,7 +43,7 @@ from elastic.agent.workers.spawner import Spawner
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, UsageError
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -103,7 +103,6 @@ def launch(options: Options, spawner: Spawner) -> int:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
     config = rendezvous_config(options, run, uid)
-    backend = open_backend(config, options)
     with scratch_folder() as scratch:
         settings = Settings(
             options=options,
@@ -116,7 +115,12 @@ def launch(options: Options, spawner: Spawner) -> int:
             is_new=is_new,
             scratch=scratch,
         )
-        return _run(settings, backend, max(newest, newest_generation(run)), spawner)
+        try:
+            backend = open_backend(settings)
+            return _run(settings, backend, max(newest, newest_generation(run)), spawner)
+        except GroupEnded:  # the place to meet does not answer any more
+            print(printable(finished_text(settings)))
+            return EXIT_COMPLETE
 
 
 def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:
@@ -130,7 +134,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
         is_new = settings.is_new or has_trained_nothing(settings)
-        if answer_of(partial(rendezvous.reopen, is_new=is_new), options) is not None:
+        if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
@@ -193,6 +197,7 @@ def _rendezvous(
         min_generation=min_generation,
         probes=probes,
         run=settings.run_key,
+        is_complete=partial(is_complete, settings),
     )
 
 
@@ -228,15 +233,15 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
             return replace(config, group=name).open(environment.variables())
 
         check = partial(check_shared, keep_alive_s=keep_alive_s, clock=_CLOCK)
-        answer_of(partial(check, open_group, settings.run.url, settings.run_key), options)
+        answer_of(partial(check, open_group, settings.run.url, settings.run_key), settings)
     # A node that is refused has taken no lease from those that train.
-    answer_of(rendezvous.first_look.check_settings, options)
+    answer_of(rendezvous.first_look.check_settings, settings)
     claimed = settings.run, settings.declared, settings.uid, _CLOCK
     run_lease = RunLease(settings.run.url, _CLOCK)
     lease = run_lease.take(
         printable(config.place)[:LONGEST_NAME],
         keep_alive_s=keep_alive_s,
-        holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), options),
+        holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), settings),
         check=partial(check_claim, *claimed),
         notify=partial(print, flush=True),
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from elastic.agent.finished_run import is_complete
+from elastic.agent.settings import Settings
 from elastic.checkpoint.catalog import list_commits
 from elastic.config import environment
 from elastic.config.options import Options
@@ -41,25 +43,27 @@ def rendezvous_config(options: Options, run: RunDir, uid: str) -> RendezvousConf
     return RendezvousConfig(kind=options.rdzv_backend, endpoint=endpoint, group=group)
 
 
-def open_backend(config: RendezvousConfig, options: Options) -> Backend:
-    """Return once the backend answers.
-
-    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
-    --rdzv-timeout.
-    """
-    backend = config.open(environment.variables())
+def open_backend(settings: Settings) -> Backend:
+    """Return once the backend answers; raises as `answer_of` does."""
+    backend = settings.rendezvous.open(environment.variables())
     # A folder answers at once, unless a power cut has torn the newest version of the group.
-    answer_of(backend.read, options)
+    answer_of(backend.read, settings)
     return backend
 
 
-def answer_of(call: Callable[[], Answer], options: Options) -> Answer:
+def answer_of(call: Callable[[], Answer], settings: Settings) -> Answer:
     """What a call to the backend returns, which is tried again while it fails.
 
-    Raises as `open_backend` does.
+    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
+    --rdzv-timeout, GroupEnded when it does not answer and the run is complete.
     """
-    notify = partial(print, flush=True)
-    return wait_for(call, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
+    return wait_for(
+        call,
+        patience_s=settings.options.rdzv_timeout_s,
+        clock=_CLOCK,
+        notify=partial(print, flush=True),
+        is_complete=partial(is_complete, settings),
+    )
 
 
 def newest_generation(run: RunDir) -> int:

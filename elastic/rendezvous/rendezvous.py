@@ -12,7 +12,7 @@ It does not start or stop workers, and does not decide how often a run may fail.
 from collections.abc import Callable
 from dataclasses import replace
 
-from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
+from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import carry_over, membership, transitions, watch_ring
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
@@ -35,6 +35,7 @@ POLL_S = 0.02
 # not grow with their number.
 POLL_S_PER_NODE = 0.0002
 LONGEST_POLL_S = 0.5
+LOOK_S = 2.0  # between two looks whether the run is complete
 
 _Found = tuple[tuple[str, ...], bool, tuple[Node, ...]]
 _Judgement = tuple[Group | None, frozenset[str] | None, _Found]
@@ -54,14 +55,16 @@ class Rendezvous:
         min_generation: int = 0,
         probes: ProbeCounters | None = None,
         run: RunKey = ANY_RUN,
+        is_complete: Callable[[], bool] = lambda: False,
     ) -> None:
         """`open_endpoint` starts a fresh TCPStore on this node and returns its "host:port".
 
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
         run directory; a group whose state was lost, or is an older one, counts on from it. `run`:
-        which one it is. `probes`: where nodes can probe each other. Raises UsageError if this node
-        has more workers than the run has shards.
+        which one it is. `probes`: where nodes can probe each other. `is_complete`: whether the run
+        is known to have ended well, asked now and then while the backend does not answer. Raises
+        UsageError if this node has more workers than the run has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -79,6 +82,7 @@ class Rendezvous:
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
+        self._is_complete = is_complete
         self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
             backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
@@ -104,14 +108,15 @@ class Rendezvous:
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block until a new generation has this node, whose workers must be stopped, as a member.
 
-        Raises GroupEnded; RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
+        Raises GroupEnded, also where the backend does not answer and the run is complete;
+        RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
         Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
         for `policy.timeout_s`; GroupDamaged; UsageError for a group whose live nodes have other
         settings, in which this node then has changed nothing. The node is in the group until its
         caller leaves.
         """
         self._observer.begin_wait()
-        began_s = reached_s = self._clock.monotonic()
+        began_s = reached_s = looked_s = self._clock.monotonic()
         while not interrupted():
             try:
                 self._heartbeat.start()
@@ -121,6 +126,12 @@ class Rendezvous:
                 self._notify_once(str(error))
                 if self._clock.monotonic() - reached_s > self.timeout_s:
                     raise
+                # A store that a node serves ends with that node, which does not wait for those that
+                # come late or were frozen.
+                if self._clock.monotonic() - looked_s > LOOK_S:
+                    if self._is_complete():
+                        raise GroupEnded(EXIT_COMPLETE, str(error)) from error
+                    looked_s = self._clock.monotonic()
                 generation, self._is_waiting = None, True
                 # A write that is due does not shorten the pause: polls would follow each other.
                 self._writer.has_failed()

@@ -100,22 +100,21 @@ class _Draw:
         """Those that are possible now; one that stands here twice is drawn twice as often."""
         found: list[Callable[[], None]] = [self._nothing]
         is_calm = not (self._held or self._leaving or self._dead)
-        # The store ends with its host. A node that comes back later does not learn that the run is
-        # complete, and waits for the host.
-        may_return = is_calm and not (self._place is Place.C10D and self._gate >= GATES[-2])
-        if may_return:
+        # Else what is to be killed may have finished.
+        may_kill = is_calm and not (self._is_open and self._gate == GATES[-1])
+        if is_calm:
             found += [self._hold_node] * 3
-        if is_calm and not (self._is_open and self._gate == GATES[-1]):
+        if may_kill:
             found += [self._kill_worker] * 3
         if is_calm and not self._is_open:
             found += [self._stranger, self._other_policy]
             if self._gate < GATES[-1]:
                 found += [self._spare] * 2
-        if may_return and len(self._running) > 1:
+        if may_kill and len(self._running) > 1:
             found += [self._kill_node] * 2
             if not self._is_open and self._gate < GATES[-1] and self._may_leave():
                 found += [self._terminate] * 2
-        if may_return:
+        if may_kill:
             found += [self._end_all] * 2
         is_saved = self._gate >= GATES[-2] and not self._loses_saves
         if is_calm and is_saved and self._place is not Place.STORE:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
-from elastic.errors import RendezvousTimeout, UsageError
+from elastic.errors import EXIT_COMPLETE, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.system.addresses import split_endpoint
@@ -85,12 +85,19 @@ class RendezvousConfig:
 
 
 def wait_for(
-    call: Callable[[], Answer], *, patience_s: float, clock: Clock, notify: Callable[[str], None]
+    call: Callable[[], Answer],
+    *,
+    patience_s: float,
+    clock: Clock,
+    notify: Callable[[str], None],
+    is_complete: Callable[[], bool] = lambda: False,
 ) -> Answer:
     """What a call to the backend returns once that answers, so that servers and nodes may be
     started in any order.
 
-    Raises UsageError if it refuses, RendezvousTimeout if it does not answer within `patience_s`.
+    is_complete: whether the run is known to have ended well, asked after each call that fails.
+    Raises UsageError if it refuses, RendezvousTimeout if it does not answer within `patience_s`,
+    GroupEnded for a run that is complete.
     """
     deadline, has_notified = clock.monotonic() + patience_s, False
     while True:
@@ -99,6 +106,8 @@ def wait_for(
         except BackendRefused as error:
             raise UsageError(str(error)) from error
         except BackendFailed as error:
+            if is_complete():
+                raise GroupEnded(EXIT_COMPLETE, str(error)) from error
             if clock.monotonic() + RETRY_S > deadline:
                 raise RendezvousTimeout(f"{error}; gave up after {patience_s:g} s") from error
             if not has_notified:
