@@ -28,18 +28,21 @@ def reopen(group: Group, *, is_new: bool = False) -> Group:
 
 
 def reset(group: Group) -> Group:
-    """Another run takes over the name of an old one. Only the number of generations stays.
+    """Another run takes over the name of an old one. Only the number of generations goes on.
 
     If generations were counted from zero again, a process of the old run that wakes up could hold
-    the number of a new generation, and the fence would let it through.
+    the number of a new generation, and the fence would let it through. If the number stayed the
+    same, a node of the old run that has not read its end would take this for a lost state, and put
+    back the one before.
     """
-    return replace(Group(), generation=group.generation)
+    return replace(Group(), generation=group.generation + 1)
 
 
 def _resumed(group: Group) -> Group:
     """The same run begins again without any of its nodes; what it has reached stays."""
     return replace(
-        reset(group),
+        Group(),
+        generation=group.generation,
         cause=RESUME,
         high_step=group.high_step,
         committed_step=group.committed_step,

@@ -185,7 +185,7 @@ def test_fresh_sets_aside_a_run_in_etcd_unless_an_agent_is_in_it(drill, etcd):
     again.ends_with(0)
     assert "is finished" in again.output
     drill.start(*where, "--fresh").ends_with(0)
-    assert [event["generation"] for event in drill.events("generation_started")] == [2]
+    assert [event["generation"] for event in drill.events("generation_started")] == [3]
     drill.run.local.rename(drill.folder / "elsewhere")
     drill.start(*where).ends_with(0)
-    assert [event["generation"] for event in drill.events("generation_started")] == [3]
+    assert [event["generation"] for event in drill.events("generation_started")] == [5]

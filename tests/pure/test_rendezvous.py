@@ -229,7 +229,7 @@ def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     assert a.reopen() == RunEnd(exit_code=0, reason="complete")
     assert a.reopen(is_new=True) is None
     b = lone(backend)
-    assert b.join(never).number == 2
+    assert b.join(never).number == 3
     a.stop()
     b.stop()
 
