@@ -5,6 +5,9 @@ allocates the memory when a worker asks for it on the control page, because only
 the state is known, and in a thread, because the pages are reserved at once, which takes seconds for
 a large state. Where there is no room for all slots, one is better than none: without any, no
 checkpoint could be made.
+
+A state that outgrows its slots gets larger ones beside them. The old ones stay, under the path that
+the workers were given to restore from, until a snapshot in the larger ones counts.
 """
 
 import threading
@@ -19,11 +22,12 @@ SLOTS_WITHOUT_SNAPSHOTS = 1  # where states are copied only to be saved
 
 
 class SnapshotMemory:
-    """`slots` is None until the workers have asked for memory."""
+    """`slots`: what counts lies in them; None until the workers have asked for memory."""
 
     def __init__(self, page: ControlPage, count: int, report: Callable[[str], None]) -> None:
         """count: of slots, each of which holds one state."""
         self.slots: SnapshotSlots | None = None
+        self._larger: SnapshotSlots | None = None  # the workers write there; no snapshot counts yet
         self._page = page
         self._count = count
         self._report = report
@@ -33,14 +37,16 @@ class SnapshotMemory:
 
     @property
     def path(self) -> str:
-        """What workers open to restore from; empty while there is no memory."""
+        """What workers open to restore from; empty while there is no memory.
+
+        It stays valid until each of them has opened it: they vote later, and agree later still.
+        """
         return "" if self.slots is None else self.slots.path
 
     @property
     def newest(self) -> Snapshot | None:
         """The newest snapshot whose state all ranks are known to have had."""
-        whole = [] if self.slots is None else self.slots.whole()
-        return next((snapshot for snapshot in whole if snapshot.is_agreed), None)
+        return None if self.slots is None else _newest_agreed(self.slots)
 
     def keep_agreed(self, votes: Sequence[Mapping[int, int]]) -> None:
         """Once the workers are gone: keep the snapshots that count, and void the others.
@@ -49,40 +55,53 @@ class SnapshotMemory:
         were agreed on by all ranks. Where the workers died before their votes were exchanged, those
         of this node must be equal; nodes compare their snapshots when they restore one.
         """
-        slots = self.slots
-        if slots is None:
-            return
-        for snapshot in slots.whole():
-            step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
-            if snapshot.is_agreed:
-                continue
-            if votes and all(of_worker.get(step) == vote for of_worker in votes):
-                slots.agree(snapshot.slot, snapshot.seq)
-            else:
-                slots.invalidate(snapshot.slot)
+        for slots in self._both:
+            for snapshot in slots.whole():
+                step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
+                if snapshot.is_agreed:
+                    continue
+                if votes and all(of_worker.get(step) == vote for of_worker in votes):
+                    slots.agree(snapshot.slot, snapshot.seq)
+                else:
+                    slots.invalidate(snapshot.slot)
+        self._drop_outgrown()
 
     def publish(self) -> None:
-        """Write the memory's descriptor on the control page; what was refused is tried again."""
-        self._page.slots_fd = None if self.slots is None else self.slots.fd
+        """Write the descriptor of the memory to be written on the control page; what was refused is
+        tried again.
+        """
+        self._page.slots_fd = next((slots.fd for slots in reversed(self._both)), None)
         self._refused_bytes = 0
 
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
+        self._drop_outgrown()
         if self._thread is not None:
             if not self._thread.is_alive():
                 self._thread = None
                 self._adopt()
             return
         wanted = self._page.wanted_bytes
-        capacity = 0 if self.slots is None else self.slots.capacity_bytes
+        capacity = max((slots.capacity_bytes for slots in self._both), default=0)
         if wanted > capacity and wanted != self._refused_bytes:
             self._thread = threading.Thread(target=self._create, args=(wanted,), daemon=True, name="memory")
             self._thread.start()
 
     def release_leases(self) -> None:
         """The uploader died, which would have returned the slots that it read."""
-        if self.slots is not None:
-            self.slots.release_all()
+        for slots in self._both:
+            slots.release_all()
+
+    @property
+    def _both(self) -> list[SnapshotSlots]:
+        """The larger ones last."""
+        return [slots for slots in (self.slots, self._larger) if slots is not None]
+
+    def _drop_outgrown(self) -> None:
+        """An uploader that still reads the old slots has them open."""
+        if self.slots is not None and self._larger is not None and _newest_agreed(self._larger) is not None:
+            self.slots.close()
+            self.slots, self._larger = self._larger, None
 
     def _create(self, size_bytes: int) -> None:
         for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):
@@ -95,11 +114,12 @@ class SnapshotMemory:
     def _adopt(self) -> None:
         created, self._created = self._created, None
         if isinstance(created, SnapshotSlots):
-            # The old snapshots are lost with the old memory: their state was smaller than what the
-            # workers are about to write. An uploader that still reads one has the old memory open.
-            old, self.slots = self.slots, created
-            if old is not None:
-                old.close()
+            if self.slots is None:
+                self.slots = created
+            else:
+                if self._larger is not None:  # outgrown as well, before anything in it counted
+                    self._larger.close()
+                self._larger = created
             self.publish()
             if created.num_slots < self._count:
                 self._report(
@@ -112,3 +132,7 @@ class SnapshotMemory:
             f"no memory for one copy of the state, {self._refused_bytes / 1e6:.0f} MB ({created}): no step can be saved from this "
             "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
         )
+
+
+def _newest_agreed(slots: SnapshotSlots) -> Snapshot | None:
+    return next((snapshot for snapshot in slots.whole() if snapshot.is_agreed), None)

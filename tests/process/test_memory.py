@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import run_records
 
 from elastic.snapshot import checksum
 from elastic.snapshot.slots import SnapshotSlots
@@ -22,12 +23,15 @@ def restored(drill):
     return drill.values("restored", "step", "source", "lost_steps")
 
 
+def memories_of(agent) -> list[SnapshotSlots]:
+    """The agent's memories for snapshots, opened as its workers open them; each of them twice."""
+    paths = Path(f"/proc/{agent.pid}/fd").iterdir()
+    return [SnapshotSlots.open(str(path)) for path in paths if "elastic-snapshots" in str(path.readlink())]
+
+
 def slots_of(agent) -> SnapshotSlots:
-    """The agent's memory for snapshots, opened as its workers open it."""
-    for path in Path(f"/proc/{agent.pid}/fd").iterdir():
-        if "elastic-snapshots" in str(path.readlink()):
-            return SnapshotSlots.open(str(path))
-    raise AssertionError("the agent has no memory for snapshots")
+    """Where the agent has one memory for snapshots."""
+    return memories_of(agent)[0]
 
 
 def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
@@ -149,6 +153,24 @@ def test_a_node_with_memory_for_one_copy_of_the_state_makes_checkpoints(drill, u
     agent.ends_with(0)
 
     drill.is_like(undisturbed)
+
+
+def test_a_state_that_outgrows_its_slots_keeps_its_newest_snapshot(drill, undisturbed):
+    """After step 8 the state has no room in its slots. The agent has made larger ones, in which
+    there is nothing yet, when a worker dies.
+    """
+    drill.shut(9)
+    agent = drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", env={"TINY_GROW": "8"})
+    drill.stands(9, ranks=2)
+    drill.waits_for(lambda: any(each.capacity_bytes > 2**21 for each in memories_of(agent)), "larger slots")
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(9)
+    agent.ends_with(0)
+
+    assert restored(drill) == [(0, "none", 0), (7, "snapshot", 1)]
+    lines = run_records.lines(drill.run.metrics)
+    assert [line["chain"] for line in lines] == undisturbed.chains
 
 
 def test_a_state_without_progress_gives_way_to_an_older_one(drill):

@@ -1,11 +1,13 @@
 """Where there is little memory, one copy of the state is better than none."""
 
+from pathlib import Path
+
 import pytest
 
 from elastic.agent.snapshot_memory import SLOTS, SnapshotMemory
 from elastic.divergence import vote_of
 from elastic.snapshot import slots
-from elastic.snapshot.slots import SnapshotInfo
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage
 
 STATE_BYTES = 1 << 20
@@ -21,9 +23,9 @@ class Node:
         self.page = ControlPage.create()
         self.memory = SnapshotMemory(self.page, SLOTS, self.said.append)
 
-    def asks(self) -> None:
+    def asks(self, size_bytes: int = STATE_BYTES) -> None:
         """The workers ask for memory, and the agent has decided once this returns."""
-        self.page.wanted_bytes = STATE_BYTES
+        self.page.wanted_bytes = size_bytes
         self.memory.poll()
         if self.memory._thread is not None:
             self.memory._thread.join()
@@ -74,8 +76,8 @@ def test_without_memory_for_one_copy_the_agent_says_what_to_do_once_in_a_generat
 
 
 def publish(node, step, *, is_agreed=False):
-    """A snapshot whose checksum is full of its step's digit."""
-    memory = node.memory.slots
+    """A snapshot whose checksum is full of its step's digit, where workers write it."""
+    memory = SnapshotSlots.open(f"/proc/self/fd/{node.page.slots_fd}")
     info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=2, torch="2", checksum=64 * str(step))
     snapshot = memory.publish(memory.begin(), size_bytes=1, info=info)
     if is_agreed:
@@ -117,3 +119,59 @@ def test_what_is_written_over_an_agreed_snapshot_is_not_agreed_on(node):
     publish(node, 1, is_agreed=True)
     publish(node, 2)
     assert node.memory.newest is None
+
+
+@pytest.fixture
+def grown(node):
+    """Step 1 is agreed on, and the state has outgrown its slots since."""
+    node.left_bytes = 1 << 30
+    node.asks()
+    publish(node, 1, is_agreed=True)
+    node.given_path = node.memory.path
+    node.asks(2 * STATE_BYTES)
+    return node
+
+
+def test_outgrown_slots_stay_until_a_snapshot_in_the_larger_ones_counts(grown):
+    """The path that workers were given to restore from leads there meanwhile."""
+    publish(grown, 2)
+    grown.memory.poll()
+    assert grown.memory.newest.info.step == 1
+    assert SnapshotSlots.open(grown.given_path).newest().info.step == 1
+    assert grown.memory.path == grown.given_path
+
+    publish(grown, 3, is_agreed=True)
+    grown.memory.poll()
+    assert grown.memory.newest.info.step == 3
+    assert grown.memory.path != grown.given_path
+    assert not Path(grown.given_path).exists()
+
+
+def test_what_the_workers_of_the_node_agreed_on_in_larger_slots_counts(grown):
+    """They died before the first sum with votes on it. Step 3 was voted for by one of two."""
+    publish(grown, 2)
+    publish(grown, 3)
+    grown.memory.keep_agreed([votes_of(2, 3), votes_of(2)])
+
+    assert grown.memory.newest.info.step == 2
+    assert grown.memory.slots.capacity_bytes == 2 * STATE_BYTES
+
+
+def test_workers_that_died_before_they_wrote_into_larger_slots_write_there_next(grown):
+    grown.memory.keep_agreed([])
+    grown.page.clear()
+    grown.memory.publish()
+
+    assert grown.memory.newest.info.step == 1
+    assert SnapshotSlots.open(f"/proc/self/fd/{grown.page.slots_fd}").capacity_bytes == 2 * STATE_BYTES
+
+
+def test_of_slots_that_were_outgrown_twice_none_stays_but_those_that_count(grown):
+    between = grown.page.slots_fd
+    grown.asks(3 * STATE_BYTES)
+
+    assert grown.memory.newest.info.step == 1
+    assert not Path(f"/proc/self/fd/{between}").exists()
+    publish(grown, 2, is_agreed=True)
+    grown.memory.poll()
+    assert grown.memory.slots.capacity_bytes == 3 * STATE_BYTES

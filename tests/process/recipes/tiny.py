@@ -15,6 +15,7 @@ TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
                 `attribute`, or in an `iterator`, whose place cannot be seen.
 TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
+TINY_GROW       A step: from here on the optimizer keeps 2 MiB more.
 TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
@@ -135,7 +136,10 @@ class Momentum:
         self.steps += 1
 
     def state_dict(self) -> dict:
-        return {"momenta": self.momenta, "steps": self.steps}
+        grown = (
+            {"history": torch.zeros(2**19)} if self.steps >= int(os.environ.get("TINY_GROW", "1000")) else {}
+        )
+        return {"momenta": self.momenta, "steps": self.steps, **grown}
 
     def load_state_dict(self, state: dict) -> None:
         self.before_load()
