@@ -43,13 +43,13 @@ from elastic.agent.workers.spawner import Spawner
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import LogShipper
-from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
@@ -245,13 +245,22 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         check=partial(check_claim, *claimed),
         notify=partial(print, flush=True),
     )
-    rendezvous.use_lease(lease.token)
+
+    def is_newest(token: str) -> bool:
+        try:
+            newest = run_lease.newest()
+        except StoreFailed as error:
+            raise BackendFailed(str(error)) from error
+        return newest is not None and newest.token == token
+
+    rendezvous.use_lease(lease.token, is_newest=is_newest)
     return LeaseRenewal(
         run_lease,
         lease,
         leads=lambda: rendezvous.leads,
         is_in=lambda: rendezvous.is_in,
         on_lost=shutdown.request,
+        lease_of_group=lambda: rendezvous.lease_of_group,
         reclaim=partial(claim_again, *claimed),
     )
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, OrdersByGeneration
 from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.observer import GroupObserver
@@ -49,6 +49,8 @@ class GroupWriter:
 
     def set(self, version: int | None, group: Group) -> bool:
         """Make `group` the successor of `version` unless another node was faster."""
+        if isinstance(self._backend, OrdersByGeneration):
+            self._backend.write_as_of(group.generation)
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
             self._observer.keep(group)

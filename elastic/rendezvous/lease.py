@@ -246,11 +246,12 @@ class LeaseRenewal:
 
     One node does it for all. A node that is not in the group yet also does it where the last one
     has released the lease that both share. on_lost is called once, with a sentence, when another
-    place has taken the lease. reclaim: makes the directory the run's where it is gone, False where
-    it has become another run's; None: the lease is not put back.
+    place has taken the lease. lease_of_group: the token under which this node's group meets; where
+    that is the newest lease's, it is renewed from then on. reclaim: makes the directory the run's
+    where it is gone, False where it has become another run's; None: the lease is not put back.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the seam of the lease to the group and the agent
         self,
         run_lease: RunLease,
         lease: Lease,
@@ -258,10 +259,12 @@ class LeaseRenewal:
         leads: Callable[[], bool],
         is_in: Callable[[], bool],
         on_lost: Callable[[str], None],
+        lease_of_group: Callable[[], str] = lambda: "",
         reclaim: Callable[[], bool] | None = None,
     ) -> None:
         self._run_lease, self._lease, self._reclaim = run_lease, lease, reclaim
         self._leads, self._is_in, self._on_lost = leads, is_in, on_lost
+        self._lease_of_group = lease_of_group
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
@@ -277,7 +280,7 @@ class LeaseRenewal:
                     self._run_lease.release(self._lease)
 
     def _run(self) -> None:
-        has_lost = was_gone = False
+        has_lost = was_gone = was_lost = False
         while not self._stopped.wait(self._lease.renew_s):
             # A storage that is away for a while ends no training, and so not this thread.
             with suppress(ElasticError, OSError):
@@ -289,14 +292,26 @@ class LeaseRenewal:
                     standing = Standing.HELD if self._reclaim() else Standing.LOST
                     if standing is Standing.HELD:
                         self._run_lease.put_back(self._lease)
-                was_gone = standing is Standing.GONE
-                has_lost = standing is Standing.LOST
+                if standing is Standing.LOST and self._adopts_newest():
+                    standing = Standing.HELD
+                # At the second look here too: a node that stood still has read its group by then.
+                has_lost = standing is Standing.LOST and (was_lost or was_gone)
+                was_gone, was_lost = standing is Standing.GONE, standing is Standing.LOST
                 if has_lost:
                     self._on_lost(
                         "another command took over the run directory while this one stood still, or after it was moved or set aside"
                     )
-                elif not was_gone:
+                elif standing is Standing.HELD:
                     self._run_lease.renew(self._lease)
+
+    def _adopts_newest(self) -> bool:
+        """Whether the newest lease is that of this node's own group, which is then its own."""
+        with suppress(UsageError):  # it is damaged
+            newest = self._run_lease.newest()
+            if newest is not None and newest.token == self._lease_of_group():
+                self._lease = newest
+                return True
+        return False
 
     def _renews(self) -> bool:
         return self._leads() or (not self._is_in() and self._run_lease.is_released(self._lease))

@@ -83,6 +83,7 @@ class Rendezvous:
         self._open_endpoint = open_endpoint
         self._notify = notify
         self._is_complete = is_complete
+        self._is_newest_lease: Callable[[str], bool] = lambda _token: False
         self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
             backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
@@ -321,9 +322,18 @@ class Rendezvous:
         group = self._observer.newest
         return group.committed_step if self._observer.is_ours(group) else 0
 
-    def use_lease(self, token: str) -> None:
-        """Before the first join: the lease under which this node meets the others."""
+    def use_lease(self, token: str, *, is_newest: Callable[[str], bool] = lambda _token: False) -> None:
+        """Before the first join: the lease under which this node meets the others. is_newest:
+        whether the run directory's newest lease has this token; it may raise BackendFailed.
+        """
         self._observer.settings = replace(self._observer.settings, lease=token)
+        self._is_newest_lease = is_newest
+
+    @property
+    def lease_of_group(self) -> str:
+        """The token of this run's group, as of the last poll; empty for none."""
+        group = self._observer.newest
+        return group.settings.lease if group.settings and self._observer.is_ours(group) else ""
 
     @property
     def leads(self) -> bool:
@@ -352,6 +362,11 @@ class Rendezvous:
 
         Raises UsageError when one is alive.
         """
+        theirs, mine = group.settings, self._observer.settings
+        if theirs and replace(theirs, lease=mine.lease) == mine and self._is_newest_lease(theirs.lease):
+            # The others died while this node stood still, and came back under a lease of their own.
+            self._observer.settings = theirs
+            return
         has_ended = group.ended is not None
         if self._observer.moving and not has_ended:
             raise UsageError(refusal(group.settings, self._observer.settings))

@@ -1,6 +1,7 @@
 """Groups whose state is outside the run directory: whichever part dies, the result is the same."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,6 +61,41 @@ def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, un
 
     drill.is_like(undisturbed)
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
+
+
+@pytest.mark.parametrize("place", ["c10d", "dir"])
+def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(drill, undisturbed, place):
+    """A node stands still; the other one dies with the group's state, comes back under a new lease,
+    and goes on alone in generation 2. The sleeper puts nothing older in its place.
+    """
+    drill.shut(10, 14)
+    where = ("--save-every", "2steps")
+    if place == "c10d":
+        where += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    host = drill.start(*OPTIONS, *where)
+    drill.waits_for(lambda: "waits" in host.output, "the first node in the group")
+    sleeper = drill.start(*OPTIONS, *where)
+    drill.stands(10, ranks=2)
+    asleep = drill.processes_of(sleeper)
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    host.signal(signal.SIGKILL)
+    host.wait()
+    if place == "dir":
+        shutil.rmtree(drill.run.rendezvous)
+    drill.open(10)
+    again = drill.start(*OPTIONS, *where, "--last-call", "1s")
+    drill.stands(14, ranks=1)
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(14)
+    for agent in (again, sleeper):
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("generation_started", "generation") == [(1,), (2,), (3,)]
+    assert drill.values("generation_started", "world_size") == [(2,), (1,), (2,)]
 
 
 def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(drill, undisturbed):

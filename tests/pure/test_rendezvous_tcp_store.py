@@ -142,6 +142,24 @@ def test_a_later_generation_wins_over_many_versions_of_an_earlier_one(nodes):
     assert survivor.read()[1] == b"new"
 
 
+def test_the_value_that_forms_a_generation_wins_over_all_of_the_one_before(nodes):
+    """The store's new host forms generation 3 and has not polled since; a survivor of generation 2
+    comes back.
+    """
+    host, survivor = nodes(host=True), nodes()
+    survivor.publish_generation(2)
+    assert survivor.compare_and_set(None, b"old")
+    host.close()
+    restarted = nodes(host=True)
+    restarted.publish_generation(2)
+    restarted.write_as_of(3)
+    assert restarted.compare_and_set(None, b"new")
+    with pytest.raises(BackendFailed):
+        survivor.read()
+    assert survivor.read() == restarted.read()
+    assert survivor.read()[1] == b"new"
+
+
 def test_of_two_writers_of_equal_values_only_one_wins(nodes):
     """Both evict the same node, so both write the same bytes for the same version."""
     first, second = nodes(host=True), nodes()

@@ -83,6 +83,14 @@ class PublishesGeneration(Protocol):
 
 
 @runtime_checkable
+class OrdersByGeneration(Protocol):
+    """A backend whose state may be lost, so that two histories meet: the later generation wins."""
+
+    def write_as_of(self, generation: int) -> None:
+        """The value of the next compare-and-set is a group of this generation."""
+
+
+@runtime_checkable
 class MayHost(Protocol):
     """A backend that this process may serve itself; it ends with the process."""
 

@@ -69,7 +69,7 @@ class DirectoryBackend:
         self._is_stand_in = False  # the file is torn, and the value is that of an older version
         self._torn = 0, 0.0  # a version, and since when it is known to be torn
         self._checked_s = float("-inf")
-        self._shown = 0
+        self._shown = self._generation = 0
         self._shown_s = float("-inf")
         self._beats = BeatFiles(path / beat_files.FOLDER)
         self._request: dict[str, Path] = {}
@@ -150,6 +150,7 @@ class DirectoryBackend:
             return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
 
     def publish_generation(self, generation: int) -> None:
+        self._generation = max(self._generation, generation)
         with self._failures("write the newest generation"):
             now_s = self._clock.monotonic()
             if self._shown >= generation and now_s - self._shown_s < CHECK_EVERY_S:
@@ -213,13 +214,17 @@ class DirectoryBackend:
 
         A version once seen is never unseen. A network file system may show an old listing. Or a
         person emptied the folder under a live group, or a file server lost power: then it is put
-        back, so that a node that starts finds the group.
+        back, so that a node that starts finds the group. But where others have begun the folder
+        again without this process, and reached a later generation, theirs counts.
         """
         version, value = self._newest
         if not version:
             return True
         path = self._state(version)
         if version > listed:
+            if listed and read_generation(self._path) > self._generation:
+                self._newest = 0, b""
+                return False
             self._link(path, value)
             return True
         now_s = self._clock.monotonic()

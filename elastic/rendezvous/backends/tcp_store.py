@@ -94,7 +94,7 @@ class TcpStoreBackend:
         self._nodes: frozenset[str] = frozenset()
         self._nodes_of = 0  # the connection over which these were read
         self._requested: int | None = None  # the generation in which this node has left requests
-        self._generation = 0
+        self._generation = self._written = 0
         self._shown: tuple[int, int] = (0, 0)  # generation, and the connection that showed it
 
     @property
@@ -120,9 +120,9 @@ class TcpStoreBackend:
             return False
         # After the store was lost, two histories can meet: that of a survivor, with many versions
         # of few generations, and a new one, with few versions but more generations. The later
-        # generation must win. So each generation begins at a version above all that the one before
-        # could reach.
-        lowest = self._generation * _VERSIONS_PER_GENERATION
+        # generation must win. So each generation begins, with the value that forms it, at a version
+        # above all that the one before could reach.
+        lowest = max(self._generation, self._written) * _VERSIONS_PER_GENERATION
         successor = StoredVersion(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex)
         expected = "" if seen is None else seen[0].text
         # If the answer is lost, the write may have won all the same. The next read finds out.
@@ -134,6 +134,9 @@ class TcpStoreBackend:
                 return True
             store.delete_key(self._value_key(successor))
         return False
+
+    def write_as_of(self, generation: int) -> None:
+        self._written = generation
 
     def beat(self, node_id: str) -> None:
         with self._lock, self._client.use("write a heartbeat") as store:
