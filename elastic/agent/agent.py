@@ -103,6 +103,12 @@ class NodeAgent(LocalElasticAgent):
         # ahead of it, and a restore discards those that are newer than the restored state.
         return max(self._parts.step or self._earlier_step, 0 if newest is None else newest.info.step)
 
+    @property
+    def generation(self) -> int:
+        """The number of the newest that this node was in; 0 for none."""
+        entered = self._handler.generation
+        return 0 if entered is None else entered.number
+
     # The run, one generation after another.
 
     def _invoke_run(self, role: str = "default") -> RunResult:

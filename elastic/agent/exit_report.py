@@ -26,7 +26,9 @@ from elastic.system.untrusted import printable
 def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     """Record how the run ended on this node, print it, and return the exit code."""
     imports_library = parts.settings.imports_library
-    newest = parts.final_checkpoint.newest_checkpoint() if imports_library else None
+    newest = None
+    if imports_library:
+        newest = parts.final_checkpoint.newest_checkpoint(step=agent.last_step, generation=agent.generation)
     saved_step = 0 if newest is None else newest.step
     code = agent.end.exit_code
     if code == EXIT_COMPLETE:

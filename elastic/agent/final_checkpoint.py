@@ -5,8 +5,9 @@ state of its last step in the memory of every node, not in a checkpoint: the wor
 for an upload, and most drains lead to a generation that has the state in memory. But the memory of
 a node that leaves is lost with it, and exit code 75 promises that no step is lost.
 
-It does not promise that the storage accepts the checkpoint. `newest_checkpoint` says which step is
-safe, and the exit code follows from that (exit_report.py).
+A checkpoint that the run has passed over, because it is damaged, does not count: training fell back
+behind it. It does not promise that the storage accepts the checkpoint. The exit code follows from
+`newest_checkpoint` (exit_report.py), which reads no payload that this run has written itself.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.checkpoint.catalog import list_commits, of_run
+from elastic.checkpoint.catalog import list_commits, of_run, payload_chunks
 from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
@@ -48,14 +49,22 @@ class FinalCheckpoint:
     report: Callable[[str], None]
     log: EventLog
     differences: list[str] = field(default_factory=list)
+    _loads: dict[str, bool] = field(default_factory=dict)  # by the payload's name
 
-    def newest_checkpoint(self) -> CommitRecord | None:
+    def newest_checkpoint(self, *, step: int, generation: int) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
 
+        step: the last that was trained, in this generation; 0 where this node does not know it.
         The storage is asked, and not the event log: an uploader may die after its commit and before
         it records the event.
         """
-        return max(self._records(), key=lambda record: record.step, default=None)
+        records = (
+            record
+            for record in self._records()
+            if self._loads.get(record.payload, True)
+            and not (step and record.step > step and record.generation < generation)
+        )
+        return max(records, key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
@@ -78,7 +87,7 @@ class FinalCheckpoint:
         step = newest.info.step
         others_until_s = (now_s + deadline) / 2 if others else now_s
         records, is_fenced = self._records(), False
-        while not any(record.step >= step for record in records):
+        while not any(self._has(record, newest, until_s=deadline) for record in records):
             is_over = self.shutdown.skips_checkpoint or self.clock.monotonic() >= (
                 deadline if is_fenced else others_until_s
             )
@@ -92,7 +101,8 @@ class FinalCheckpoint:
             self.clock.sleep(POLL_S)
             records = self._records()
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
-        if found := next((record for record in records if record.step == step), None):
+        same = (record for record in records if record.step == step)
+        if found := next((record for record in same if self._loads.get(record.payload, True)), None):
             self._compare(newest, found, until_s=deadline)
 
     def finish_saves(self, uploader: UploaderProcess) -> None:
@@ -119,6 +129,29 @@ class FinalCheckpoint:
         except StoreFailed as error:
             self.report(f"the checkpoints cannot be listed: {error}")
             return []
+
+    def _has(self, record: CommitRecord, newest: Snapshot, *, until_s: float) -> bool:
+        """Whether the run can go on from this checkpoint without losing a step of `newest`.
+
+        One of an older generation is behind this one, or was passed over. At the very step it may
+        be either, so it is read.
+        """
+        if record.step < newest.info.step or record.generation >= newest.info.generation:
+            return record.step >= newest.info.step
+        return record.step == newest.info.step and self._is_whole(record, until_s)
+
+    def _is_whole(self, record: CommitRecord, until_s: float) -> bool:
+        if record.payload not in self._loads:
+            try:
+                for _ in payload_chunks(self.store, record):
+                    if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
+                        return False
+                self._loads[record.payload] = True
+            except CheckpointDamaged:
+                self._loads[record.payload] = False
+            except StoreFailed:
+                return False
+        return self._loads[record.payload]
 
     def _compare(self, newest: Snapshot, found: CommitRecord, *, until_s: float) -> None:
         """Look whether the committed state is the one in this memory, as the uploader would.

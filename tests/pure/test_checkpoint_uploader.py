@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -411,6 +412,41 @@ def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_
                 )
     assert said == ["this node's state of step 7 changed in memory; the committed one counts"]
     assert [e["event"] for e in run_records.events(tmp_path / "events")].count("checkpoint_differs") == 2
+
+
+@pytest.mark.parametrize("passed_over", [7, 9])
+def test_a_node_that_leaves_relies_on_no_checkpoint_that_its_run_passed_over(
+    config, tmp_path, slots, passed_over
+):
+    """It is damaged, and generation 2 fell back behind it and is at step 7 now."""
+    uploads, said, store = UploaderClient(config.socket_path), [], open_store(config.checkpoints_url)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        hand_over(uploads, slots, passed_over)
+        assert uploads.wait(passed_over, LIMIT_S).state is SaveState.COMMITTED
+        (record,), _ = list_commits(store, SystemClock())
+        payload = Path(config.checkpoints_url) / record.payload
+        data = bytearray(payload.read_bytes())
+        data[-1] ^= 1
+        payload.write_bytes(data)
+        (tmp_path / "fence").write_text("2\n")
+        final = FinalCheckpoint(
+            memory=SimpleNamespace(slots=slots, newest=keep(slots, 7, generation=2)),
+            store=store,
+            run_id="r",
+            uploader_socket=config.socket_path,
+            shutdown=ShutdownRequest(LIMIT_S, SystemClock()),
+            clock=SystemClock(),
+            report=said.append,
+            log=EventLog(tmp_path / "events" / "a-agent.jsonl", node="a", clock=SystemClock()),
+        )
+        if passed_over == 9:
+            assert final.newest_checkpoint(step=7, generation=2) is None
+            assert final.newest_checkpoint(step=0, generation=2) == record
+        final.ensure_committed(others=False)
+    newest = final.newest_checkpoint(step=7, generation=2)
+    assert (newest.step, newest.generation) == (7, 2)
+    assert said == final.differences == []
 
 
 @pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
