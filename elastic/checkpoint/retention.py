@@ -26,13 +26,16 @@ def counted(
     A checkpoint that did not load was passed over at a resume. If it counted as one of the newest,
     a good one would be deleted in its favour. A record above `step` is such a one, because training
     was behind it. So is a record of an older generation above `resumed_from`, the step of the
-    checkpoint from which this generation resumed; None where it resumed from memory.
+    checkpoint from which this generation resumed; None where it resumed from memory. And so is one
+    above a checkpoint of a later generation than its own, as long as that is there.
     """
     before = step if resumed_from is None else resumed_from
+    there = list(records)
     return {
         record.step
-        for record in records
+        for record in there
         if record.step <= (step if record.generation >= generation else before)
+        and not any(each.generation > record.generation and each.step < record.step for each in there)
     }
 
 

@@ -53,6 +53,18 @@ def test_a_passed_over_checkpoint_stays_uncounted_after_a_resume_from_memory():
     assert counted(records, step=960, generation=3, resumed_from=None) == {960, 950}
 
 
+def test_a_passed_over_checkpoint_stays_uncounted_once_training_is_beyond_it():
+    """Step 200 did not load, generation 2 went on from 100, and 3 from its memory. Once no later
+    generation's checkpoint is below 200, it is the oldest and may go.
+    """
+    records = [Record(210, 3), Record(200, 1), Record(160, 3), Record(100, 1)]
+    steps = counted(records, step=210, generation=3, resumed_from=None)
+    assert steps == {210, 160, 100}
+    assert to_delete(steps, keep=2) == [100]
+    records = [Record(260, 3), Record(210, 3), Record(200, 1)]
+    assert to_delete(counted(records, step=260, generation=3, resumed_from=None), keep=2) == [200]
+
+
 @given(st.dictionaries(st.text("ab", max_size=3), st.integers(0, 5)), st.floats(0, 100), st.floats(0, 100))
 def test_no_attempt_of_this_or_a_newer_generation_is_swept(uncommitted, seen_at, now):
     """A living writer's attempt is of the newest generation; whatever the clock says, it stays."""
