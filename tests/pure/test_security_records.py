@@ -337,9 +337,9 @@ def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
     end = RunEnd(exit_code=75, reason="the generation ended: \x1b]0;x\x07")
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path))),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda: None, differences=[]),
+        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: None, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
     )
-    assert report_exit(SimpleNamespace(end=end, last_step=0), parts) == 75
+    assert report_exit(SimpleNamespace(end=end, last_step=0, generation=0), parts) == 75
     said = capsys.readouterr().err
     assert "the generation ended: \\x1b" in said and said.strip().isprintable()

@@ -90,11 +90,12 @@ def complete(run):
     record = SimpleNamespace(step=4, digest="d" * 64)
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=run),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda: record, differences=[]),
+        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
     )
     return lambda code: report_exit(
-        SimpleNamespace(end=RunEnd(exit_code=code, reason="why"), failure=None, last_step=4), parts
+        SimpleNamespace(end=RunEnd(exit_code=code, reason="why"), failure=None, last_step=4, generation=1),
+        parts,
     )
 
 
