@@ -25,7 +25,7 @@ from elastic.observe.log import EventLog
 from elastic.snapshot import checksum
 from elastic.snapshot.safetensors_header import StateDigest
 from elastic.snapshot.slots import Snapshot
-from elastic.storage.store import Store
+from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
 from elastic.uploader.client import SAY_AFTER_S, UploaderClient, UploaderProcess, finish_limit_s
 from elastic.uploader.protocol import SaveState
@@ -60,7 +60,7 @@ class FinalCheckpoint:
         """
         records = (
             record
-            for record in self._records()
+            for record in self._records(self.shutdown.end_s(self.clock.monotonic(), READ_LIMIT_S))
             if self._loads.get(record.payload, True)
             and not (step and record.step > step and record.generation < generation)
         )
@@ -86,7 +86,7 @@ class FinalCheckpoint:
             return
         step = newest.info.step
         others_until_s = (now_s + deadline) / 2 if others else now_s
-        records, is_fenced = self._records(), False
+        records, is_fenced = self._records(deadline), False
         while not any(self._has(record, newest, until_s=deadline) for record in records):
             is_over = self.shutdown.skips_checkpoint or self.clock.monotonic() >= (
                 deadline if is_fenced else others_until_s
@@ -99,7 +99,7 @@ class FinalCheckpoint:
                 if not is_fenced:
                     return
             self.clock.sleep(POLL_S)
-            records = self._records()
+            records = self._records(deadline)
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
         same = (record for record in records if record.step == step)
         if found := next((record for record in same if self._loads.get(record.payload, True)), None):
@@ -123,9 +123,9 @@ class FinalCheckpoint:
                 )
         uploader.stop(0.0)
 
-    def _records(self) -> list[CommitRecord]:
+    def _records(self, until_s: float) -> list[CommitRecord]:
         try:
-            return of_run(list_commits(self.store, self.clock), self.run_id)[0]
+            return of_run(list_commits(self.store, self.clock, until_s), self.run_id)[0]
         except StoreFailed as error:
             self.report(f"the checkpoints cannot be listed: {error}")
             return []

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
 from elastic.errors import CheckpointDamaged
@@ -34,14 +35,15 @@ class Damage:
     reason: str
 
 
-def list_commits(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
+def list_commits(store: Store, clock: Clock, until_s: float = inf) -> tuple[list[CommitRecord], list[Damage]]:
     """The commit records of the store, newest step first, and those that do not parse.
 
-    Of one step the latest replacement comes first. Raises StoreFailed when the store cannot be
-    listed, or shows only records that are gone: that is not the same as finding nothing.
+    Of one step the latest replacement comes first. until_s: when to try no more. Raises StoreFailed
+    when the store cannot be listed, or shows only records that are gone: that is not the same as
+    finding nothing.
     """
     listings = 1
-    while (found := _listed(store, clock)).num_gone and listings < MOST_LISTINGS:
+    while (found := _listed(store, clock, until_s)).num_gone and listings < MOST_LISTINGS:
         # Retention deleted a record after the listing, because a newer one was committed.
         listings += 1
     if found.num_gone and not found.records:
@@ -55,7 +57,7 @@ def records_in(
     entries: list[StoredObject], store: Store, clock: Clock
 ) -> tuple[list[CommitRecord], list[Damage]]:
     """As `list_commits`, from a listing that the caller has made, without those that are gone."""
-    found = _read_all(entries, store, clock)
+    found = _read_all(entries, store, clock, inf)
     return found.records, found.damages
 
 
@@ -73,17 +75,17 @@ class _Listed:
     num_gone: int
 
 
-def _listed(store: Store, clock: Clock) -> _Listed:
-    return _read_all(reading(store.list, clock), store, clock)
+def _listed(store: Store, clock: Clock, until_s: float) -> _Listed:
+    return _read_all(reading(store.list, clock, until_s), store, clock, until_s)
 
 
-def _read_all(entries: list[StoredObject], store: Store, clock: Clock) -> _Listed:
+def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: float) -> _Listed:
     records: list[CommitRecord] = []
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
     for step, _, name in sorted(names, reverse=True):
         try:
-            record = read_record(store, name, step, clock)
+            record = read_record(store, name, step, clock, until_s)
         except CheckpointDamaged as error:
             damages.append(Damage(step=step, reason=str(error)))
         else:
@@ -91,13 +93,15 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock) -> _Liste
     return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
 
 
-def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecord | None:
+def read_record(
+    store: Store, name: str, step: int, clock: Clock, until_s: float = inf
+) -> CommitRecord | None:
     """The commit record under `name`, None when there is none.
 
     Raises CheckpointDamaged, or StoreFailed.
     """
     try:
-        data = read_small(store, name, clock)
+        data = read_small(store, name, clock, until_s)
     except OutsideStore as error:
         raise CheckpointDamaged(str(error)) from error
     if data is None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, TypeVar
 
 import tenacity
@@ -21,6 +22,7 @@ from elastic.system.clock import Clock
 
 CHUNK_BYTES = 4 * 1024 * 1024
 SMALL_LIMIT_BYTES = 64 * 1024
+READ_LIMIT_S = 120.0
 _FINAL_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR}
 _OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 
@@ -133,12 +135,13 @@ def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attem
     )(call)
 
 
-def reading(call: Callable[[], Answer], clock: Clock) -> Answer:
-    """`retrying` for two minutes and five attempts."""
-    return retrying(call, clock=clock, deadline=clock.monotonic() + 120.0, attempts=5)
+def reading(call: Callable[[], Answer], clock: Clock, until_s: float = inf) -> Answer:
+    """`retrying` for two minutes and five attempts, or until `until_s` on the monotonic clock."""
+    deadline = min(clock.monotonic() + READ_LIMIT_S, until_s)
+    return retrying(call, clock=clock, deadline=deadline, attempts=5)
 
 
-def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
+def read_small(store: Store, name: str, clock: Clock, until_s: float = inf) -> bytes | None:
     """A small object, None when there is none.
 
     One above SMALL_LIMIT_BYTES is cut just after the limit, so that its length shows that it is too
@@ -154,7 +157,7 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
         return bytes(data)
 
     with suppress(ObjectNotFound):
-        return reading(whole, clock)
+        return reading(whole, clock, until_s)
     return None
 
 

@@ -30,6 +30,7 @@ from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
+from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock, FakeStore
@@ -447,6 +448,34 @@ def test_a_node_that_leaves_relies_on_no_checkpoint_that_its_run_passed_over(
     newest = final.newest_checkpoint(step=7, generation=2)
     assert (newest.step, newest.generation) == (7, 2)
     assert said == final.differences == []
+
+
+def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(slots):
+    """Each listing fails after three seconds, and may be tried again for two minutes."""
+    clock, said = FakeClock(), []
+
+    class Away:
+        def list(self):
+            clock.sleep(3.0)
+            raise StoreUnavailable("read timeout")
+
+    shutdown = ShutdownRequest(2.0, clock)
+    shutdown.request("SIGTERM asks this node to leave")
+    final = FinalCheckpoint(
+        memory=SimpleNamespace(slots=slots, newest=keep(slots, 7)),
+        store=Away(),
+        run_id="r",
+        uploader_socket="/nonexistent",
+        shutdown=shutdown,
+        clock=clock,
+        report=said.append,
+        log=None,
+    )
+    asked_s = clock.monotonic()
+    final.ensure_committed(others=True)
+    assert final.newest_checkpoint(step=7, generation=1) is None
+    assert clock.monotonic() - asked_s <= 2.0 + 3 * 3.0  # the calls themselves are not cut off
+    assert "checkpoint step=7 is not saved" in said[-2] and "cannot be listed" in said[-1]
 
 
 @pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
