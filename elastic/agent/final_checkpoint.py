@@ -27,7 +27,13 @@ from elastic.snapshot.safetensors_header import StateDigest
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
-from elastic.uploader.client import SAY_AFTER_S, UploaderClient, UploaderProcess, finish_limit_s
+from elastic.uploader.client import (
+    FINAL_OFFER_S,
+    SAY_AFTER_S,
+    UploaderClient,
+    UploaderProcess,
+    finish_limit_s,
+)
 from elastic.uploader.protocol import SaveState
 
 POLL_S = 0.1
@@ -193,7 +199,8 @@ class FinalCheckpoint:
             return None
         with closing(UploaderClient(self.uploader_socket)) as uploader:
             try:
-                uploader.offer(slots, newest, resumed_from=None, final=True)
+                within_s = wait_until_s - self.clock.monotonic() if wait_until_s else FINAL_OFFER_S
+                uploader.offer(slots, newest, resumed_from=None, final=True, within_s=within_s)
             except StoreFailed as error:
                 self.report(f"{what} is not saved: {error}")
                 return None

@@ -26,6 +26,8 @@ from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBacko
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
 STOP_S = 30.0
+OFFER_S = 1.0
+FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
 _CLOCK = SystemClock()
 
@@ -51,15 +53,22 @@ class UploaderClient:
         self._results: list[SaveResult] = []
 
     def offer(
-        self, slots: SnapshotSlots, snapshot: Snapshot, *, resumed_from: int | None, final: bool
+        self,
+        slots: SnapshotSlots,
+        snapshot: Snapshot,
+        *,
+        resumed_from: int | None,
+        final: bool,
+        within_s: float = FINAL_OFFER_S,
     ) -> None:
         """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-        resumed_from: as in `Offer`. Takes at most 1 s; a final offer waits up to 15 s, because the
-        uploader may just be restarting. Raises StoreFailed when no uploader takes it.
+        resumed_from: as in `Offer`. Takes at most 1 s; a final offer waits up to 15 s, or
+        `within_s`, because the uploader may just be restarting. Raises StoreFailed when no uploader
+        takes it.
         """
         offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
-        limit_s = 15.0 if final else 1.0
+        limit_s = max(OFFER_S, min(FINAL_OFFER_S, within_s)) if final else OFFER_S
         deadline = _CLOCK.monotonic() + limit_s
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
