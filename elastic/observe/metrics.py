@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.observe import metrics_files, step_line
@@ -28,12 +28,14 @@ class Rewound:
     """What a rewind found. highest: the highest step that was there, or 0.
 
     last: the newest line that stayed. dropped: those behind it, in their order; of very many the
-    first DROPPED_LINES.
+    first DROPPED_LINES. missing: how many steps up to the resumed one have no line, behind one that
+    has.
     """
 
     highest: int = 0
     last: StepLine | None = None
     dropped: tuple[StepLine, ...] = ()
+    missing: int = 0
 
 
 class Metrics:
@@ -73,6 +75,8 @@ class Metrics:
         backlog, base = self._backlog, self._base()
         data = read_if_there(base) if backlog is None else backlog.content(base)
         cut, rewound = _cut(data, step)
+        lost = self._lines_of_older(base, rewound.last, step)
+        highest = max([rewound.highest, *lost])
         self._file.close()
         # What waits there is written by the agent, and then cut.
         waits = backlog is not None and backlog.waits_for(base)
@@ -82,8 +86,28 @@ class Metrics:
             self._show()
             metrics_files.check_newest(self._path, self._generation)
             # What waits on another node may begin with lines of `base`.
-            metrics_files.remove_older(self._path, base)
+            metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
+        if rewound.last is not None and rewound.last.step < step:
+            for line in lost.values():
+                self._file.append(line.to_json())
+            missing = step - rewound.last.step - len(lost)
+            last = next(reversed(lost.values()), rewound.last)
+            rewound = replace(rewound, highest=highest, last=last, missing=missing)
         return rewound
+
+    def _lines_of_older(self, base: Path, last: StepLine | None, step: int) -> dict[int, StepLine]:
+        """By step, in their order, the lines behind `last` that only older generations have.
+
+        The generation of `base` fell back, and a node that was away then has brought a newer state.
+        """
+        if self._generation is None or last is None or last.step >= step:
+            return {}
+        found: dict[int, StepLine] = {}
+        for file in metrics_files.older(self._path, base):
+            for line in parse_lines(lines_of(file), step_line.parse):
+                if last.step < line.step <= step:
+                    found.setdefault(line.step, line)
+        return dict(sorted(found.items()))
 
     def _base(self) -> Path:
         """The file that this one begins with."""
@@ -146,6 +170,11 @@ def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none."""
     lines = last_lines(metrics_files.newest_file(path), _TAIL_BYTES)
     return next(parse_lines(reversed(lines), step_line.parse), None)
+
+
+def _highest(file: Path) -> int:
+    line = next(parse_lines(reversed(last_lines(file, _TAIL_BYTES)), step_line.parse), None)
+    return 0 if line is None else line.step
 
 
 def _cut(data: bytes, step: int) -> tuple[int, Rewound]:

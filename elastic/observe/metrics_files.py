@@ -15,6 +15,7 @@ because some file systems have hard links within a folder only.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,10 +89,18 @@ def show(path: Path) -> None:
             link_over(newest, path)
 
 
-def remove_older(path: Path, than: Path) -> None:
-    """Remove the files of generations before that of `than`. Raises OSError."""
-    for file in _files(path):
-        if generation_of(file) < generation_of(than):
+def older(path: Path, than: Path) -> list[Path]:
+    """The files of generations before that of `than`, the newest first."""
+    files = (file for file in _files(path) if generation_of(file) < generation_of(than))
+    return sorted(files, key=generation_of, reverse=True)
+
+
+def remove_older(path: Path, than: Path, keeps: Callable[[Path], bool]) -> None:
+    """Remove the files of generations before that of `than`, but those that it keeps, because they
+    have lines of steps that no newer file has yet. Raises OSError.
+    """
+    for file in older(path, than):
+        if not keeps(file):
             file.unlink(missing_ok=True)
 
 

@@ -177,7 +177,15 @@ def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> Rewound:
     """Cut the metrics back to the resumed step."""
     rewound = metrics.rewind(resumed.step)
-    if resumed.line is not None and rewound.highest == resumed.step - 1:
+    missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
+    if resumed.line is not None and (is_next or missing):
         # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
         metrics.append(resumed.line)
+        missing = max(0, missing - 1)
+    if missing:
+        print(
+            f"note: metrics.jsonl has no line for {missing} of the steps up to {resumed.step}: the node that wrote them could not be"
+            " read, and the state from which the run goes on came from another one",
+            flush=True,
+        )
     return rewound

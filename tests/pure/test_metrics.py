@@ -59,6 +59,41 @@ def test_a_writer_of_an_older_generation_cannot_write_into_the_record(tmp_path):
     assert [(r.step, r.values["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
 
 
+def test_lines_that_only_an_older_generation_has_come_back_with_its_state(tmp_path):
+    """Generation 1 reached step 9. Its nodes are away, and generations 2 and 3 fall back to step 4
+    and reach 6; then a node of the first comes with step 8. Later no one needs its file.
+    """
+    path = tmp_path / "metrics.jsonl"
+    for generation, (resumed, reached) in enumerate([(0, 9), (4, 5), (5, 6)], 1):
+        metrics = Metrics(path, generation=generation)
+        assert metrics.rewind(resumed).missing == 0
+        for step in range(resumed + 1, reached + 1):
+            metrics.append(StepLine(step=step, values={"by": generation}))
+    fourth = Metrics(path, generation=4)
+    rewound = fourth.rewind(8)
+    assert (rewound.last.step, rewound.highest, rewound.missing, rewound.dropped) == (8, 8, 0, ())
+    by = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 3), (7, 1), (8, 1)]
+    assert [(r.step, r.values["by"]) for r in read(path)] == by
+    for step in (9, 10):
+        fourth.append(StepLine(step=step))
+    for generation in (5, 6):
+        Metrics(path, generation=generation).rewind(10)
+    assert [each.name for each in sorted(tmp_path.glob(".metrics-*"))] == [
+        ".metrics-000005.jsonl",
+        ".metrics-000006.jsonl",
+    ]
+
+
+def test_lines_that_no_file_has_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    for step in (1, 2):
+        first.append(StepLine(step=step))
+    rewound = Metrics(path, generation=2).rewind(7)
+    assert (rewound.last.step, rewound.highest, rewound.missing) == (2, 2, 5)
+
+
 def test_of_very_many_lost_lines_those_next_to_the_restored_step_are_told(tmp_path, monkeypatch):
     """The first step that comes out otherwise is one of these, mostly the very first."""
     monkeypatch.setattr(metrics_module, "DROPPED_LINES", 3)
