@@ -42,6 +42,7 @@ from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_number
 
+MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 CONNECT_TRIES = 3
@@ -63,10 +64,12 @@ class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N8
 
 
 class EndpointHost:
-    """Serves TCPStores: of the generation entered last, and of the newest that this node formed.
+    """Serves TCPStores: of the generation entered last, and of those that this node has tried to
+    form since.
 
     The store of the last generation stays until the next is entered, because `shutdown` may still
-    ask it whether all nodes succeeded.
+    ask it whether all nodes succeeded. Of the tries several stay, because the outcome of a write
+    may be known late: the group may name the store of an earlier one.
     """
 
     def __init__(self, address: str) -> None:
@@ -78,10 +81,10 @@ class EndpointHost:
         """Serve a fresh store on a free port of the node's address; returns "host:port"."""
         store = serve(self.address, listen_on(self.address), STORE_TIMEOUT)
         endpoint = f"{self.address}:{store.port}"
-        # A store for a generation that another node then formed instead is of no use: drop it.
-        self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
-            endpoint: store
-        }
+        tried = [name for name in self._stores if name != self._entered]
+        for name in tried[: len(tried) + 1 - MOST_TRIES]:
+            del self._stores[name]
+        self._stores[endpoint] = store
         return endpoint
 
     def enter(self, endpoint: str) -> TCPStore:

@@ -369,6 +369,20 @@ def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvou
     return ElasticRendezvous(rendezvous, host, run_id="r")
 
 
+def test_a_node_serves_the_store_of_an_earlier_try_that_won_after_all() -> None:
+    """A write to form a generation failed, was tried again, and the first one counts. No number of
+    tries takes the store of the generation that goes on.
+    """
+    host = EndpointHost("127.0.0.1")
+    entered = host.open()
+    kept = host.enter(entered)
+    tries = [host.open() for _ in range(20)]
+    assert host.enter(entered) is kept
+    tries = [host.open() for _ in range(20)]
+    host.enter(tries[-3]).set("who", "me")
+    assert EndpointHost("127.0.0.1").enter(tries[-3]).get("who") == b"me"
+
+
 def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:
     """The disk is full for a long while and has room again; then one node does fall silent."""
     backend, clock = FaultyBackend(), HandClock()
