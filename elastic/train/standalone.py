@@ -38,6 +38,7 @@ from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 
 KEEP_ALIVE_S = 2.0  # of the run directory's lease
+_at_end: list[Callable[[], object]] = []  # of this process; the last one goes first
 
 
 class CtrlC:
@@ -86,6 +87,23 @@ def _write(line: str) -> None:
     """Also from the middle of a print, which a second one would not survive."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())
+
+
+def end(code: int) -> NoReturn:
+    """Without finalization, which could wait for peers that are gone. The saves in hand are
+    finished as at any other exit, and the next command finds the lease free.
+    """
+    if not forked_child.is_one():
+        for function in reversed(_at_end):
+            with suppress(Exception):  # nothing may keep the process
+                function()
+    forked_child.end(code)
+
+
+def _at_own_end(function: Callable[[], object]) -> None:
+    """At the exit of this process, and where `end` ends it."""
+    _at_end.append(function)
+    forked_child.at_own_exit(function)
 
 
 def run_without_agent(launch: Launch, ours: Identity) -> RunDir:
@@ -142,7 +160,7 @@ def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
         on_lost=print,
         reclaim=partial(_claim_again, run, ours),
     )
-    forked_child.at_own_exit(partial(renewal.stop, releases=True))
+    _at_own_end(partial(renewal.stop, releases=True))
     ctrl_c.before_end(partial(renewal.stop, releases=True))
 
 
@@ -165,14 +183,14 @@ def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:
     node = socket.gethostname()
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
-        forked_child.at_own_exit(log_shipper.close)
+        _at_own_end(log_shipper.close)
         log_shipper.start()
     scratch, _ = open_scratch()
     ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)
-    forked_child.at_own_exit(partial(shutil.rmtree, scratch, ignore_errors=True))
-    forked_child.at_own_exit(partial(uploader.finish, partial(print, flush=True)))
+    _at_own_end(partial(shutil.rmtree, scratch, ignore_errors=True))
+    _at_own_end(partial(uploader.finish, partial(print, flush=True)))
     ctrl_c.before_end(partial(uploader.stop, 0.0))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()

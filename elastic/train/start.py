@@ -7,7 +7,6 @@ recipe declares (preflight), the answer is written down and the process ends her
 
 import atexit
 import hashlib
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from elastic.system import forked_child
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
-from elastic.train import refuse
+from elastic.train import refuse, standalone
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
@@ -122,15 +121,14 @@ def _end_script() -> None:
     try:
         script_end.reached()
     except SystemExit as drained:  # the recipe caught it
-        forked_child.end(drained.code if isinstance(drained.code, int) else EXIT_FAILED)
+        standalone.end(drained.code if isinstance(drained.code, int) else EXIT_FAILED)
     except BaseException as error:  # an exit function's exception would not change the exit code
         _fail(error)
 
 
 def _fail(error: BaseException) -> NoReturn:
     _explain(type(error), error, error.__traceback__)
-    sys.stdout.flush()
-    os._exit(EXIT_FAILED)
+    standalone.end(EXIT_FAILED)
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -143,11 +141,10 @@ def _explain(kind: type[BaseException], error: BaseException, trace: TracebackTy
     # and this one does not.
     last_words = f"error: {error}\n{own_error.own_line(trace)}"
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
-    sys.stdout.flush()
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
     is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
-    os._exit(EXIT_FAILED if is_for_agents else error.exit_code)
+    standalone.end(EXIT_FAILED if is_for_agents else error.exit_code)
 
 
 def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Identity:

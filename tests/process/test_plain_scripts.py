@@ -10,6 +10,7 @@ import pytest
 import run_records
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.rendezvous.lease import RunLease
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -186,3 +187,49 @@ def test_ctrl_c_under_plain_python_ends_at_once_with_one_line(drill, place, last
     alone.ends_with(130)
     assert alone.output.splitlines()[-2:] == last_lines
     assert "Traceback" not in alone.output
+
+
+ENDS_BADLY = """
+import os, signal, sys
+import torch
+from torch.utils.data import TensorDataset
+import elastic
+
+def start():
+    return elastic.start(seed=0, global_batch=16, shards=4)
+
+def train():
+    model = torch.nn.Linear(4, 2)
+    data = run.data(TensorDataset(torch.randn(64, 4)), epochs=1)
+    for step in run.steps(data, elastic.State(model=model)):
+        step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
+        if place == "loop" and step.number == 2:
+            start()
+        if place == "drain" and step.number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+place = sys.argv[1]
+run = start()
+if place == "start":
+    start()
+try:
+    train()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("place", "code"), [("start", 2), ("loop", 2), ("drain", 75)])
+def test_plain_python_that_ends_by_an_error_of_ours_leaves_its_run_directory_free(drill, place, code):
+    """Before the lease was renewed; in the loop; and as the interpreter ends, because the recipe
+    caught the end of its drain. The next command need not watch whether a holder lives.
+    """
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(ENDS_BADLY)
+    alone = drill.execute([sys.executable, str(recipe), place], {"ELASTIC_RUN_DIR": drill.run.url})
+    alone.ends_with(code)
+    assert "Traceback" not in alone.output
+    run_lease = RunLease(drill.run.url, SystemClock())
+    lease = run_lease.newest()
+    assert lease is not None
+    assert run_lease.is_released(lease)
