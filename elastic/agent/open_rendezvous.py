@@ -13,12 +13,13 @@ from elastic.checkpoint.catalog import list_commits
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import StoreFailed
+from elastic.errors import StoreFailed, UsageError
 from elastic.observe import metrics_files
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
+from elastic.system.files import listing
 from elastic.system.untrusted import parse_number
 
 C10D_GROUP = "run"  # by default
@@ -70,12 +71,18 @@ def newest_generation(run: RunDir) -> int:
     """The newest generation that left a checkpoint, a log or metrics in the run directory, or 0.
 
     For a backend that does not know it: one that keeps its state in memory was restarted, a folder
-    was removed, or another endpoint was used meanwhile.
+    was removed, or another endpoint was used meanwhile. Raises UsageError where they cannot be
+    read: the number of a generation must not be used twice.
     """
     try:
         records, _ = list_commits(open_store(run.checkpoints_url), _CLOCK)
     except StoreFailed:
         records = []  # the restore asks the storage again, and waits a minute for it
-    logs = (parse_number(path.name) for path in run.logs.glob("*"))
-    metrics = metrics_files.newest_generation(run.metrics)
+    try:
+        logs = [parse_number(path.name) for path in listing(run.logs)]
+        metrics = metrics_files.newest_generation(run.metrics)
+    except OSError as error:
+        raise UsageError(
+            f"expected to find the newest generation of the run in {run.local}, found: {error}; change the mode of what cannot be read"
+        ) from error
     return max([metrics, *(record.generation for record in records), *filter(None, logs)])

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,9 +69,10 @@ def check_command(options: Options) -> None:
         check_url(config.endpoint)
     try:
         parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
+        is_folder = parent != run.local or parent.is_dir()
     except OSError as error:  # a name that is too long
         raise UsageError(f"expected the name of a run directory, found: {error}") from error
-    if not options.run_dir or (parent == run.local and not parent.is_dir()):
+    if not options.run_dir or not is_folder:
         raise UsageError(
             f"expected a folder or a URL, found --run-dir {options.run_dir!r}; take another, or none for runs/<recipe name>"
         )
@@ -184,8 +186,10 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
 
 
 def _note_earlier_copies(run: RunDir) -> None:
-    earlier = run.earlier_local
-    if earlier is not None and earlier.is_dir() and not run.local.exists():
+    earlier, is_there = run.earlier_local, False
+    with suppress(OSError):
+        is_there = earlier is not None and earlier.is_dir() and not run.local.exists()
+    if is_there:
         print(
             f"note: {earlier} has local copies of a run that an earlier version of elastic-train made. Another URL may have had the same"
             f" folder, so it is left alone, and {run.local} is used: what was not uploaded from there when its agent was killed stays there"

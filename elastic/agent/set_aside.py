@@ -19,6 +19,7 @@ from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.storage.remote import FsspecStore, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, timestamp
+from elastic.system.files import listing
 
 # What a new run writes before its first step, most of it the reserve of its rendezvous folder.
 ROOM_BYTES = 512 * 1024
@@ -28,8 +29,12 @@ KEEP_ALIVE_S = 2.0  # of the lease
 def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
     """Raises UsageError while the directory is used, or where it cannot be renamed; StoreFailed."""
     marks = run.local / NAME, run.events, run.rendezvous
-    is_used = run.local.is_dir() and any(run.local.iterdir())
-    if is_used and not any(path.exists() for path in marks):
+    try:
+        is_used = bool(listing(run.local))
+        is_run = any(path.exists() for path in marks)
+    except OSError as error:
+        raise UsageError(f"expected to read {run.local}, found: {error}; take another --run-dir") from error
+    if is_used and not is_run:
         raise UsageError(
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )

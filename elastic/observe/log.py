@@ -16,6 +16,7 @@ from elastic.observe import logged_event
 from elastic.observe.logged_event import E, LoggedEvent, of_kind
 from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
+from elastic.system.files import listing
 from elastic.system.growing_file import AppendedFile, lines_of
 from elastic.system.untrusted import parse_json
 
@@ -48,7 +49,7 @@ def read_events(directory: Path) -> list[LoggedEvent[Event]]:
 
     Raises OSError for a file that cannot be read: a report must not leave it out.
     """
-    files = sorted(directory.glob("*.jsonl"))
+    files = (path for path in listing(directory) if path.suffix == ".jsonl")
     return logged_event.in_order(parse_lines(lines_of(path), logged_event.parse) for path in files)
 
 

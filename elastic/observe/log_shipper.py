@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
 from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
 from elastic.system.clock import SystemClock
+from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 
 TICK_S = 0.5
@@ -77,12 +79,12 @@ class FileShipper:
         self._ends: dict[str, int] | None = None
 
     def upload(self) -> bool:
-        """Upload what is new; returns whether that was everything. Raises StoreFailed."""
+        """Upload what is new; returns whether that was everything. Raises StoreFailed, OSError."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
             sizes = {name: about.size_bytes for name, about in listed.items()}
             self._ends = upload_parts.uploaded_bytes(sizes)
-        for path in [*self._run.events.glob("*.jsonl"), *self._run.logs.glob("*/*.log")]:
+        for path in _files(self._run):
             if path not in self._ignored and not self._upload(path, self._ends):
                 # The part exists: another agent in this folder uploaded it, or the answer to an
                 # earlier try was lost. What the store has is listed again with the next call.
@@ -116,13 +118,19 @@ class LogShipper:
 
         is_new: the run starts new at this URL. Then the files that are in the local folder by now
         belong to an older run, and stay there. Otherwise a killed agent of this run may have left
-        lines that it had not uploaded; this one uploads them.
+        lines that it had not uploaded; this one uploads them. Raises UsageError where it cannot
+        look at the folder: lines of the older run would be uploaded as those of the new one.
         """
         objects = Objects(run.url, limit_s=PART_LIMIT_S)
-        present = frozenset([*run.local.glob("*/*.jsonl"), *run.local.glob("*/*/*.log")])
-        others = [path for path in sorted(run.copies.glob("*.jsonl")) if path.stem != node]
-        self._files = FileShipper(run, objects, ignored=present if is_new else frozenset())
-        self._left_behind = [] if is_new else [MetricsShipper(path, path.stem, objects) for path in others]
+        try:
+            ignored = frozenset(_files(run) if is_new else [])
+            others = [] if is_new else _with_suffix(run.copies, ".jsonl")
+        except OSError as error:
+            raise UsageError(
+                f"expected to read the local copies in {run.local}, found: {error}; change its mode, or move it away"
+            ) from error
+        self._files = FileShipper(run, objects, ignored=ignored)
+        self._left_behind = [MetricsShipper(path, path.stem, objects) for path in others if path.stem != node]
         self._lines = MetricsShipper(run.metrics_of(node), node, objects)
         # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
         # Workers write events too, but those can wait for the next regular upload.
@@ -183,6 +191,16 @@ class LogShipper:
             self._print_line("events and metrics reach the run directory again")
         self._has_failed = False
         return is_done
+
+
+def _files(run: RunDir) -> list[Path]:
+    """The events and logs. Raises OSError."""
+    logs = (path for folder in listing(run.logs) for path in _with_suffix(folder, ".log"))
+    return [*_with_suffix(run.events, ".jsonl"), *logs]
+
+
+def _with_suffix(folder: Path, suffix: str) -> list[Path]:
+    return [path for path in listing(folder) if path.suffix == suffix]
 
 
 def _whole_lines(path: Path, position: int) -> bytes:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.errors import Fenced
-from elastic.system.files import create_whole, link_over, make_folders
+from elastic.system.files import create_whole, link_over, listing, make_folders
 from elastic.system.untrusted import parse_number
 
 _TRIES = 10  # a newer generation begins in each
@@ -49,7 +49,7 @@ def newest_file(path: Path) -> Path:
 
 
 def newest_generation(path: Path) -> int:
-    """0 for none."""
+    """0 for none. Raises OSError."""
     return max(map(generation_of, _files(path)), default=0)
 
 
@@ -105,11 +105,11 @@ def remove_older(path: Path, than: Path, keeps: Callable[[Path], bool]) -> None:
 
 
 def _files(path: Path) -> dict[Path, os.stat_result]:
-    """Those of generations. A file that vanishes meanwhile is left out."""
+    """Those of generations. A file that vanishes meanwhile is left out. Raises OSError."""
     found = {}
-    for file in path.parent.glob(f".{path.stem}-*{path.suffix}"):
-        with suppress(FileNotFoundError):
-            if generation_of(file):
+    for file in listing(path.parent):
+        if file.name.startswith(f".{path.stem}-") and file.suffix == path.suffix and generation_of(file):
+            with suppress(FileNotFoundError):
                 found[file] = file.lstat()
     return found
 

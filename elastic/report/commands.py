@@ -38,11 +38,11 @@ def inspect(inspection: Inspection) -> int:
     """Do what the command line asks for, and return the exit code."""
     runs = [RunDir.parse(text) for text in inspection.runs]
     with ExitStack() as stack:
-        if inspection.command != "verify":  # it reads checkpoints where they are
-            for run in runs:
-                check_url(run.url)
-            runs = [stack.enter_context(readable(run)) for run in runs]
         try:
+            if inspection.command != "verify":  # it reads checkpoints where they are
+                for run in runs:
+                    check_url(run.url)
+                runs = [stack.enter_context(readable(run)) for run in runs]
             found, shown, is_good = _COMMANDS[inspection.command](*runs)
         except OSError as error:
             raise UsageError(

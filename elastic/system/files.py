@@ -125,6 +125,16 @@ def link_over(source: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def listing(folder: Path) -> list[Path]:
+    """What is in it, in the order of names; nothing where there is no folder. Raises OSError.
+
+    Path.glob would find nothing in a folder that this user may not read.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        return sorted(map(Path, entries))
+    return []
+
+
 def make_folders(folder: Path) -> None:
     """Make a folder and those above it that are missing, so that they survive a power cut.
 

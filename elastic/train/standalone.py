@@ -118,8 +118,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     if groups.rank == 0:
         _take_lease(run, ours, ctrl_c)
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
-        known = metrics_files.newest_generation(run.metrics)
-        generation = 1 + max([known, *(record.generation for record in records)])
+        generation = 1 + max([_newest_generation(run), *(record.generation for record in records)])
         socket_path = _own_uploader(run, ours, ctrl_c)
     ctrl_c.watch(page, groups.local_rank)
     return AgentLink(
@@ -139,6 +138,16 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
         faults=None,
         parent=ours.parent,
     )
+
+
+def _newest_generation(run: RunDir) -> int:
+    """That of the metrics. Raises UsageError."""
+    try:
+        return metrics_files.newest_generation(run.metrics)
+    except OSError as error:
+        raise UsageError(
+            f"expected to find the newest generation of the run in {run.local}, found: {error}; change the mode of what cannot be read"
+        ) from error
 
 
 def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:

@@ -15,8 +15,11 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.hangs.stack_dump import dump_stacks
+from elastic.agent.open_rendezvous import newest_generation
+from elastic.agent.set_aside import set_aside
 from elastic.agent.workers import spawner
 from elastic.agent.workers.spawner import Spawner
+from elastic.cli import main
 from elastic.config.options import parse_inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
@@ -24,29 +27,36 @@ from elastic.events import WorkerStarted
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, PlainScreen
-from elastic.observe.log import EventLog, read_rare
+from elastic.observe.log import EventLog, read_events, read_rare
+from elastic.observe.log_shipper import LogShipper
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
+from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
+from elastic.train import standalone
 
 
 class Stale:
-    """While `is_on`, calls on paths below a folder fail as on a file server that was restarted."""
+    """While `is_on`, calls on paths below a folder fail as on a file server that was restarted, or
+    with another error.
+    """
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, code: int = errno.ESTALE) -> None:
         self.is_on = False
+        self._code = code
         self._folder = str(folder)
-        for name in ("stat", "lstat", "scandir", "open"):
+        # The mode of a folder hides what is in it, and not the folder.
+        for name in ("scandir", "open") if code == errno.EACCES else ("stat", "lstat", "scandir", "open"):
             patch.setattr(os, name, self._failing(getattr(os, name)))
 
     def _failing(self, call):
         def failing(path, *arguments, **options):
             if self.is_on and str(path).startswith(self._folder):
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+                raise OSError(self._code, os.strerror(self._code), str(path))
             return call(path, *arguments, **options)
 
         return failing
@@ -174,3 +184,76 @@ def test_a_worker_reads_what_it_can_of_the_events_and_no_command_leaves_any_out(
     runs = [run.url] * (2 if command == "diff" else 1)
     with pytest.raises(UsageError, match=r"found: .*Stale file handle: .*a\.jsonl"):
         inspect(parse_inspection([command, *runs]))
+
+
+# Path.glob finds nothing where permission is denied, and raises the other one.
+CODES = [errno.EACCES, errno.ESTALE]
+TOO_LONG = "x" * 300
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("folder", ["logs", ""])
+def test_a_launch_that_cannot_see_the_newest_generation_is_refused(run, monkeypatch, folder, code):
+    """Its number would be used twice."""
+    run.log(generation=3, rank=0).parent.mkdir(parents=True)
+    (run.local / ".metrics-000004.jsonl").touch()
+    assert newest_generation(run) == 4
+    Stale(run.local / folder, monkeypatch, code).is_on = True
+    with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
+        newest_generation(run)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_plain_python_that_cannot_see_the_newest_generation_is_refused(run, monkeypatch, code):
+    Stale(run.local, monkeypatch, code).is_on = True
+    with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
+        standalone._newest_generation(run)
+
+
+def test_a_file_in_the_place_of_the_logs_has_no_generation(run):
+    """The run goes on without logs."""
+    run.logs.touch()
+    assert newest_generation(run) == 0
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_new_run_whose_older_local_copies_cannot_be_seen_is_refused(tmp_path, monkeypatch, code):
+    """They would be uploaded as its own. A run that goes on says that they are not uploaded."""
+    run, said = RunDir(url="memory://run", local=tmp_path), []
+    (run.copies / "n0.jsonl").parent.mkdir()
+    options = {"is_first": lambda: False, "print_line": said.append}
+    one = LogShipper(run, "n1", is_new=False, **options)
+    Stale(tmp_path, monkeypatch, code).is_on = True
+    with pytest.raises(UsageError, match="expected to read the local copies in"):
+        LogShipper(run, "n1", is_new=True, **options)
+    one.start()
+    one.close()
+    assert [line.partition(" (")[0] for line in said] == ["events and metrics do not reach the run directory"]
+
+
+def test_a_report_leaves_out_no_folder_that_may_not_be_read(run, monkeypatch):
+    run.events.mkdir()
+    Stale(run.events, monkeypatch, errno.EACCES).is_on = True
+    with pytest.raises(PermissionError):
+        read_events(run.events)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_run_that_cannot_be_read_is_not_set_aside(run, monkeypatch, code):
+    (run.local / "run.json").touch()
+    Stale(run.local, monkeypatch, code).is_on = True
+    with pytest.raises(UsageError, match=r"expected to read .*; take another --run-dir"):
+        set_aside(run, FakeClock(), print)
+
+
+@pytest.mark.parametrize(
+    "words", [[TOO_LONG], ["report", TOO_LONG], ["status", TOO_LONG], ["diff", TOO_LONG, TOO_LONG]]
+)
+def test_a_name_that_no_file_can_have_is_a_mistake_in_the_command(words, capsys):
+    assert main(words) == 2
+    assert TOO_LONG in capsys.readouterr().err
+
+
+def test_a_rendezvous_folder_of_a_name_that_none_can_have_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="should be a folder that this user may write"):
+        DirectoryBackend(tmp_path / TOO_LONG)

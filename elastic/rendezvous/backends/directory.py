@@ -173,7 +173,7 @@ class DirectoryBackend:
         except OSError as error:
             if error.errno in FULL_ERRNOS:
                 return  # what a group needs there, the reserve of an earlier node gives
-            if first.exists():
+            if os.path.exists(first):  # noqa: PTH110 - Path.exists may raise
                 raise UsageError(
                     f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
                     f" ({error.strerror}); choose another with --rdzv-endpoint or --run-dir, or meet elsewhere with --rdzv-backend"
