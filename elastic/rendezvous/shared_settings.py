@@ -66,11 +66,17 @@ def refusal(theirs: SharedSettings | None, mine: SharedSettings) -> str:
             f"this group is training another run: {theirs.run.title} there, {mine.run.title} here;"
             " give another --rdzv-id or --rdzv-endpoint, or stop the others first"
         )
-    if (theirs.run.uid, theirs.lease) != (mine.run.uid, mine.lease):
+    if theirs.run.uid != mine.run.uid:
         return (
-            "the run directory is not shared: the nodes of this group have the same run in another directory, or in a copy"
-            f" of it ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder that they share, or a URL."
+            "the run directory is not shared: the nodes of this group have the same run in another directory"
+            f" ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder that they share, or a URL."
             " If this is to be a run of its own, give another --rdzv-id or --rdzv-endpoint"
+        )
+    if theirs.lease != mine.lease:
+        return (
+            "the nodes of this group train under another lease of the run directory: theirs or this one is a copy, or they stood still for so long"
+            f" that it was taken from them ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder"
+            " that they share, or a URL; if they do share it, give the command again once the others have left"
         )
     differences = "; ".join(
         f"{flag} {there} there, {here} here" for flag, there, here in _rules(theirs, mine) if there != here

@@ -212,6 +212,7 @@ class World:
             probes=self.probes[name],
             run=settings.run,
         )
+        rendezvous.use_lease(settings.lease)
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
 
     def kill(self, name: str) -> None:
