@@ -1,9 +1,10 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-decide.py chooses the action; a reason arrives here as text, for people. No action waits for another
-node but `leave`, whose wait the grace period bounds. A change of the group takes a few calls to the
-backend, and more where other nodes write at the same moment; a backend that does not answer delays
-an action by the limit of a call, which is a few seconds.
+decide.py chooses the action; a reason arrives here as text, for people. Two actions wait for other
+nodes: `leave`, for the grace period at most, and `fail`, where the failure would end the run and
+may follow from the death of a node, for the time in which that death is found. A change of the
+group takes a few calls to the backend, and more where other nodes write at the same moment; a
+backend that does not answer delays an action by the limit of a call, which is a few seconds.
 """
 
 from dataclasses import dataclass

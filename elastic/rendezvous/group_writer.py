@@ -111,14 +111,14 @@ class GroupWriter:
         # A node that has read the request to join may be about to write it. It cannot any more once
         # the version that it read is not the newest; and none that reads a later one finds it. This
         # is remembered where a call fails in between: the next try needs it, too.
-        old, lost = tuple[int | None, ...](), 0
+        if self._combiner.is_joining:
+            self._is_unfenced = True
+            self._combiner.cancel()
+        read_by_it = self._observer.poll()[0] if self._is_unfenced else None
+        lost = 0
         while lost < CHANGE_TRIES:
-            if self._combiner.is_joining:
-                self._is_unfenced, old = True, ()
-                self._combiner.cancel()
             version, group = self._observer.poll()
-            if self._is_unfenced and not old:
-                old = (version,)
+            is_fenced = not self._is_unfenced or version != read_by_it
             wish = self._wish(verb, group, generation)
             changed = wish.apply(group, dead=self._observer.dead)
             is_done = changed == group
@@ -127,7 +127,7 @@ class GroupWriter:
                     self._clock.sleep(min(REQUEST_POLL_S, self._combiner.wait_s))
                     continue
                 changed = self._combiner.with_all(group, wish)
-            if (is_done and version not in old) or self.set(version, changed):
+            if (is_done and is_fenced) or self.set(version, changed):
                 self._is_unfenced = False
                 self._combiner.take_back()
                 return changed
