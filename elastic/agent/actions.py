@@ -72,9 +72,13 @@ class AgentParts:
         return min(self.page.step(i) for i in range(self.settings.nproc))
 
     def has_shared_state(self, generation: int) -> bool:
-        """Whether the nodes of this generation, the last of this node, have its newest state."""
+        """Whether the nodes of this generation, the last of this node, are known to have its newest
+        state: a node without memory for it has none.
+        """
         newest = self.memory.newest
-        return newest is None or newest.info.generation == generation
+        return newest is None or (
+            newest.info.generation == generation and newest.info.step <= self.page.shared_step
+        )
 
     def leave_group(self, *, is_shared: bool) -> None:
         """Give up this node's place once its newest state is safe; the workers have stopped.

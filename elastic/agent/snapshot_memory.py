@@ -31,7 +31,7 @@ class SnapshotMemory:
         self._page = page
         self._count = count
         self._report = report
-        self._refused_bytes = 0  # the last size for which there was no memory
+        self._asked_bytes = 0  # of the thread
         self._thread: threading.Thread | None = None
         self._created: SnapshotSlots | OSError | None = None  # by the thread
 
@@ -71,7 +71,7 @@ class SnapshotMemory:
         tried again.
         """
         self._page.slots_fd = next((slots.fd for slots in reversed(self._both)), None)
-        self._refused_bytes = 0
+        self._page.refused_bytes = 0
 
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
@@ -83,7 +83,8 @@ class SnapshotMemory:
             return
         wanted = self._page.wanted_bytes
         capacity = max((slots.capacity_bytes for slots in self._both), default=0)
-        if wanted > capacity and wanted != self._refused_bytes:
+        if wanted > capacity and wanted != self._page.refused_bytes:
+            self._asked_bytes = wanted
             self._thread = threading.Thread(target=self._create, args=(wanted,), daemon=True, name="memory")
             self._thread.start()
 
@@ -127,9 +128,9 @@ class SnapshotMemory:
                     "which is written over in place: a fault meanwhile costs the steps since the newest checkpoint"
                 )
             return
-        self._refused_bytes = self._page.wanted_bytes
+        self._page.refused_bytes = self._asked_bytes  # no worker waits for it
         self._report(
-            f"no memory for one copy of the state, {self._refused_bytes / 1e6:.0f} MB ({created}): no step can be saved from this "
+            f"no memory for one copy of the state, {self._asked_bytes / 1e6:.0f} MB ({created}): no step can be saved from this "
             "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
         )
 

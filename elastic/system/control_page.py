@@ -1,9 +1,10 @@
 """An agent and its workers share a little memory; each word of it is read whole, old or new.
 
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
-The agent writes the drain request and where the memory for snapshots is. Workers write how much of
-that memory they want and how a difference between ranks was settled, and each worker its own
-heartbeat and votes. The memory vanishes with the agent. It needs Linux (memfd, /proc).
+The agent writes the drain request, where the memory for snapshots is, and for what size there is
+none. Workers write how much of that memory they want, the last step that all nodes keep in theirs
+and how a difference between ranks was settled, and each worker its own heartbeat and votes. The
+page vanishes with the agent. It needs Linux (memfd, /proc).
 """
 
 import mmap
@@ -18,7 +19,7 @@ SIZE_BYTES = 8192
 # worker has one of its own.
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
-DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
+DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED, REFUSED_BYTES, SHARED_STEP = ((0, word) for word in range(6))
 STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
 # enough: by the time of the second one, all ranks' sums have told about the first.
@@ -87,6 +88,26 @@ class ControlPage:
     @wanted_bytes.setter
     def wanted_bytes(self, size: int) -> None:
         self._words[WANTED_BYTES] = size
+
+    @property
+    def refused_bytes(self) -> int:
+        """The last wanted size for which the node has no memory in this generation; 0 for none."""
+        return self._words[REFUSED_BYTES]
+
+    @refused_bytes.setter
+    def refused_bytes(self, size: int) -> None:
+        self._words[REFUSED_BYTES] = size
+
+    @property
+    def shared_step(self) -> int:
+        """The last step whose state every node of this generation is known to keep in its memory;
+        0 for none.
+        """
+        return self._words[SHARED_STEP]
+
+    @shared_step.setter
+    def shared_step(self, step: int) -> None:
+        self._words[SHARED_STEP] = step
 
     @property
     def slots_fd(self) -> int | None:

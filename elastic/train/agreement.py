@@ -5,6 +5,9 @@ ride in the next step's end-of-step all-reduce, in places of their own, so that 
 of them before its optimizer changes anything, at no extra message. Where the next step is not to be
 waited for (a save) or none follows (a drain, the last step), the ranks exchange them at once.
 
+A rank's ballot is its vote, and whether its node keeps a copy of that state. So a node that leaves
+knows whether the others can go on with it. A copy from a GPU that is still under way is none yet.
+
 Votes also stand on the control page. So the agent of a node whose workers died before the sum can
 tell whether they agreed, and no finished step is lost.
 
@@ -24,6 +27,7 @@ from elastic.train.snapshotting import Snapshotting
 
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1
+_KEPT = 1 << 63  # above the 63 bits of a vote
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +87,8 @@ class Agreement:
         if self._vote is not None:
             self._sent, vote = self._vote
             self._vote = None
-            places[2 * groups.rank : 2 * groups.rank + 2] = vote >> LOW_BITS, vote & _LOW
+            ballot = self._ballot(self._sent, vote, is_last=False)
+            places[2 * groups.rank : 2 * groups.rank + 2] = ballot >> LOW_BITS, ballot & _LOW
         return places
 
     def read(self, sums: list[float], undo: Callable[[], None]) -> None:
@@ -94,17 +99,21 @@ class Agreement:
         """
         step, self._sent = self._sent, None
         if step is not None:
-            votes = [
+            ballots = [
                 (int(high) << LOW_BITS) | int(low) for high, low in zip(sums[::2], sums[1::2], strict=True)
             ]
-            self._judge(step, votes, undo)
+            self._judge(step, ballots, undo)
 
-    def compare(self) -> None:
-        """Exchange the votes that were added last, now. Raises as `read` does."""
+    def compare(self, *, is_last: bool = False) -> None:
+        """Exchange the votes that were added last, now. Raises as `read` does.
+
+        is_last: no step follows.
+        """
         self._end_live()
         if self._vote is not None:
             (step, vote), self._vote = self._vote, None
-            self._judge(step, self.comparison.groups.all_gather(vote), lambda: None)
+            ballot = self._ballot(step, vote, is_last=is_last)
+            self._judge(step, self.comparison.groups.all_gather(ballot), lambda: None)
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -119,9 +128,17 @@ class Agreement:
         self._vote = step, vote
         self.page.vote(groups.local_rank, step, vote)
 
-    def _judge(self, step: int, votes: list[int], undo: Callable[[], None]) -> None:
+    def _ballot(self, step: int, vote: int, *, is_last: bool) -> int:
+        """The rank that copies the node's state speaks for its node."""
+        kept = self.snapshotting is None or self.snapshotting.keeps(step, is_last=is_last)
+        return vote | _KEPT if kept else vote
+
+    def _judge(self, step: int, ballots: list[int], undo: Callable[[], None]) -> None:
+        votes = [ballot & ~_KEPT for ballot in ballots]
         if len(set(votes)) == 1:
             self._agree(step, votes[0])
+            if self.comparison.groups.local_rank == 0 and all(ballot & _KEPT for ballot in ballots):
+                self.page.shared_step = step
             return
         undo()
         if self.snapshotting is not None:

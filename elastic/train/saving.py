@@ -85,7 +85,7 @@ class Saving:
     def offer(self, saved: SavedState) -> None:
         """Have it committed beside training."""
         began_s = self.parts.clock.monotonic()
-        self._agree()
+        self._agree(is_last=False)
         if self.parts.output is not None:
             self.parts.output.checkpointing.save(saved.published, saved.info.step, began_s=began_s)
 
@@ -94,7 +94,7 @@ class Saving:
 
         Returns what went wrong, or nothing; the same on every rank.
         """
-        self._agree()
+        self._agree(is_last=True)
         output, problem = self.parts.output, ""
         for _ in range(tries):
             if output is not None:
@@ -122,7 +122,7 @@ class Saving:
         if parts.commits_drains:
             problem = self.commit(saved)
         else:
-            self._agree()
+            self._agree(is_last=True)
         if parts.output is not None:
             parts.output.log.record(Drained(step=step, committed=parts.commits_drains and not problem))
         if problem:
@@ -132,9 +132,9 @@ class Saving:
         parts.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _agree(self) -> None:
+    def _agree(self, *, is_last: bool) -> None:
         """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""
-        self.agreement.compare()
+        self.agreement.compare(is_last=is_last)
         if self.parts.output is not None and self.parts.metrics is not None:
             self.parts.metrics.sync()
 

@@ -29,6 +29,10 @@ POLL_S = 0.002
 SlotsFor = Callable[[int], SnapshotSlots | None]
 
 
+class SlotsRefused(Exception):  # noqa: N818
+    """The agent found no memory for slots of this size, and looks again in the next generation."""
+
+
 class AgentSlots:
     """The slots of this node's agent, which makes them when the control page asks for them."""
 
@@ -39,13 +43,16 @@ class AgentSlots:
         self._slots: SnapshotSlots | None = None
 
     def of_size(self, size_bytes: int) -> SnapshotSlots | None:
-        """Slots that hold `size_bytes` each; None until there are."""
+        """Slots that hold `size_bytes` each; None until there are. Raises SlotsRefused."""
         fd = self._page.slots_fd
         if fd is not None and fd != self._fd:
             self._slots, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
         if self._slots is not None and self._slots.capacity_bytes >= size_bytes:
             return self._slots
-        self._page.wanted_bytes = with_slack(size_bytes)
+        wanted = with_slack(size_bytes)
+        if self._page.refused_bytes == wanted:
+            raise SlotsRefused
+        self._page.wanted_bytes = wanted
         return None
 
 
@@ -179,6 +186,17 @@ class Snapshotting:
         self._agreed = step, vote
         self._mark_newest()
 
+    def keeps(self, step: int, *, is_last: bool) -> bool:
+        """Whether the state after `step` stays in memory.
+
+        is_last: no step follows. In memory for one copy, another step's copy takes the place of it,
+        and is torn until it is complete.
+        """
+        newest = self._newest
+        if newest is None or newest.snapshot.info.step != step:
+            return False
+        return newest.is_there and (is_last or newest.slots.num_slots > 1)
+
     def discard_newer(self, step: int) -> None:
         """The ranks' states differ, and agreed last after `step`: what follows is void."""
         if self._pending is not None:
@@ -204,7 +222,10 @@ class Snapshotting:
         self._is_first = False
         deadline = self._clock.monotonic() + patience_s
         while True:
-            slots = self._slots_for(size_bytes)
+            try:
+                slots = self._slots_for(size_bytes)
+            except SlotsRefused:
+                return None
             slot = None if slots is None else slots.begin()
             if slots is not None and slot is not None:
                 return slots, slot

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 
@@ -250,6 +251,39 @@ def test_a_node_that_leaves_waits_on_for_the_others_save_where_they_fence_its_ow
     other.ends_with(0)
 
     drill.is_like(undisturbed)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(signals, drill, undisturbed):
+    """No file of the agent that stays may be larger than 512 KiB, nor its memory for snapshots,
+    while a state has 1 MB. So the leaver commits the newest state before the other goes on: that of
+    the drained step 6, or of step 5 where a second signal kills its worker before.
+    """
+    drill.shut(1, 6)
+    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
+    drill.stands(1, ranks=2)
+    leaver, other = drill.agents_of_ranks_0_and_1()
+    resource.prlimit(other.pid, resource.RLIMIT_FSIZE, (2**19, resource.RLIM_INFINITY))
+    drill.open(1)
+    drill.waits_for(lambda: "no memory for one copy of the state" in other.output, "the refusal")
+    drill.stands(6, ranks=2)
+    resource.prlimit(other.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    for _ in range(signals):
+        leaver.signal(signal.SIGTERM)
+        drill.happens("drain_requested")
+    if signals == 1:
+        drill.open(6)
+    leaver.ends_with(75)
+    step = 7 - signals
+    assert f"step {step} is saved" in leaver.output.splitlines()[-1]
+    drill.open(6)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "source", "lost_steps") == [
+        (0, "none", 0),
+        (step, "checkpoint", 0),
+    ]
 
 
 def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturbed):

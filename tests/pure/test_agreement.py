@@ -7,6 +7,7 @@ from elastic.divergence import Divergence, vote_of
 from elastic.errors import StatesDiffer
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.copy_to_slot import HostCopy
+from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage, Settled
 from elastic.testing.fakes import FakeClock
@@ -14,7 +15,7 @@ from elastic.testing.ranks import Member
 from elastic.train.agreement import Agreement
 from elastic.train.consistency import Comparison
 from elastic.train.flat_state import FlatState
-from elastic.train.snapshotting import Snapshotting
+from elastic.train.snapshotting import Snapshotting, layout_of
 
 ALONE = Member(rank=0, world_size=1, group=None)
 
@@ -40,12 +41,15 @@ class Node:
     def flatten(self):
         return FlatState(tensors={"m.w": self.value}, document={"m": {}})
 
-    def trains(self, step, value):
-        """Ends the step with this state, of which a snapshot is taken."""
+    def trains(self, step, value, *, is_kept=True):
+        """Ends the step with this state, of which a snapshot is taken where there is room."""
         self.value.fill_(value)
         info = SnapshotInfo(step=step, epoch=0, generation=2, world_size=2, torch="2")
-        taken = self.snapshotting.take(self.flatten(), info)
-        self.agreement.add(step, taken.snapshot.info.checksum)
+        if is_kept:
+            checksum = self.snapshotting.take(self.flatten(), info).snapshot.info.checksum
+        else:
+            checksum = LiveChecksum(layout_of(self.flatten(), info))
+        self.agreement.add(step, checksum)
 
     def sums(self, undo=lambda: None):
         """The end-of-step all-reduce of the next step."""
@@ -102,6 +106,34 @@ def test_where_no_step_follows_ranks_compare_at_once(ranks):
         assert (seen, step, agreed) == ([[], [1], [2, 1]], 3, 2)
     for _, agreed in ranks.run(2, steps_until_a_difference, None, True):
         assert agreed == [3, 2, 1]
+
+
+def shared_steps(member, slots, without):
+    """What each rank's page says after sums for steps 1 and 2, and after an exchange for step 3.
+
+    slots: of the last rank. without: steps after which that rank has no room for its snapshot.
+    """
+    node = Node(member)
+    is_last_rank, seen = member.rank == member.world_size - 1, []
+    if is_last_rank:
+        node.slots = SnapshotSlots.create(1 << 16, slots)
+    for step in (1, 2, 3):
+        node.trains(step, float(step), is_kept=not is_last_rank or step not in without)
+        node.agreement.compare(is_last=True) if step == 3 else node.sums()
+        seen.append(node.page.shared_step)
+    return seen
+
+
+def test_a_step_is_shared_where_every_node_keeps_a_copy_of_it(ranks):
+    """In memory for one copy it stays only where no step follows, whose copy would replace it."""
+    for slots, without, expected in (
+        (3, [], [1, 2, 3]),
+        (3, [2], [1, 1, 3]),
+        (3, [3], [1, 2, 2]),
+        (1, [], [0, 0, 3]),
+        (1, [1, 2, 3], [0, 0, 0]),
+    ):
+        assert ranks.run(2, shared_steps, slots, without) == [expected] * 2
 
 
 def test_a_single_rank_agrees_with_itself_at_once():

@@ -1,14 +1,20 @@
 """Where there is little memory, one copy of the state is better than none."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic.agent.snapshot_memory import SLOTS, SnapshotMemory
 from elastic.divergence import vote_of
 from elastic.snapshot import slots
+from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage
+from elastic.testing.fakes import FakeClock
+from elastic.train.flat_state import FlatState
+from elastic.train.snapshotting import AgentSlots, Snapshotting
 
 STATE_BYTES = 1 << 20
 HEADERS_BYTES = 1 << 16  # more than a page for the memory and one for each slot
@@ -73,6 +79,21 @@ def test_without_memory_for_one_copy_the_agent_says_what_to_do_once_in_a_generat
     node.memory.publish()
     node.asks()
     assert node.memory.slots.num_slots == SLOTS
+
+
+def test_a_last_state_does_not_wait_for_memory_that_the_agent_has_refused(node):
+    """It waits half a minute for a free slot, which is all the time that a node has to leave."""
+    clock, began_s = FakeClock(), FakeClock().now
+    snapshotting = Snapshotting(AgentSlots(node.page, os.getpid()).of_size, HostCopy(), clock)
+    state = FlatState(tensors={"m.w": torch.zeros(4)}, document={"m": {}})
+    info = SnapshotInfo(step=1, epoch=0, generation=1, world_size=2, torch="2")
+    assert snapshotting.take(state, info, patient=True) is None
+    assert clock.now > began_s
+
+    node.asks(node.page.wanted_bytes)
+    refused_s = clock.now
+    assert snapshotting.take(state, info, patient=True) is None
+    assert clock.now == refused_s
 
 
 def publish(node, step, *, is_agreed=False):
