@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +26,12 @@ def restored(drill):
 
 def memories_of(agent) -> list[SnapshotSlots]:
     """The agent's memories for snapshots, opened as its workers open them; each of them twice."""
-    paths = Path(f"/proc/{agent.pid}/fd").iterdir()
-    return [SnapshotSlots.open(str(path)) for path in paths if "elastic-snapshots" in str(path.readlink())]
+    found = []
+    for path in Path(f"/proc/{agent.pid}/fd").iterdir():
+        if "elastic-snapshots" in str(path.readlink()):
+            with suppress(ValueError):  # its header is not written yet
+                found.append(SnapshotSlots.open(str(path)))
+    return found
 
 
 def slots_of(agent) -> SnapshotSlots:
