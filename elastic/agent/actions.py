@@ -80,15 +80,16 @@ class AgentParts:
             newest.info.generation == generation and newest.info.step <= self.page.shared_step
         )
 
-    def leave_group(self, *, is_shared: bool) -> None:
+    def leave_group(self, *, is_shared: bool) -> bool:
         """Give up this node's place once its newest state is safe; the workers have stopped.
 
         Where other members go on with that state, this node leaves before it is saved: they form
         their next generation at once and need not wait for an upload. Once they have, the fence
         stops a save by this node: then the checkpoint is theirs to commit. Where no other node
-        has it, the next generation waits for the save.
+        has it, the next generation waits for the save. Returns whether other members go on.
         """
-        self.final_checkpoint.ensure_committed(others=self.group.withdraw(is_shared=is_shared))
+        others = self.group.withdraw(is_shared=is_shared)
+        self.final_checkpoint.ensure_committed(others=others)
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
@@ -98,6 +99,7 @@ class AgentParts:
             while not self.group.end_of_any(run_end) and self.clock.monotonic() < until_s:
                 self.clock.sleep(GROUP_POLL_S)
         self.group.leave()
+        return others
 
 
 class NodeGeneration:
@@ -213,8 +215,8 @@ class NodeGeneration:
             parts.final_checkpoint.offer_newest()
         return end
 
-    def leave(self, reason: str) -> None:
-        """Leave the group, and see the last state committed."""
+    def leave(self, reason: str) -> bool:
+        """Leave the group, and see the last state committed. Returns whether others go on."""
         parts = self._parts
         if not parts.settings.imports_library:
             # Its workers did not drain. When they end, those of other nodes may fail: that counts
@@ -222,7 +224,7 @@ class NodeGeneration:
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
         self.kill_workers()
         self.record_end(reason)
-        parts.leave_group(is_shared=parts.has_shared_state(self.number))
+        return parts.leave_group(is_shared=parts.has_shared_state(self.number))
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them.

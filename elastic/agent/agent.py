@@ -57,6 +57,7 @@ class NodeAgent(LocalElasticAgent):
     failure: the first failed worker of the newest generation that a failure ended, of any node as
     far as this one knows it.
     cut_short: some of its workers ended otherwise than by finishing or draining.
+    others_go_on: it left, and other members of its last generation go on with its state.
     """
 
     end: RunEnd
@@ -80,7 +81,7 @@ class NodeAgent(LocalElasticAgent):
         # every start.
         super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
         self.failure: WorkerFailure | None = None
-        self.cut_short = False
+        self.cut_short = self.others_go_on = self._has_trained = False
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
@@ -104,6 +105,13 @@ class NodeAgent(LocalElasticAgent):
         return max(self._parts.step or self._earlier_step, 0 if newest is None else newest.info.step)
 
     @property
+    def has_trained(self) -> bool:
+        """Whether workers of this node have finished a step, and not only restored a state."""
+        parts = self._parts
+        has_copied = parts.memory.newest is not None  # of a step, perhaps one ahead of the page
+        return self._has_trained or has_copied or parts.step > parts.page.restored_step
+
+    @property
     def generation(self) -> int:
         """The number of the newest that this node was in; 0 for none."""
         entered = self._handler.generation
@@ -122,7 +130,9 @@ class NodeAgent(LocalElasticAgent):
                 end = self._run_generation()
             except Interrupted:
                 last = self._handler.generation
-                parts.leave_group(is_shared=last is None or parts.has_shared_state(last.number))
+                self.others_go_on = parts.leave_group(
+                    is_shared=last is None or parts.has_shared_state(last.number)
+                )
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
@@ -195,7 +205,7 @@ class NodeAgent(LocalElasticAgent):
                     self._count(generation.failure)
                     return end
                 case Action.LEAVE:
-                    generation.leave(decision.reason)
+                    self.others_go_on = generation.leave(decision.reason)
                     return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None
@@ -320,7 +330,7 @@ class NodeAgent(LocalElasticAgent):
         parts.faults.enter(entered)
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.group.enter(entered, step=parts.step)
-        self._earlier_step = self.last_step
+        self._earlier_step, self._has_trained = self.last_step, self.has_trained
         parts.page.clear()
         parts.memory.publish()
         parts.watchdog.start_generation()

@@ -1,7 +1,8 @@
 """The agent's last line says how the run stands and what to do; its exit code says the same.
 
 It is the exit code for interrupted only where a checkpoint holds the last step that was trained, or
-none was trained. A checkpoint of that step with another state does not count.
+none was trained, or none on this node while others go on. A checkpoint of that step with another
+state does not count.
 """
 
 import os
@@ -89,6 +90,11 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
         text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
     elif not parts.settings.imports_library and agent.cut_short:
         text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
+    elif agent.last_step > saved_step and agent.others_go_on:
+        saved = f"step {saved_step} is the newest that is saved" if saved_step else "no step is saved yet"
+        code = EXIT_FAILED if agent.has_trained else EXIT_INTERRUPTED
+        when = f"after step {agent.last_step}" if agent.has_trained else "before it trained a step"
+        text = f"interrupted ({reason}) {when}; the other nodes go on, and {saved}"
     elif agent.last_step > saved_step:
         text = (
             f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "

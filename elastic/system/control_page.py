@@ -2,9 +2,9 @@
 
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
 The agent writes the drain request, where the memory for snapshots is, and for what size there is
-none. Workers write how much of that memory they want, the last step that all nodes keep in theirs
-and how a difference between ranks was settled, and each worker its own heartbeat and votes. The
-page vanishes with the agent. It needs Linux (memfd, /proc).
+none. Workers write how much of that memory they want, the step that they restored, the last one
+that all nodes keep in memory and how a difference between ranks was settled, and each worker its
+own heartbeat and votes. The page vanishes with the agent. It needs Linux (memfd, /proc).
 """
 
 import mmap
@@ -19,7 +19,8 @@ SIZE_BYTES = 8192
 # worker has one of its own.
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
-DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED, REFUSED_BYTES, SHARED_STEP = ((0, word) for word in range(6))
+DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
+REFUSED_BYTES, SHARED_STEP, RESTORED_STEP = (0, 4), (0, 5), (0, 6)
 STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
 # enough: by the time of the second one, all ranks' sums have told about the first.
@@ -108,6 +109,15 @@ class ControlPage:
     @shared_step.setter
     def shared_step(self, step: int) -> None:
         self._words[SHARED_STEP] = step
+
+    @property
+    def restored_step(self) -> int:
+        """The step whose state this generation began with; 0 for none, or before it is restored."""
+        return self._words[RESTORED_STEP]
+
+    @restored_step.setter
+    def restored_step(self, step: int) -> None:
+        self._words[RESTORED_STEP] = step
 
     @property
     def slots_fd(self) -> int | None:

@@ -106,6 +106,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     if point.data is not None and point.step:
         parts.evaluated.resume(point.data.evaluated)
         parts.frozen.resume(point.data.frozen, point.data.numbers)
+    parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.highest) + 1

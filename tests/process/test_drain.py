@@ -286,6 +286,36 @@ def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(signals, drill, un
     ]
 
 
+def test_a_node_that_has_only_restored_a_state_loses_none_when_it_leaves(drill, undisturbed):
+    """It joined after step 6, has the state of that step from the other, and none in its memory.
+    The other's uploader stands still (SIGSTOP), so that no checkpoint holds the step.
+    """
+    drill.shut(6, 7)
+    options = (*MEMORY_ALONE, "--max-nodes", "2", "--max-restarts", "0")
+    first = drill.start(*options)
+    drill.stands(6, ranks=1)
+    drill.uploader_serves(first)
+    uploader = drill.uploader_of(first)
+    os.kill(uploader, signal.SIGSTOP)
+    joined = drill.start(*options)
+    drill.happens("drain_requested", generation=1)
+    drill.open(6)
+    drill.stands(7, ranks=2)
+    for _ in range(2):
+        joined.signal(signal.SIGTERM)
+        drill.happens("drain_requested", generation=2)
+    joined.wait()
+    os.kill(uploader, signal.SIGCONT)
+    joined.ends_with(75)
+    said = joined.output.splitlines()[-1]
+    assert said.endswith("before it trained a step; the other nodes go on, and no step is saved yet")
+    drill.open(7)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert {lost for (lost,) in drill.values("restored", "lost_steps")} == {0}
+
+
 def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturbed):
     drill.shut(6)
     agents = drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
