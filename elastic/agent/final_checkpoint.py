@@ -23,7 +23,7 @@ from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import CheckpointDiffers
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum
-from elastic.snapshot.safetensors_header import StateDigest
+from elastic.snapshot.safetensors_header import StateDigest, check_digest
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
@@ -149,9 +149,12 @@ class FinalCheckpoint:
     def _is_whole(self, record: CommitRecord, until_s: float) -> bool:
         if record.payload not in self._loads:
             try:
-                for _ in payload_chunks(self.store, record):
+                digest = StateDigest(record.size_bytes)
+                for chunk in payload_chunks(self.store, record):
                     if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
                         return False
+                    digest.add(chunk)
+                check_digest(digest.hexdigest(), record.digest)
                 self._loads[record.payload] = True
             except CheckpointDamaged:
                 self._loads[record.payload] = False

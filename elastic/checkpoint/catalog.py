@@ -55,10 +55,12 @@ def list_commits(store: Store, clock: Clock, until_s: float = inf) -> tuple[list
 
 def records_in(
     entries: list[StoredObject], store: Store, clock: Clock
-) -> tuple[list[CommitRecord], list[Damage]]:
-    """As `list_commits`, from a listing that the caller has made, without those that are gone."""
+) -> tuple[dict[str, CommitRecord], list[Damage]]:
+    """As `list_commits`, by name and from a listing that the caller has made, without those that
+    are gone.
+    """
     found = _read_all(entries, store, clock, inf)
-    return found.records, found.damages
+    return found.by_name, found.damages
 
 
 def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
@@ -70,9 +72,13 @@ def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
 class _Listed:
     """num_gone: records that were listed, and deleted before they were read."""
 
-    records: list[CommitRecord]
+    by_name: dict[str, CommitRecord]
     damages: list[Damage]
     num_gone: int
+
+    @property
+    def records(self) -> list[CommitRecord]:
+        return list(self.by_name.values())
 
 
 def _listed(store: Store, clock: Clock, until_s: float) -> _Listed:
@@ -80,7 +86,7 @@ def _listed(store: Store, clock: Clock, until_s: float) -> _Listed:
 
 
 def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: float) -> _Listed:
-    records: list[CommitRecord] = []
+    records: dict[str, CommitRecord] = {}
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
     for step, _, name in sorted(names, reverse=True):
@@ -89,7 +95,8 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: 
         except CheckpointDamaged as error:
             damages.append(Damage(step=step, reason=str(error)))
         else:
-            records += [record] if record else []
+            if record is not None:
+                records[name] = record
     return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
 
 

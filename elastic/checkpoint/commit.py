@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from elastic.checkpoint.catalog import check_payload, read_record
+from elastic.checkpoint.catalog import PayloadCheck, check_payload, read_record
 from elastic.checkpoint.record import (
     FORMAT,
     RECORDS_PER_STEP,
@@ -67,7 +67,7 @@ class Committed:
     differs: bool = False
 
 
-def commit(
+def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     store: Store,
     payload: Payload,
     save: Save,
@@ -75,14 +75,16 @@ def commit(
     limits: WriteLimits,
     clock: Clock,
     reached: Callable[[str], None],
+    check: PayloadCheck = check_payload,
 ) -> Committed:
     """Store the payload, then make it a checkpoint.
 
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
+    `check` raises CheckpointDamaged for a payload that does not load.
     Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
     not take the checkpoint before the deadline.
     """
-    write = _Write(store, save, limits, clock)
+    write = _Write(store, save, limits, clock, check)
     write.may_go_on()
     record = write.record(payload.sha256(), payload.size_bytes)
     try:
@@ -105,11 +107,14 @@ class _Write:
     has found it.
     """
 
-    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, save: Save, limits: WriteLimits, clock: Clock, check: PayloadCheck
+    ) -> None:
         self._store = store
         self._save = save
         self._limits = limits
         self._clock = clock
+        self._check = check
         self._is_in_doubt = False
 
     def record(self, sha256: str, size_bytes: int) -> CommitRecord:
@@ -183,7 +188,7 @@ class _Write:
                 return None
             if found.write_id != record.write_id:
                 # Our own good copy is given up for theirs only if theirs loads.
-                check_payload(self._store, found, self._clock)
+                self._check(self._store, found, self._clock)
         except CheckpointDamaged:
             return None
         return _committed(record, found)
@@ -197,7 +202,7 @@ class _Write:
             return
         self._is_in_doubt = True  # the record exists: nothing may delete its payload
         try:
-            check_payload(self._store, committed.record, self._clock)
+            self._check(self._store, committed.record, self._clock)
         except CheckpointDamaged as error:
             raise StoreFailed(
                 f"the commit record of step {self._save.step} was created after its deadline, and {error}; is the storage slow?"

@@ -58,14 +58,15 @@ class Pruner:
 
         _check(generation, is_newest)
         entries = reading(self._store.list, self._clock)
-        records, damages = records_in(entries, self._store, self._clock)
+        by_name, damages = records_in(entries, self._store, self._clock)
+        records = list(by_name.values())
         whole = self._whole(records, entries)
         counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)
         steps = to_delete(counting, keep=self._policy.keep)
         oldest_kept = min(counting - set(steps), default=0)
         unclear = {damage.step for damage in damages}
         useless = {step for step in self._without_payload(records, entries) if step < oldest_kept} - unclear
-        deleted = _names_of({*steps, *useless}, records, entries)
+        deleted = self._names_of({*steps, *useless}, by_name, entries)
         for name in deleted:
             delete(name)
         self._sweep([each.name for each in entries if each.name not in deleted], records, generation, delete)
@@ -91,6 +92,28 @@ class Pruner:
             each for each in records if each.payload not in names and each.run_id == self._policy.run_id
         ]
         return {each.step for each in missing} - {each.step for each in records if each not in missing}
+
+    def _names_of(
+        self, steps: set[int], by_name: dict[str, CommitRecord], entries: list[StoredObject]
+    ) -> list[str]:
+        """The commit records of these steps and the payloads that they name, in the order to
+        delete, without those of other runs.
+
+        Of each step the records come first: a crash then leaves a payload without a record, which
+        is not a checkpoint. In the other order it would leave a checkpoint that does not load. An
+        attempt that no record names may be another writer's, who is about to commit it: it is left
+        to the sweep.
+        """
+        foreign = {name for name, record in by_name.items() if record.run_id != self._policy.run_id}
+        named = _attempts_of([record for name, record in by_name.items() if name not in foreign])
+        found = [
+            (step, place is None, entry.name)
+            for entry in entries
+            if (step := parse_step(entry.name)) in steps
+            and entry.name not in foreign
+            and ((place := parse_commit_name(entry.name)) or (parse_attempt(entry.name) or ("",))[0] in named)
+        ]
+        return [name for _, _, name in sorted(found)]
 
     def _sweep(
         self,
@@ -126,24 +149,6 @@ class Pruner:
 def _check(generation: int, is_newest: Callable[[], bool]) -> None:
     if not is_newest():
         raise Fenced(f"generation {generation} is not the newest: a newer one deletes old checkpoints")
-
-
-def _names_of(steps: set[int], records: list[CommitRecord], entries: list[StoredObject]) -> list[str]:
-    """All commit records of these steps and the payloads that they name, in the order to delete.
-
-    Of each step the records come first: a crash then leaves a payload without a record, which is
-    not a checkpoint. In the other order it would leave a checkpoint that does not load. An attempt
-    that no record names may be another writer's, who is about to commit it: it is left to the
-    sweep.
-    """
-    named = _attempts_of(records)
-    found = [
-        (step, place is None, entry.name)
-        for entry in entries
-        if (step := parse_step(entry.name)) in steps
-        and ((place := parse_commit_name(entry.name)) or (parse_attempt(entry.name) or ("",))[0] in named)
-    ]
-    return [name for _, _, name in sorted(found)]
 
 
 def _attempts_of(records: list[CommitRecord]) -> set[str]:

@@ -6,15 +6,14 @@ names. Whether that state fits a recipe's objects, only the recipe can tell.
 
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import Damage, list_commits, of_run, payload_chunks, verify
-from elastic.checkpoint.record import CommitRecord
+from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.report.download import check_exists
-from elastic.snapshot.safetensors_header import StateDigest, check_digest
 from elastic.storage.remote import open_store
-from elastic.storage.store import Store, read_small, reading
+from elastic.storage.store import read_small
 from elastic.system.clock import Clock
+from elastic.uploader.state_check import check_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +35,3 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
         committed=sorted({record.step for record in records}),
         damage=verify(store, clock, check_state) + foreign,
     )
-
-
-def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
-    """Read a payload piece by piece, and keep none: it may be larger than this machine's memory.
-
-    Raises CheckpointDamaged for what a restore would not accept; StoreFailed.
-    """
-
-    def digest() -> str:
-        found = StateDigest(record.size_bytes)
-        for chunk in payload_chunks(store, record):
-            found.add(chunk)
-        return found.hexdigest()
-
-    check_digest(reading(digest, clock), record.digest)

@@ -22,6 +22,7 @@ import fcntl
 import json
 import mmap
 import os
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -106,6 +107,10 @@ class SnapshotSlots:
         # processors with weaker memory order every reader here still reads after the writer's
         # death, or after a message through a socket, and both order memory.
         self._words = self._bytes.cast("q")
+        # Also where no `close` comes: a worker whose state outgrew these slots drops them once it
+        # needs none of their snapshots. Its descriptor would keep their memory until it ends.
+        self._close_fd = weakref.finalize(self, os.close, fd)
+        self._close_fd.atexit = False
 
     @staticmethod
     def create(capacity_bytes: int, num_slots: int) -> "SnapshotSlots":
@@ -171,7 +176,7 @@ class SnapshotSlots:
         self._bytes.release()
         with suppress(BufferError):
             self._map.close()
-        os.close(self.fd)
+        self._close_fd()
 
     # Readers
 

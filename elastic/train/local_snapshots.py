@@ -55,6 +55,14 @@ class LocalSnapshots:
         if self._slots is not None:
             self._slots.discard_newer(step)
 
+    def close(self) -> None:
+        """Give the memory back once training resumes: if the state outgrows it, the agent makes
+        larger slots, and these would stay for as long as one worker has them open.
+        """
+        if self._slots is not None:
+            self._slots.close()
+        self._slots, self._by_step = None, {}
+
     def _is_intact(self, snapshot: Snapshot) -> bool:
         if checksum.of_image(self._body(snapshot)) == snapshot.info.checksum:
             return True

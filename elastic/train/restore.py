@@ -131,7 +131,7 @@ class Restorer:
     inheritance: Inheritance | None = None
 
     def restore(self, state: State) -> ResumePoint:
-        """Load the newest state that loads.
+        """Load the newest state that loads; once in the life of this object.
 
         A state that was just built is loaded as well, into the objects that hold it: what a load
         does to them is then the same in all generations.
@@ -139,6 +139,12 @@ class Restorer:
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
+        try:
+            return self._restored(state)
+        finally:
+            self.local.close()
+
+    def _restored(self, state: State) -> ResumePoint:
         available = self.groups.all_gather(self._available())
         known = newest_divergence(available)
         candidates, rejected = order_candidates(available)

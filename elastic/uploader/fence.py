@@ -29,7 +29,8 @@ both. The file is simpler.
 It does not promise that no newer generation begins after the answer. When the agent is dead, or the
 store of c10d is out of its reach, the number that it saw last counts: the host of that store may be
 dead, and the newest state must be saved all the same. A save that passes too late commits a whole
-checkpoint, of a state on the run's one trajectory, and replaces none.
+checkpoint, of a state on the run's one trajectory, and replaces none. To delete is another matter:
+a newer generation may have resumed from what would go, so that asks a fence that `must_be_fresh`.
 """
 
 import contextlib
@@ -55,8 +56,16 @@ FRESH_S = 1.0
 NewestGeneration = Callable[[], int]
 
 
-def open_fence(text: str | None) -> NewestGeneration:
-    """The fence that `text` names; None never fences. Raises UsageError."""
+class MirrorStale(StoreFailed):
+    """The agent is dead, or has not reached the store for a moment."""
+
+
+def open_fence(text: str | None, *, must_be_fresh: bool = False) -> NewestGeneration:
+    """The fence that `text` names; None never fences. Raises UsageError.
+
+    must_be_fresh: it raises MirrorStale where another one would show the number of a mirror whose
+    agent does not write it any more.
+    """
     if text is None:
         return lambda: 0
     kind, _, where = text.partition(":")
@@ -64,7 +73,7 @@ def open_fence(text: str | None) -> NewestGeneration:
         case "file":
             return lambda: _number(_read(Path(where), missing="0").strip(), Path(where))
         case "mirror":
-            return partial(read_mirror, Path(where), SystemClock())
+            return partial(read_mirror, Path(where), SystemClock(), must_be_fresh=must_be_fresh)
         case "etcd":
             # Imported only here, so that other uploaders start faster.
             from elastic.rendezvous.backends.etcd import EtcdBackend
@@ -85,12 +94,13 @@ def open_fence(text: str | None) -> NewestGeneration:
             )
 
 
-def read_mirror(path: Path, clock: Clock) -> int:
+def read_mirror(path: Path, clock: Clock, *, must_be_fresh: bool = False) -> int:
     """The number in the mirror, once it is fresh, or after FRESH_S.
 
     A mirror that is not fresh is one whose agent was stopped, together with this process, is dead,
     or does not reach the store. An agent that was stopped writes a new number within the second. A
-    dead one never does, nor one that is cut off for longer; then the last number counts.
+    dead one never does, nor one that is cut off for longer; then the last number counts, or
+    MirrorStale is raised where it must be fresh.
     """
     deadline = clock.monotonic() + FRESH_S
     while True:
@@ -98,7 +108,11 @@ def read_mirror(path: Path, clock: Clock) -> int:
         number, _, written = _read(path, missing="0 0").partition(" ")
         generation = _number(number, path)
         age_s = since_boot_s() - _number(written, path) / 1e9
-        if age_s < FRESH_S or clock.monotonic() > deadline:
+        if age_s < FRESH_S:
+            return generation
+        if clock.monotonic() > deadline:
+            if must_be_fresh:
+                raise MirrorStale(f"{path} has shown generation {generation} for more than {FRESH_S} s")
             return generation
         clock.sleep(0.02)
 

@@ -21,8 +21,9 @@ from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, StoreUnavailable, read_small, retrying
 from elastic.system.clock import Clock, processor_s
-from elastic.uploader.fence import open_fence
+from elastic.uploader.fence import MirrorStale, NewestGeneration, open_fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.state_check import check_state
 
 # From the moment when a generation is formed: to its members' next look at the group, and the
 # connection to its TCPStore.
@@ -49,6 +50,7 @@ class Saver:
         self._membership = threading.Condition()
         self._entered = config.entered
         self._fence = open_fence(config.fence)
+        self._fence_of_deletion = open_fence(config.fence, must_be_fresh=True)
         self._run_dir: Store | None = None
         self._difference = ""  # why nothing more is saved
 
@@ -132,6 +134,7 @@ class Saver:
             limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
+            check=check_state,
         )
 
     def _check_run_dir(self) -> None:
@@ -157,20 +160,20 @@ class Saver:
         # An object store may take half a minute to show the fence. It is read without the lock,
         # which `enter` needs: that runs in the loop that also takes offers. After each wait the
         # fence is read again, because a still newer generation may have been formed meanwhile.
-        while (newest := self._newest_generation(generation)) > max(generation, self._entered):
+        while (newest := self._newest_generation(self._fence, generation)) > max(generation, self._entered):
             if not self._wait_until_entered(newest):
                 return True
         return False
 
-    def _newest_generation(self, known: int) -> int:
+    def _newest_generation(self, fence: NewestGeneration, known: int) -> int:
         """What the fence shows, which was raised before `known`, a generation of 1 or more, began.
 
         Raises StoreUnavailable where it shows nothing: it was removed, and its next number may be
-        any.
+        any. Raises what the fence raises.
         """
 
         def shown() -> int:
-            newest = self._fence()
+            newest = fence()
             if not newest and known and self._config.fence is not None:
                 raise StoreUnavailable(
                     f"expected {self._config.fence} to show generation {known} or a newer one, found none: it was removed; "
@@ -186,13 +189,22 @@ class Saver:
             return self._membership.wait_for(lambda: generation <= self._entered, ENTERING_S)
 
     def prune(self, offer: Offer) -> None:
-        """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
+        """Delete old checkpoints after `offer` was committed; report problems, never raise them.
+
+        None is deleted while it is not known which generation is the newest.
+        """
+
+        def is_newest() -> bool:
+            with suppress(MirrorStale):
+                return self._newest_generation(self._fence_of_deletion, offer.generation) <= offer.generation
+            return False
+
         try:
             self._pruner.after_commit(
                 step=offer.step,
                 generation=offer.generation,
                 resumed_from=offer.resumed_from,
-                is_newest=lambda: self._newest_generation(offer.generation) <= offer.generation,
+                is_newest=is_newest,
             )
         except Fenced:
             # Whoever goes on deletes them after its next commit.

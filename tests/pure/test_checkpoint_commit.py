@@ -536,6 +536,22 @@ def test_pruning_does_not_count_a_checkpoint_without_its_payload():
     assert commit_name(1) in store.objects
 
 
+def test_retention_deletes_nothing_of_another_run():
+    """Its checkpoints were copied into the folder: one at a step that this run has too, one at a
+    step between, one without a payload.
+    """
+    store = FakeStore()
+    foreign = [run_commit(store, replace(save_of(step), run_id="other")).record for step in (1, 2, 3)]
+    del store.objects[foreign[2].payload]
+    left = dict(store.objects)
+    for step in (1, 3, 4):
+        run_commit(store, save_of(step))
+    assert run_prune(store, 4, keep=1) == [1, 3]
+    kept = [name for name in store.objects if name.startswith("000000000004/")]
+    assert store.objects.keys() == left.keys() | set(kept)
+    assert len(kept) == 2
+
+
 def test_what_retention_deletes_while_it_is_verified_is_no_damage():
     """`verify` of a run that trains: the older payload goes before it is read."""
     store = FakeStore()

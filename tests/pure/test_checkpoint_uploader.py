@@ -25,6 +25,7 @@ from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint import deadline
 from elastic.checkpoint.catalog import list_commits, read_payload
+from elastic.checkpoint.record import commit_name
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, safetensors_header
@@ -39,6 +40,7 @@ from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
+from elastic.uploader.state_check import check_state
 
 LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
@@ -373,6 +375,27 @@ def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all
     events = [(e["event"], e["step"]) for e in run_records.events(tmp_path / "events")]
     assert events == [("checkpoint_committed", 7), ("checkpoint_differs", 7), ("checkpoint_differs", 8)]
     assert capfd.readouterr().err.count("with another state") == 1
+
+
+def test_a_good_state_is_not_given_up_for_a_committed_one_that_does_not_load(config, slots):
+    """Its bytes are those of its record, and another state than the record says: a bit flipped in
+    the memory of its writer, before the payload was hashed. The run was to end, because the two
+    differ.
+    """
+    uploads, store = UploaderClient(config.socket_path), open_store(config.checkpoints_url)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        hand_over(uploads, slots, 7)
+        assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
+        name, record = commit_name(7), list_commits(store, SystemClock())[0][0]
+        store.delete(name)
+        assert store.create(name, replace(record, digest="0" * 64).to_json())
+        hand_over(uploads, slots, 7)
+        result = uploads.wait(7, LIMIT_S)
+    assert result.state is SaveState.COMMITTED
+    assert result.is_ours
+    newest = list_commits(store, SystemClock())[0][0]
+    check_state(store, newest, SystemClock())
 
 
 def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_state(
@@ -729,7 +752,7 @@ def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, slots, 
         assert go_on.wait(LIMIT_S)
         return 2
 
-    monkeypatch.setattr(save, "open_fence", lambda text: blocking_fence)
+    monkeypatch.setattr(save, "open_fence", lambda text, must_be_fresh=False: blocking_fence)
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         uploader.go_on.set()

@@ -13,7 +13,7 @@ from elastic.rendezvous.backends.select import RendezvousConfig
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import fence
-from elastic.uploader.fence import Mirror, open_fence, read_mirror
+from elastic.uploader.fence import Mirror, MirrorStale, open_fence, read_mirror
 
 
 def stamped(path, generation, *, age_s):
@@ -51,6 +51,16 @@ def test_the_last_number_of_a_dead_agent_counts(tmp_path):
     stamped(tmp_path / "m", 7, age_s=60.0)
     assert read_mirror(tmp_path / "m", clock) == 7
     assert fence.FRESH_S <= clock.now - 1000.0 < 2 * fence.FRESH_S
+
+
+def test_what_deletes_relies_on_no_number_of_a_dead_agent(tmp_path):
+    """A newer generation may have resumed from what it would delete."""
+    clock = FakeClock()
+    stamped(tmp_path / "m", 7, age_s=60.0)
+    with pytest.raises(MirrorStale, match="generation 7"):
+        read_mirror(tmp_path / "m", clock, must_be_fresh=True)
+    stamped(tmp_path / "m", 7, age_s=0.0)
+    assert read_mirror(tmp_path / "m", clock, must_be_fresh=True) == 7
 
 
 def test_a_mirror_shows_the_newest_answer_of_the_store(tmp_path):

@@ -57,7 +57,7 @@ def restorer(slots, member=ALONE, failures=0, store=None, committed_step=0):
     return Restorer(
         groups=groups,
         store=FakeStore() if store is None else store,
-        local=LocalSnapshots(slots),
+        local=LocalSnapshots(None if slots is None else SnapshotSlots.open(slots.path)),
         comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="runs/a",

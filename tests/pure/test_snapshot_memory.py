@@ -96,6 +96,32 @@ def test_a_last_state_does_not_wait_for_memory_that_the_agent_has_refused(node):
     assert clock.now == refused_s
 
 
+def test_a_worker_keeps_no_slots_that_its_state_has_outgrown(node):
+    """The state grows three times, and is snapshotted after each. Slots stay for as long as one
+    process has them open, and they hold three copies of the state.
+    """
+    node.left_bytes = 1 << 40
+    snapshotting = Snapshotting(AgentSlots(node.page, os.getpid()).of_size, HostCopy(), FakeClock())
+    for step in range(1, 5):
+        state = FlatState(tensors={"m.w": torch.zeros(step * STATE_BYTES)}, document={"m": {}})
+        info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=2, torch="2")
+        assert snapshotting.take(state, info, patient=True) is None  # asks
+        node.asks(node.page.wanted_bytes)
+        taken = snapshotting.take(state, info, patient=True)
+        snapshotting.agree(step, vote_of(taken.snapshot.info.checksum))
+        node.memory.poll()
+        open_fds = [fd for fd in Path("/proc/self/fd").iterdir() if is_slots_of_state(fd)]
+        assert len(open_fds) == 4  # the agent's and the worker's, each with the one of its mapping
+
+
+def is_slots_of_state(fd):
+    """Whether it is the memory of a state of this test's sizes."""
+    try:
+        return "elastic-snapshots" in str(fd.readlink()) and fd.stat().st_size > 3 * 4 * STATE_BYTES
+    except FileNotFoundError:
+        return False  # the descriptor of the listing itself
+
+
 def publish(node, step, *, is_agreed=False):
     """A snapshot whose checksum is full of its step's digit, where workers write it."""
     memory = SnapshotSlots.open(f"/proc/self/fd/{node.page.slots_fd}")
