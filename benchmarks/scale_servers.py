@@ -20,12 +20,14 @@ from scale_clock import SimulatedClock
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
-from elastic.rendezvous.backends.etcd_http import Access, Answer, RangeResponse, Response, StoredKey
+from elastic.rendezvous.backends.etcd_http import Access, Answer, Header, RangeResponse, Response, StoredKey
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.storage.objects import Listed
 
 CALL_S = 0.001
+# Of an answer of etcd 3.4 as JSON, and of a key in it beside its name and value: measured.
+HEADER_BYTES, KEY_BYTES = 120, 76
 OBJECT_CALL_S = 0.06
 STORE_CALL_S, STORE_BYTE_S = 10e-6, 1e-9
 NAME_BYTES = 40  # of a listing, beside the name itself
@@ -125,7 +127,7 @@ class Etcd:
     def call(self, path: str, body: dict[str, Any]) -> Answer:
         kind = {"kv/range": "range", "kv/put": "put", "kv/txn": "txn"}.get(path, path)
         answer: Answer = self._traffic.call(kind, CALL_S, lambda: self._do(kind, body))
-        self._traffic.bytes += 120 + _size(answer)
+        self._traffic.bytes += HEADER_BYTES + _size(answer)
         return answer
 
     def _do(self, kind: str, body: dict[str, Any]) -> Answer:
@@ -144,10 +146,7 @@ class Etcd:
         return Answer()
 
     def _txn(self, body: dict[str, Any]) -> Answer:
-        holds = all(
-            self._keys.get(b64decode(each["key"]), (0, b""))[0] == int(each["mod_revision"])
-            for each in body.get("compare", [])
-        )
+        holds = all(map(self._holds, body.get("compare", [])))
         responses: list[Response] = []
         for each in body.get("success" if holds else "failure", []):
             if "request_put" in each:
@@ -158,7 +157,13 @@ class Etcd:
             elif "request_delete_range" in each:
                 for key in self._matching(each["request_delete_range"]):
                     del self._keys[key]
-        return Answer(succeeded=holds, responses=tuple(responses))
+        header = Header(revision=str(self._revision))
+        return Answer(header=header, succeeded=holds, responses=tuple(responses))
+
+    def _holds(self, compare: dict[str, str]) -> bool:
+        found = self._keys.get(b64decode(compare["key"]), (0, b""))[0]
+        wanted = int(compare["mod_revision"])
+        return found > wanted if compare["result"] == "GREATER" else found == wanted
 
     def _put(self, body: dict[str, Any]) -> None:
         self._revision += 1
@@ -185,7 +190,9 @@ class Etcd:
 
 
 def _size(answer: Answer) -> int:
-    return sum(60 + len(each.key) + len(each.value) for keys in (answer.kvs, *answer.ranges) for each in keys)
+    return sum(
+        KEY_BYTES + len(each.key) + len(each.value) for keys in (answer.kvs, *answer.ranges) for each in keys
+    )
 
 
 class Store:

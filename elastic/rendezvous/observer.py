@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from elastic.rendezvous import carry_over, membership, transitions, watch_ring
-from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend, PublishesGeneration, ReadsWithBeats
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
@@ -94,7 +94,7 @@ class GroupObserver:
 
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
-        found = self._backend.read()
+        found, beats = self._read()
         version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
         group = carry_over.restore_lost_state(there, self.last_known)
         is_ours = self.is_ours(group)
@@ -108,7 +108,7 @@ class GroupObserver:
         # If the state is lost, this node may be the first to begin the next one.
         self._min_generation = max(self._min_generation, group.generation)
         now_s = self._clock.monotonic()
-        self._observe_beats(group, now_s)
+        self._observe_beats(group, now_s, beats)
         if self._partition_detector is not None:
             self._partition_detector.observe(group, now_s=now_s)
         alive = self.alive
@@ -128,6 +128,20 @@ class GroupObserver:
     def keep(self, group: Group) -> None:
         """Remember the newest state of the group, as far as this node knows."""
         self.newest, self.last_known = group, carry_over.last_known_state(group)
+
+    def _read(self) -> tuple[tuple[int, bytes] | None, dict[str, int] | None]:
+        """The newest version; and heartbeats, if they are due and the backend reads both at once.
+
+        They are those of the nodes that this one watched last, which it most often still does.
+        """
+        few = self._failure_detector.nodes.keys()
+        if (
+            isinstance(self._backend, ReadsWithBeats)
+            and 0 < len(few) <= watch_ring.WATCHED
+            and self._clock.monotonic() >= self._beats_due_s
+        ):
+            return self._backend.read_with_beats(few)
+        return self._backend.read(), None
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
@@ -158,7 +172,8 @@ class GroupObserver:
             return True
         return self._longest_silence_s > watch_ring.SUSPECTED_AFTER * self.settings.keep_alive_s
 
-    def _observe_beats(self, group: Group, now_s: float) -> None:
+    def _observe_beats(self, group: Group, now_s: float, read: dict[str, int] | None) -> None:
+        """read: the heartbeats of the nodes that were watched last, if they have just been read."""
         others, keep_alive_s = self._others(group), self.settings.keep_alive_s
         watched = self._watched(group, others, now_s)
         if group.settings is not None:
@@ -171,7 +186,8 @@ class GroupObserver:
         if watched == others:
             pause_s = min(pause_s, len(others) * BEATS_READ_S_PER_NODE)
         self._beats_due_s = now_s + pause_s
-        beats = self._backend.beats(watched)
+        is_read = read is not None and watched == self._failure_detector.nodes.keys()
+        beats = read if read is not None and is_read else self._backend.beats(watched)
         # If this node cannot send heartbeats (the disk that they share is full), the others most
         # likely cannot either, and their silence must not count.
         detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(

@@ -131,12 +131,13 @@ def test_a_heartbeat_without_answer_fails_and_the_next_one_counts(etcd):
     backend = EtcdBackend(proxy.endpoint, "lost-beat", Access())
     try:
         backend.beat("n")
+        before = backend.beats()["n"]
         proxy.fail(Deed.LOSE, lambda method, path: path.endswith("/kv/put"))
         with pytest.raises(BackendFailed, match="did not answer"):
             backend.beat("n")
         proxy.heal()
         backend.beat("n")
-        assert backend.beats() == {"n": 3}
+        assert backend.beats()["n"] > before
     finally:
         proxy.close()
 
@@ -152,7 +153,7 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     clock.now += NEW_LEASE_EVERY_S + 1
     backend.beat("n")
     etcd.post(0, "lease/revoke", {"ID": first})
-    assert EtcdBackend(etcd.endpoints, "leases", Access()).beats() == {"n": 2}
+    assert EtcdBackend(etcd.endpoints, "leases", Access()).beats().keys() == {"n"}
     second = backend._lease
     left = etcd.post(0, "lease/timetolive", {"ID": second})
     assert int(left["grantedTTL"]) == LEASE_S
@@ -160,7 +161,7 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     assert EtcdBackend(etcd.endpoints, "leases", Access()).beats() == {}
     backend.beat("n")
     assert backend._lease != second
-    assert backend.beats() == {"n": 3}
+    assert backend.beats().keys() == {"n"}
 
 
 def test_a_deleted_state_is_not_taken_for_an_empty_group(etcd):

@@ -9,6 +9,10 @@ A write names the revision that it succeeds. A read names the revision that it k
 value only if there is another. Reads are linearizable: every node sees what another has written. No
 training node is special, and no member of the cluster either while a majority runs.
 
+A heartbeat is told by the revision at which its key last changed. So one transaction can ask
+whether the group is as known and some nodes have all moved since this process last looked, and
+where that is so, its answer is a header.
+
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
 error, and never taken for an empty group.
 """
@@ -27,6 +31,7 @@ from elastic.system.untrusted import parse_number
 LEASE_S = 60
 NEW_LEASE_EVERY_S = 15.0
 PUBLISH_TRIES = 8
+SHOWN_FOR_S = 4.0  # until the generation is read again; a fence that lost it waits 5 s
 NAMED_AT_MOST = 16  # nodes whose counters are asked for one by one; of more all are read
 
 
@@ -43,7 +48,9 @@ class EtcdBackend:
         self._lease = ""
         self._leased_s = float("-inf")
         self._newest = 0, b""  # revision and value
+        self._moved: dict[str, int] = {}  # a revision since which the node has moved, or did at it
         self._shown = 0
+        self._shown_s = float("-inf")
 
     def read(self) -> tuple[int, bytes] | None:
         key, seen = _text((self._prefix + "group").encode()), self._newest[0]
@@ -64,6 +71,19 @@ class EtcdBackend:
         self._newest = revision, _bytes(stored.value)
         return self._newest
 
+    def read_with_beats(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, int]]:
+        if all(node_id in self._moved for node_id in node_ids):
+            moved = [_is_after(self._beat_key(name), self._moved[name]) for name in sorted(node_ids)]
+            as_known = _is_at(_text((self._prefix + "group").encode()), self._newest[0])
+            found = self._etcd.call("kv/txn", {"compare": [as_known, *moved]})
+            if found.succeeded:
+                # What moves from now on has a greater revision.
+                self._moved |= dict.fromkeys(node_ids, int(found.header.revision))
+                return self._newest if self._newest[0] else None, {
+                    name: self._moved[name] for name in node_ids
+                }
+        return self.read(), self.beats(node_ids)
+
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         try:
             return self._set_if("group", version or 0, value)
@@ -79,15 +99,15 @@ class EtcdBackend:
         if node_ids is None or len(node_ids) > NAMED_AT_MOST:
             found = self._read_keys("beat/")
         else:
-            keys = [_text(f"{self._prefix}beat/{node_id}".encode()) for node_id in sorted(node_ids)]
-            ranges = [{"request_range": {"key": key}} for key in keys]
-            found = self._named(self._etcd.call("kv/txn", {"success": ranges}).ranges) if keys else {}
+            ranges = [{"request_range": {"key": self._beat_key(node_id)}} for node_id in sorted(node_ids)]
+            found = self._named(self._etcd.call("kv/txn", {"success": ranges}).ranges) if ranges else {}
         beats = {
-            name.removeprefix("beat/"): counter
-            for name, (_, text) in found.items()
+            (name := key.removeprefix("beat/")): max(revision, self._moved.get(name, 0))
+            for key, (revision, text) in found.items()
             # A value that is no number was written by another program, and is as good as missing.
-            if (counter := parse_number(text)) is not None
+            if parse_number(text) is not None
         }
+        self._moved |= beats
         return beats if node_ids is None else {name: beats[name] for name in node_ids if name in beats}
 
     def request(self, node_id: str, text: str) -> None:
@@ -106,8 +126,10 @@ class EtcdBackend:
 
     def publish_generation(self, generation: int) -> None:
         for _ in range(PUBLISH_TRIES):
-            if self._shown >= generation:
+            # Someone may have deleted the key since, as `_find_generation` advises.
+            if self._shown >= generation and self._clock.monotonic() - self._shown_s < SHOWN_FOR_S:
                 return
+            self._shown_s = self._clock.monotonic()
             revision, self._shown = self._find_generation()
             if self._shown < generation:
                 with contextlib.suppress(OutcomeUnknown):
@@ -132,6 +154,9 @@ class EtcdBackend:
             "success": [{"request_put": {"key": key, "value": _text(value)}}],
         }
         return self._etcd.call("kv/txn", request).succeeded
+
+    def _beat_key(self, node_id: str) -> str:
+        return _text(f"{self._prefix}beat/{node_id}".encode())
 
     def _put_leased(self, name: str, value: str) -> None:
         # A fresh lease needs no keepalive. The old ones expire without a key.
@@ -171,6 +196,10 @@ class EtcdBackend:
 
 def _is_at(key: str, revision: int) -> dict[str, str]:
     return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+
+
+def _is_after(key: str, revision: int) -> dict[str, str]:
+    return {"key": key, "target": "MOD", "result": "GREATER", "mod_revision": str(revision)}
 
 
 def _text(data: bytes) -> str:

@@ -97,12 +97,20 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """revision: of the whole store, when the call took effect."""
+
+    revision: Annotated[str, pattern("[0-9]{1,18}", "a whole number as text")] = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """All that is read of the answers to any call: etcd leaves out what is empty.
 
     `code` is one of gRPC. Versions differ in whether `message` or `error` says what is wrong.
     """
 
+    header: Header = Header()
     kvs: tuple[StoredKey, ...] = ()
     responses: tuple[Response, ...] = ()
     succeeded: bool = False
