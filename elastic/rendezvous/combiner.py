@@ -70,7 +70,8 @@ class Combiner:
             try:
                 self._requests.request(self._me.id, request.text)
             except BackendFailed:
-                # A folder may have no room, or none for so long a name: then this node writes.
+                # A folder may have no room, or none for so long a name: then this node writes,
+                # whatever it has requested.
                 self._due_s = began_s
             else:
                 self._call_s = max(CALL_S, self._clock.monotonic() - began_s)

@@ -251,3 +251,90 @@ def test_a_live_node_removes_what_a_dead_one_has_requested(kind: str, tmp_path: 
     made[0].request("de", "join")
     made[1].request("de,ad [1]", "")
     assert made[1].requests() == {"de": "join"}
+
+
+LONG_NAME = "l" * 250  # with the rest of a request it is too long for the name of a file
+
+
+def nodes_of_long_address(folder: Path, clock: FakeClock) -> list[Rendezvous]:
+    """Two nodes in generation 1 of a group that combines its writes, in a folder."""
+    policy = GroupPolicy(min_nodes=2, max_nodes=17, last_call_s=0.0, timeout_s=600.0)
+    backends = [DirectoryBackend(folder, clock) for _ in range(2)]
+    nodes = [
+        Rendezvous(
+            backend,
+            Node(id=f"n{number}", address=LONG_NAME, nproc=1),
+            policy,
+            keep_alive_s=KEEP_ALIVE_S,
+            clock=clock,
+            open_endpoint=lambda: "h:1",
+        )
+        for number, backend in enumerate(backends)
+    ]
+    entered: set[int] = set()
+    for _ in range(1000):
+        clock.sleep(0.1)
+        for number, (node, backend) in enumerate(zip(nodes, backends, strict=True)):
+            backend.beat(f"n{number}")
+            if number not in entered and node.poll_join() is not None:
+                entered.add(number)
+        if len(entered) == len(nodes):
+            return nodes
+    pytest.fail("no generation was formed")
+
+
+def test_nodes_whose_requests_are_too_long_for_a_file_name_complete_the_run(tmp_path: Path) -> None:
+    """An address may be as long as a name of the domain name system."""
+    clock = FakeClock()
+    nodes = nodes_of_long_address(tmp_path, clock)
+    for node in nodes:
+        node.done()
+    ended = nodes[0].watch().ended
+    assert ended is not None and ended.exit_code == 0
+
+
+def test_a_node_whose_requests_are_too_long_for_a_file_name_leaves(tmp_path: Path) -> None:
+    """It was to take its request back first, which there never was."""
+    clock = FakeClock()
+    nodes = nodes_of_long_address(tmp_path, clock)
+    group = nodes[1].leave()
+    assert group.member_ids == {"n0"}
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+def test_a_request_of_any_kind_that_cannot_be_left_is_due_at_once_and_taken_back(
+    verb: Verb, tmp_path: Path
+) -> None:
+    """The node writes for itself then. Where the removal fails at each try, it cannot go on."""
+    clock, me = FakeClock(), Node(id="a", address=LONG_NAME, nproc=1)
+    policy = GroupPolicy(min_nodes=1, max_nodes=17, last_call_s=0.0, timeout_s=600.0)
+    rendezvous = Rendezvous(
+        DirectoryBackend(tmp_path, clock),
+        me,
+        policy,
+        keep_alive_s=KEEP_ALIVE_S,
+        clock=clock,
+        open_endpoint=lambda: "h:1",
+    )
+    combiner = rendezvous._writer._combiner
+    group = Group()
+    wanted = Request(verb=verb, node=me, generation=0, run=run_digest(None))
+    assert combiner.request(group, wanted)
+    combiner.cancel()
+    assert not combiner.is_joining
+
+
+def test_a_request_in_a_folder_of_another_user_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be neither left nor removed there."""
+    ours = DirectoryBackend(tmp_path)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(BackendFailed):
+        ours.request("a", "join")
+    ours.request("a", "")

@@ -2,7 +2,8 @@
 
 state-<version>.json   the newest number counts; the newest 16 are kept
 beats/<node>           the counter of one node (beat_files.py)
-requests/<node>,<text> what one node asks the others to write for it; an empty file
+requests/<node>,<text> what one node asks the others to write for it; an empty file. Where that is
+                       too long for a name, the node writes for itself
 generation             the newest generation as text, for processes outside the group
 reserve                bytes that are given up while the disk is full, so that the group goes on
 .elastic-<unique>      being written; after an hour every node may remove it
@@ -17,6 +18,7 @@ none.
 """
 
 import contextlib
+import errno
 import os
 import re
 import threading
@@ -49,6 +51,8 @@ RESERVE_PIECE_BYTES = 16 * 1024
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _REQUESTS = "requests"
+# A name that is too long for a file, and a folder that belongs to another user.
+_MADE_NO_FILE_ERRNOS = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 _OWN = re.compile(r".+-[0-9]+-[0-9a-f]{8}(,.*)?")  # of an id that addresses.new_node_id made
 CHECK_EVERY_S = 1.0  # that the folder still has what this process has seen there
 _DRAFT = ".elastic-"
@@ -135,10 +139,12 @@ class DirectoryBackend:
                 new = self._path / _REQUESTS / f"{begin}{quote(text, safe='')}"
                 self._request[node_id] = new  # before it is there: a call that fails may leave it
                 try:
-                    new.touch()
-                except FileNotFoundError:
-                    make_folders(new.parent)
-                    new.touch()
+                    self._touch(new)
+                except OSError as error:
+                    if error.errno in _MADE_NO_FILE_ERRNOS:
+                        # To remove it would fail in the same way, at each call from now on.
+                        del self._request[node_id]
+                    raise
 
     def requests(self) -> dict[str, str]:
         with self._failures("read requests"):
@@ -277,6 +283,14 @@ class DirectoryBackend:
             return self._reserve.in_room(lambda: create_whole(target, value, fsync=True, draft=self._draft()))
         except FileNotFoundError:
             return False
+
+    @staticmethod
+    def _touch(path: Path) -> None:
+        try:
+            path.touch()
+        except FileNotFoundError:
+            make_folders(path.parent)
+            path.touch()
 
     def _replace(self, target: Path, value: bytes, *, fsync: bool) -> None:
         def replace() -> None:
