@@ -34,6 +34,7 @@ class SnapshotMemory:
         self._asked_bytes = 0  # of the thread
         self._thread: threading.Thread | None = None
         self._created: SnapshotSlots | OSError | None = None  # by the thread
+        self._is_told = False  # that no thread can be started
 
     @property
     def path(self) -> str:
@@ -84,9 +85,7 @@ class SnapshotMemory:
         wanted = self._page.wanted_bytes
         capacity = max((slots.capacity_bytes for slots in self._both), default=0)
         if wanted > capacity and wanted != self._page.refused_bytes:
-            self._asked_bytes = wanted
-            self._thread = threading.Thread(target=self._create, args=(wanted,), daemon=True, name="memory")
-            self._thread.start()
+            self._allocate(wanted)
 
     def release_leases(self) -> None:
         """The uploader died, which would have returned the slots that it read."""
@@ -103,6 +102,22 @@ class SnapshotMemory:
         if self.slots is not None and self._larger is not None and _newest_agreed(self._larger) is not None:
             self.slots.close()
             self.slots, self._larger = self._larger, None
+
+    def _allocate(self, size_bytes: int) -> None:
+        thread = threading.Thread(target=self._create, args=(size_bytes,), daemon=True, name="memory")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # A limit of processes, which may pass: the next poll tries again. The workers train
+            # meanwhile, and a run that could save nothing should not look as if it did.
+            if not self._is_told:
+                self._is_told = True
+                self._report(
+                    f"no thread can be started to allocate memory for the state ({error}): until one can, no step can be saved"
+                    " from this node's memory. The agent goes on trying; a higher limit of processes helps (ulimit -u, pids.max)"
+                )
+            return
+        self._asked_bytes, self._thread, self._is_told = size_bytes, thread, False
 
     def _create(self, size_bytes: int) -> None:
         for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):

@@ -1,6 +1,7 @@
 """Where there is little memory, one copy of the state is better than none."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,28 @@ def test_without_memory_for_one_copy_the_agent_says_what_to_do_once_in_a_generat
     node.memory.publish()
     node.asks()
     assert node.memory.slots.num_slots == SLOTS
+
+
+def test_where_no_thread_can_be_started_the_agent_goes_on_and_asks_again(node, monkeypatch):
+    """A limit of the container's processes is reached for a moment. There is memory for the state,
+    and nothing but a thread is said to be missing.
+    """
+    node.left_bytes = SLOTS * STATE_BYTES + HEADERS_BYTES
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        node.asks()
+        node.asks()
+    assert node.memory.slots is None
+    (said,) = node.said
+    assert "no thread can be started" in said
+
+    node.asks()
+    assert node.memory.slots.num_slots == SLOTS
+    assert node.said == [said]
 
 
 def test_a_last_state_does_not_wait_for_memory_that_the_agent_has_refused(node):
