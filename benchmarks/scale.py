@@ -167,7 +167,7 @@ class Agent:
             self._train(rendezvous, self.generation)
             self.generation = None
             clock.sleep(STOP_S)
-        rendezvous.withdraw(is_shared=True)
+        rendezvous.withdraw(lambda _generation: True)
         rendezvous.leave()
         self.is_live = False
         rendezvous.stop()

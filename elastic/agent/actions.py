@@ -7,6 +7,7 @@ group takes a few calls to the backend, and more where other nodes write at the 
 backend that does not answer delays an action by the limit of a call, which is a few seconds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic.agent.commit_watch import CommitWatch
@@ -72,23 +73,24 @@ class AgentParts:
         return min(self.page.step(i) for i in range(self.settings.nproc))
 
     def has_shared_state(self, generation: int) -> bool:
-        """Whether the nodes of this generation, the last of this node, are known to have its newest
-        state: a node without memory for it has none.
+        """Whether the nodes of this generation are known to have the newest state of this node: a
+        node that joined later, or without memory for it, has none.
         """
         newest = self.memory.newest
         return newest is None or (
             newest.info.generation == generation and newest.info.step <= self.page.shared_step
         )
 
-    def leave_group(self, *, is_shared: bool) -> bool:
+    def leave_group(self, is_shared: Callable[[int], bool]) -> bool:
         """Give up this node's place once its newest state is safe; the workers have stopped.
 
-        Where other members go on with that state, this node leaves before it is saved: they form
-        their next generation at once and need not wait for an upload. Once they have, the fence
-        stops a save by this node: then the checkpoint is theirs to commit. Where no other node
-        has it, the next generation waits for the save. Returns whether other members go on.
+        is_shared: whether the nodes of a generation have that state and go on with it. Where other
+        members do, this node leaves before it is saved: they form their next generation at once and
+        need not wait for an upload. Once they have, the fence stops a save by this node: then the
+        checkpoint is theirs to commit. Where no other node has it, the next generation waits for
+        the save. Returns whether other members go on.
         """
-        others = self.group.withdraw(is_shared=is_shared)
+        others = self.group.withdraw(is_shared)
         self.final_checkpoint.ensure_committed(others=others)
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
@@ -224,7 +226,7 @@ class NodeGeneration:
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
         self.kill_workers()
         self.record_end(reason)
-        return parts.leave_group(is_shared=parts.has_shared_state(self.number))
+        return parts.leave_group(parts.has_shared_state)
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them.

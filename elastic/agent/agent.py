@@ -124,22 +124,19 @@ class NodeAgent(LocalElasticAgent):
         while True:
             # Renew before the rendezvous: importing inside an open generation would make all other
             # nodes wait.
-            parts.spawner.renew()
+            parts.spawner.renew(self._is_interrupted)
             try:
                 self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
                 end = self._run_generation()
             except Interrupted:
-                last = self._handler.generation
-                self.others_go_on = parts.leave_group(
-                    is_shared=last is None or parts.has_shared_state(last.number)
-                )
+                self.others_go_on = parts.leave_group(parts.has_shared_state)
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
                 # command goes on when that has changed. Others give up as well, and are not waited
                 # for.
-                parts.leave_group(is_shared=False)
+                parts.leave_group(lambda _generation: False)
                 # Or the others completed the run while this node slept, and the place to meet ended
                 # with its host.
                 is_finished = has_recorded_end(parts.settings.run)

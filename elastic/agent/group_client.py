@@ -147,15 +147,15 @@ class GroupClient:
             return True
         return False
 
-    def withdraw(self, *, is_shared: bool) -> bool:
+    def withdraw(self, is_shared: Callable[[int], bool]) -> bool:
         """The workers of this node have stopped, and it is to leave.
 
-        is_shared: the other members of its generation have its newest state in memory. Returns
+        is_shared: whether the members of a generation have its newest state in memory. Returns
         whether such nodes go on, as far as the backend answers. If none does, the next generation
         waits until this node has left.
         """
         with suppress(BackendFailed):
-            return self._rendezvous.withdraw(is_shared=is_shared)
+            return self._rendezvous.withdraw(is_shared)
         return False
 
     def leave(self) -> None:

@@ -29,6 +29,7 @@ from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.open_rendezvous import (
     answer_of,
     newest_generation,
+    newest_generation_seen,
     open_backend,
     rendezvous_config,
 )
@@ -198,6 +199,7 @@ def _rendezvous(
         probes=probes,
         run=settings.run_key,
         is_complete=partial(is_complete, settings),
+        newest_generation=partial(newest_generation_seen, settings.run),
     )
 
 

@@ -79,10 +79,25 @@ def newest_generation(run: RunDir) -> int:
     except StoreFailed:
         records = []  # the restore asks the storage again, and waits a minute for it
     try:
-        logs = [parse_number(path.name) for path in listing(run.logs)]
-        metrics = metrics_files.newest_generation(run.metrics)
+        newest = _newest_in_files(run)
     except OSError as error:
         raise UsageError(
             f"expected to find the newest generation of the run in {run.local}, found: {error}; change the mode of what cannot be read"
         ) from error
-    return max([metrics, *(record.generation for record in records), *filter(None, logs)])
+    return max([newest, *(record.generation for record in records)])
+
+
+def newest_generation_seen(run: RunDir) -> int:
+    """The same without checkpoints, for a node that is about to form the next generation: it waits
+    for no storage. Files that cannot be read show nothing.
+    """
+    try:
+        return _newest_in_files(run)
+    except OSError:
+        return 0
+
+
+def _newest_in_files(run: RunDir) -> int:
+    """Raises OSError."""
+    logs = [parse_number(path.name) for path in listing(run.logs)]
+    return max([metrics_files.newest_generation(run.metrics), *filter(None, logs)])

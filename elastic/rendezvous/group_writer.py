@@ -103,10 +103,11 @@ class GroupWriter:
             self._clock.sleep(self.backoff_s)
         raise self._out_of_tries()
 
-    def change_by(self, verb: Verb, *, generation: int | None = None) -> Group:
+    def change_by(self, verb_in: Callable[[Group], Verb], *, generation: int | None = None) -> Group:
         """As `change`, for what another node may write where nodes combine their writes.
 
-        generation: the only one in which it is wanted, None for the present one.
+        verb_in: what is wanted in a group, as it is then. generation: the only one in which it is
+        wanted, None for the present one.
         """
         # A node that has read the request to join may be about to write it. It cannot any more once
         # the version that it read is not the newest; and none that reads a later one finds it. This
@@ -119,7 +120,7 @@ class GroupWriter:
         while lost < CHANGE_TRIES:
             version, group = self._observer.poll()
             is_fenced = not self._is_unfenced or version != read_by_it
-            wish = self._wish(verb, group, generation)
+            wish = self._wish(verb_in(group), group, generation)
             changed = wish.apply(group, dead=self._observer.dead)
             is_done = changed == group
             if not is_done and self._combiner.is_for(group):

@@ -121,6 +121,11 @@ class GroupObserver:
         self.newest = group
         return version, group
 
+    def number_from(self, newest: int, group: Group) -> Group:
+        """The group, whose next generation is numbered after `newest` too."""
+        self._min_generation = max(self._min_generation, newest)
+        return group if group.open else replace(group, generation=max(group.generation, newest))
+
     def begin_wait(self) -> None:
         """From the next poll on, the time in a group that cannot form counts."""
         self.timing = replace(self.timing, closed_since_s=None)

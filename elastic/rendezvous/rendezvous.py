@@ -56,6 +56,7 @@ class Rendezvous:
         probes: ProbeCounters | None = None,
         run: RunKey = ANY_RUN,
         is_complete: Callable[[], bool] = lambda: False,
+        newest_generation: Callable[[], int] = lambda: 0,
     ) -> None:
         """`open_endpoint` starts a fresh TCPStore on this node and returns its "host:port".
 
@@ -63,7 +64,8 @@ class Rendezvous:
         the node waits or something is wrong. `min_generation`: the newest generation known from the
         run directory; a group whose state was lost, or is an older one, counts on from it. `run`:
         which one it is. `probes`: where nodes can probe each other. `is_complete`: whether the run
-        is known to have ended well, asked now and then while the backend does not answer. Raises
+        is known to have ended well, asked now and then while the backend does not answer.
+        `newest_generation`: as `min_generation`, asked before a generation is formed. Raises
         UsageError if this node has more workers than the run has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
@@ -83,6 +85,7 @@ class Rendezvous:
         self._open_endpoint = open_endpoint
         self._notify = notify
         self._is_complete = is_complete
+        self._newest_generation = newest_generation
         self._is_newest_lease: Callable[[str], bool] = lambda _token: False
         self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
@@ -188,6 +191,9 @@ class Rendezvous:
             case GroupAction.EVICT:
                 self._is_waiting = not self._writer.evict(version, group)
             case GroupAction.FORM:
+                # A node that slept may be alone with an old state of the group: what others did
+                # since then is in the run directory.
+                group = self._observer.number_from(self._newest_generation(), group)
                 endpoint = self._open_endpoint()
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
                 self._writer.set(version, formed)
@@ -269,22 +275,26 @@ class Rendezvous:
         is_lost = membership.lost_of_closed(group, alive=self._observer.alive) or group.cause == NODE_LOST
         return group.generation == self._entered and bool(is_lost)
 
-    def withdraw(self, *, is_shared: bool) -> bool:
+    def withdraw(self, is_shared: Callable[[int], bool]) -> bool:
         """Close the open generation if this node is in it, and leave if others have its state.
 
-        is_shared: the other members of its generation have it. Returns whether such nodes go on;
-        if none does, this node keeps its place until `leave`, and must save its state before.
+        is_shared: whether the members of a generation have it. The group may be in a newer one than
+        this node was in last, with other members: it was formed and this node has not entered it.
+        Returns whether such nodes go on; if none does, this node keeps its place until `leave`, and
+        must save its state before.
         """
-        group = self._writer.change_by(Verb.WITHDRAW_SHARED if is_shared else Verb.WITHDRAW)
+        group = self._writer.change_by(
+            lambda group: Verb.WITHDRAW_SHARED if is_shared(group.generation) else Verb.WITHDRAW
+        )
         return self._me.id not in group.member_ids and bool(group.member_ids & self._observer.alive)
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
-        return self._writer.change_by(Verb.LEAVE)
+        return self._writer.change_by(lambda _group: Verb.LEAVE)
 
     def done(self) -> Group:
         """All workers of this node finished; the last member to report it completes the run."""
-        return self._writer.change_by(Verb.DONE, generation=self._entered)
+        return self._writer.change_by(lambda _group: Verb.DONE, generation=self._entered)
 
     def report_commit(self, step: int) -> Group:
         """A checkpoint of this step is committed, whichever generation it was saved in."""

@@ -141,8 +141,8 @@ class Place(World):
 
 ACTS: dict[str, Callable[[Rendezvous], object]] = {
     "give up joining": lambda node: node.leave(),
-    "withdraw": lambda node: node.withdraw(is_shared=False),
-    "withdraw, shared": lambda node: node.withdraw(is_shared=True),
+    "withdraw": lambda node: node.withdraw(lambda _generation: False),
+    "withdraw, shared": lambda node: node.withdraw(lambda _generation: True),
     "leave": lambda node: node.leave(),
 }
 

@@ -5,7 +5,8 @@ direction of each link has its own delay, and may lose packets or all of them. O
 the nodes meet each node sees what was there some time ago; it does not answer, it does the write
 and answers that it did not, it is emptied, or its newest version is torn.
 
-A storm is a function of its seed. It does not model workers, nor what is trained.
+A storm is a function of its seed. It does not model workers, and of what is trained only which
+nodes have it.
 """
 
 import random
@@ -134,6 +135,7 @@ class Machine:
     holds: bool = False  # no other node has that
     generation: Generation | None = None
     newest: int = 0  # the number of the last one that it entered
+    trained: int = 0  # the one in which its newest state was made, which all members then had
     pace_s: float = POLL_S
     stops_in: int = 0  # polls that its workers take to stop
     stopping: int = 0
@@ -154,6 +156,7 @@ class Storm(FakeClock):
         self.policy = GroupPolicy(min_nodes=1, max_nodes=size, last_call_s=1.0, timeout_s=1e9)
         self.machines: dict[str, Machine] = {}
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
+        self.trained = 0  # the last one of these that made a step
         self._memory = MemoryBackend()
         self._combines_from = combines_from
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -202,6 +205,7 @@ class Storm(FakeClock):
             open_endpoint=lambda: f"{name}:1",
             min_generation=max(self.members, default=0),
             probes=probes,
+            newest_generation=lambda: max(self.members, default=0),
         )
         machine = self.machines[name] = Machine(rendezvous, door, probes)
         self.every(lambda: KEEP_ALIVE_S / BEATS_PER_KEEP_ALIVE, machine, lambda: self._beat(name))
@@ -247,6 +251,14 @@ class Storm(FakeClock):
         machine.newest = number
         holders = [other for other, each in self.machines.items() if each.holds]
         assert not holders, f"generation {number} began while {holders} had to save the newest state"
+        self.later(self.draw.choice((0.1, 0.5)), lambda: self._train(number))
+
+    def _train(self, number: int) -> None:
+        """A step, if all members are still in this generation."""
+        machines = [self.machines.get(node.id) for node in self.members[number]]
+        if all(m is not None and m.generation is not None and m.newest == number for m in machines):
+            for machine in filter(None, machines):
+                machine.trained = self.trained = number
 
     def _beat(self, name: str) -> None:
         # As the thread of its heartbeats does.

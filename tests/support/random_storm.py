@@ -120,18 +120,20 @@ class RandomStorm:
         self.storm.call(self.draw.choice(self.storm.training), report)
 
     def hand_over(self) -> None:
-        """A node leaves, and saves what it has, if no other node has it."""
-        is_shared, took_s = self.draw.random() < 0.5, self.draw.choice((0.1, 1.0, 5.0))
+        """A node leaves, also one that waits, and saves what it has, if no other node has it."""
+        is_kept, took_s = self.draw.random() < 0.7, self.draw.choice((0.1, 1.0, 5.0))
 
         def withdraw(name: str, machine: Machine) -> None:
             machine.is_leaving = True
             self.storm.later(took_s, lambda: self._leave(name, machine))
             was_member = name in self.storm.group.member_ids
-            others = machine.rendezvous.withdraw(is_shared=is_shared)
-            machine.generation = None
-            machine.holds = was_member and not (is_shared and others) and self._is_whole()
+            trained, machine.generation = machine.trained, None
+            others = machine.rendezvous.withdraw(
+                lambda number: not trained or (is_kept and number == trained)
+            )
+            machine.holds = bool(trained) and was_member and not others and self._is_whole()
 
-        name = self.draw.choice(self.storm.training)
+        name = self.draw.choice(self.storm.staying)
         self.storm.call(name, withdraw)
 
     def _leave(self, name: str, machine: Machine) -> None:

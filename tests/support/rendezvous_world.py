@@ -211,6 +211,7 @@ class World:
             min_generation=self.shown_generation,
             probes=self.probes[name],
             run=settings.run,
+            newest_generation=lambda: self.shown_generation,
         )
         rendezvous.use_lease(settings.lease)
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
@@ -239,9 +240,9 @@ class World:
     def withdraw(self, name: str, *, is_shared: bool) -> None:
         machine = self.machines[name]
         machine.is_leaving = True
-        others = False
+        others, trained = False, machine.rendezvous._entered
         with self.calling(name):
-            others = machine.rendezvous.withdraw(is_shared=is_shared)
+            others = machine.rendezvous.withdraw(lambda number: is_shared and number == trained)
         machine.generation, machine.is_leaving, machine.holds = None, True, not others
         machine.reasons.append("others go on with its state" if others else "saves its state")
 
