@@ -1,6 +1,22 @@
 """The agent's end of the connection to its fork server; real servers are in tests/process."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elastic.agent.agent import NodeAgent
+from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.workers import fork_server_client
 from elastic.agent.workers.fork_server_client import ForkServerClient
+from elastic.agent.workers.spawner import Spawner
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.system.fork_protocol import FromServer, Ready
+from elastic.system.json_lines import to_line
+from elastic.system.untrusted import encode
+from elastic.testing.fakes import FakeClock, MemoryBackend
 
 
 class ExitedServer:
@@ -23,3 +39,108 @@ def test_a_server_that_has_exited_gets_no_signal_when_its_client_closes():
     assert client.exit_code_of(8) == -9  # its worker died with it
     client.close()
     assert (server.kills, client.exit_code) == (1, 3)
+
+
+class ImportingServer:
+    """A server process that imports for as long as the test likes."""
+
+    pid = 7
+
+    def __init__(self):
+        self.kills = 0
+
+    def start(self, _ours, theirs, _output):
+        self.connection = theirs.dup()
+        return self
+
+    def kill(self):
+        self.kills += 1
+
+    def wait(self):
+        return -9
+
+    def becomes_ready(self):
+        self.connection.sendall(to_line(encode(FromServer(message=Ready()))))
+
+
+class Questions:
+    """Whether the wait is interrupted: the third time that it is asked, and from then on."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.asked >= 3
+
+
+@pytest.fixture
+def importing(monkeypatch):
+    monkeypatch.setattr(fork_server_client, "ASK_EVERY_S", 0.0)
+    server = ImportingServer()
+    yield server
+    server.connection.close()
+
+
+def test_a_wait_for_a_server_that_imports_can_be_interrupted_and_repeated(importing):
+    """It imports on meanwhile, and its answer counts later."""
+    client, questions = ForkServerClient(importing.start), Questions()
+    client.wait_ready(questions)
+    assert (questions.asked, client.is_ready, importing.kills) == (3, False, 0)
+
+    importing.becomes_ready()
+    client.wait_ready()
+    assert client.is_ready
+    client.close()
+
+
+def test_a_node_that_is_asked_to_leave_waits_for_no_new_fork_server(importing, monkeypatch):
+    """The server has died between two generations, and another one imports for minutes. The newest
+    state may be in the agent's memory alone: it is saved by the code that comes after the wait.
+    """
+    said, questions = [], Questions()
+    spawner = Spawner(Path("recipe.py"), said.append, lambda _: ForkServerClient(lambda *_: ExitedServer()))
+    spawner._server.exit_code_of(8)
+    monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(importing.start))
+    spawner.renew(questions)
+    assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
+    assert spawner.fork_server_pid == importing.pid
+    spawner.close()
+
+
+def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_last_state(importing):
+    """The signal comes while the agent waits between two generations. The rendezvous after that is
+    a real one; it would form a generation of this node alone.
+    """
+    clock, left = FakeClock(), []
+    shutdown = ShutdownRequest(30.0, clock)
+    client = ForkServerClient(importing.start)
+
+    def revive():
+        if clock.now > 1001.0:
+            shutdown.request("SIGTERM asks this node to leave")
+        clock.sleep(1.0)
+
+    def renew(interrupted):
+        client.wait_ready(interrupted)
+
+    policy = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=60.0)
+    me = Node(id="n1", address="n1", nproc=1)
+    rendezvous = Rendezvous(
+        MemoryBackend(), me, policy, keep_alive_s=2.0, clock=clock, open_endpoint=lambda: "n1:1"
+    )
+    agent = NodeAgent.__new__(NodeAgent)
+    agent._parts = SimpleNamespace(
+        spawner=SimpleNamespace(renew=renew),
+        uploader=SimpleNamespace(revive=revive, is_back=lambda: False),
+        shutdown=shutdown,
+        has_shared_state=None,
+        leave_group=left.append,
+    )
+    agent._wrong_steps = []
+    agent._worker_group = SimpleNamespace()
+    agent._initialize_workers = lambda _: rendezvous.join(agent._is_interrupted)
+    agent._invoke_run()
+    assert len(left) == 1 and not client.is_ready
+    assert agent.end.reason == "SIGTERM asks this node to leave while it waited for the group"
+    client.close()

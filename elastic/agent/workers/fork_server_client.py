@@ -37,8 +37,13 @@ from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
+ASK_EVERY_S = 0.1  # whether a wait is interrupted: no signal ends it
 _OUTPUT_TAIL_BYTES = 2000
 _CLOCK = SystemClock()
+
+
+def _never() -> bool:
+    return False
 
 
 class CannotFork(Exception):  # noqa: N818 - a reason to spawn, not an error
@@ -143,17 +148,19 @@ class ForkServerClient:
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
-        answer = self._answer(FORK_LIMIT_S)
+        answer = self._answer(FORK_LIMIT_S, _never)
         if isinstance(answer, Refused):
             raise CannotFork(answer.reason)
         assert isinstance(answer, Forked)
         return ForkedProcess(self, answer.pid, start_ticks(answer.pid))
 
-    def wait_ready(self) -> None:
-        """Return once the server has imported everything. Raises CannotFork."""
+    def wait_ready(self, interrupted: Callable[[], bool] = _never) -> None:
+        """Return once the server has imported everything. Raises CannotFork.
+
+        Returns earlier when `interrupted()`; the server then imports on, and `is_ready` is false.
+        """
         if not self.is_ready:
-            self._answer(READY_LIMIT_S)
-            self.is_ready = True
+            self.is_ready = self._answer(READY_LIMIT_S, interrupted) is not None
 
     def exit_code_of(self, pid: int) -> int | None:
         """The exit code of a worker; None while it runs.
@@ -184,8 +191,11 @@ class ForkServerClient:
         self._connection.close()
         self._output.close()
 
-    def _answer(self, limit_s: float) -> Ready | Forked | Refused:
-        """The server's next one. Raises CannotFork if the server exits or takes too long."""
+    def _answer(self, limit_s: float, interrupted: Callable[[], bool]) -> Ready | Forked | Refused | None:
+        """The server's next one; None when `interrupted()` before.
+
+        Raises CannotFork if the server exits or takes too long.
+        """
         deadline = _CLOCK.monotonic() + limit_s
         while True:
             self._receive()
@@ -193,12 +203,14 @@ class ForkServerClient:
                 return self._answers.popleft()
             if self.exit_code is not None:
                 raise CannotFork(f"it ended{self._output_tail()}")
+            if interrupted():
+                return None
             left_s = deadline - _CLOCK.monotonic()
             if left_s <= 0:
                 # A late answer would mean a worker that no agent watches. It dies with the server.
                 self.kill()
                 raise CannotFork(f"it did not answer within {limit_s:.0f} s{self._output_tail()}")
-            self._connection.wait(left_s)
+            self._connection.wait(min(left_s, ASK_EVERY_S))
 
     def _receive(self) -> None:
         """Take in the messages that have arrived, without waiting."""

@@ -50,11 +50,12 @@ class Spawner:
         """None while no fork server is alive."""
         return self._server.pid if self._server.exit_code is None else None
 
-    def renew(self) -> None:
+    def renew(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Call between generations, with no live workers.
 
         Restarts the fork server if it died or if installed code changed on disk, and waits until it
-        is ready.
+        is ready, or until `interrupted()`, which is asked again and again: a node that is to leave
+        needs no workers.
         """
         if not self._forks:
             return
@@ -75,7 +76,7 @@ class Spawner:
             self.report(f"no process can be started to fork the workers from ({error})")
             return
         try:
-            self._server.wait_ready()
+            self._server.wait_ready(interrupted)
         except CannotFork as reason:
             self._report_spawning(str(reason))
 
