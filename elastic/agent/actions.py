@@ -90,7 +90,12 @@ class AgentParts:
         checkpoint is theirs to commit. Where no other node has it, the next generation waits for
         the save. Returns whether other members go on.
         """
-        others = self.group.withdraw(is_shared)
+        done = self.group.withdraw(is_shared)
+        others = done.others_go_on
+        if done.generation is not None:
+            # It may be one that this node was told to leave before it entered it. The next one
+            # waits for the save, which must not be fenced by this one.
+            self.uploader.enter(done.generation)
         self.final_checkpoint.ensure_committed(others=others)
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:

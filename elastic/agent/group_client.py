@@ -14,7 +14,7 @@ from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
@@ -147,16 +147,16 @@ class GroupClient:
             return True
         return False
 
-    def withdraw(self, is_shared: Callable[[int], bool]) -> bool:
+    def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """The workers of this node have stopped, and it is to leave.
 
-        is_shared: whether the members of a generation have its newest state in memory. Returns
-        whether such nodes go on, as far as the backend answers. If none does, the next generation
-        waits until this node has left.
+        is_shared: whether the members of a generation have its newest state in memory. If no node
+        goes on with it, as far as the backend answers, the next generation waits until this node
+        has left.
         """
         with suppress(BackendFailed):
             return self._rendezvous.withdraw(is_shared)
-        return False
+        return Withdrawal(others_go_on=False, generation=None)
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""

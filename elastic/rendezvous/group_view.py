@@ -36,3 +36,15 @@ class GroupView:
         if self.newcomers:
             return f"{', '.join(n.id for n in self.newcomers)} can be admitted to the next generation after {generation}"
         return f"generation {generation} is training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawal:
+    """What follows for a node that withdraws.
+
+    others_go_on: with its state; it has left. generation: the newest, in which the node keeps its
+    place, so that the next one waits for it; None where it is not a member.
+    """
+
+    others_go_on: bool
+    generation: int | None

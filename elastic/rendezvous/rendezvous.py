@@ -19,7 +19,7 @@ from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.first_look import FirstLook
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.group_writer import GroupWriter
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
@@ -275,18 +275,22 @@ class Rendezvous:
         is_lost = membership.lost_of_closed(group, alive=self._observer.alive) or group.cause == NODE_LOST
         return group.generation == self._entered and bool(is_lost)
 
-    def withdraw(self, is_shared: Callable[[int], bool]) -> bool:
+    def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """Close the open generation if this node is in it, and leave if others have its state.
 
         is_shared: whether the members of a generation have it. The group may be in a newer one than
         this node was in last, with other members: it was formed and this node has not entered it.
-        Returns whether such nodes go on; if none does, this node keeps its place until `leave`, and
-        must save its state before.
+        If no node goes on with the state, this node keeps its place until `leave`, and must save
+        its state before.
         """
         group = self._writer.change_by(
             lambda group: Verb.WITHDRAW_SHARED if is_shared(group.generation) else Verb.WITHDRAW
         )
-        return self._me.id not in group.member_ids and bool(group.member_ids & self._observer.alive)
+        keeps_place = self._me.id in group.member_ids
+        return Withdrawal(
+            others_go_on=not keeps_place and bool(group.member_ids & self._observer.alive),
+            generation=group.generation if keeps_place else None,
+        )
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""

@@ -260,7 +260,7 @@ def test_a_node_that_waited_and_leaves_leaves_no_trace(nodes: Nodes) -> None:
 
     with pytest.raises(Interrupted):
         a.join(is_in)
-    assert not a.withdraw(lambda _generation: True)
+    assert not a.withdraw(lambda _generation: True).others_go_on
     found = DirectoryBackend(nodes.folder).read()
     assert found is not None and Group.parse(found[1]).waiting == ()
 

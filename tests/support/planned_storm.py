@@ -77,7 +77,7 @@ class PlannedStorm:
 
         def withdraw(name: str, machine: Machine) -> None:
             machine.is_leaving, trained = True, machine.trained
-            others = machine.rendezvous.withdraw(lambda number: not trained or number == trained)
+            others = machine.rendezvous.withdraw(lambda number: not trained or number == trained).others_go_on
             machine.generation = None
             if not others:
                 machine.holds = bool(trained) and name in self.storm.group.member_ids

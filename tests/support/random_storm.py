@@ -130,7 +130,7 @@ class RandomStorm:
             trained, machine.generation = machine.trained, None
             others = machine.rendezvous.withdraw(
                 lambda number: not trained or (is_kept and number == trained)
-            )
+            ).others_go_on
             machine.holds = bool(trained) and was_member and not others and self._is_whole()
 
         name = self.draw.choice(self.storm.staying)

@@ -242,7 +242,7 @@ class World:
         machine.is_leaving = True
         others, trained = False, machine.rendezvous._entered
         with self.calling(name):
-            others = machine.rendezvous.withdraw(lambda number: is_shared and number == trained)
+            others = machine.rendezvous.withdraw(lambda number: is_shared and number == trained).others_go_on
         machine.generation, machine.is_leaving, machine.holds = None, True, not others
         machine.reasons.append("others go on with its state" if others else "saves its state")
 
