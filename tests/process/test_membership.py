@@ -62,6 +62,46 @@ def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, u
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
 
 
+# SIGTERM comes when this agent has opened the store of the second generation that it forms.
+LEAVES_BETWEEN = """
+import os, signal
+from elastic import cli
+from elastic.rendezvous.torch_handler import EndpointHost
+
+open_store, opened = EndpointHost.open, []
+
+def open_and_leave(host):
+    opened.append(open_store(host))
+    if len(opened) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return opened[-1]
+
+EndpointHost.open = open_and_leave
+cli.command()
+"""
+
+
+def test_a_node_that_leaves_as_a_newcomer_is_let_in_loses_no_step(drill, undisturbed, tmp_path):
+    """The generation with both is formed, and the node that has the state has not entered it. No
+    checkpoint is due: the state of step 6 is in its memory alone, and the other has none.
+    """
+    script = tmp_path / "leaves_between.py"
+    script.write_text(LEAVES_BETWEEN)
+    rarely = (*GROUP, "--save-every", "1000steps")
+    drill.shut(6)
+    first = drill.command(drill._command(rarely), {"DRILL_SCRIPT": str(script)})
+    drill.stands(6, ranks=1)
+    second = drill.start(*rarely)
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    first.ends_with(75)
+    assert "step 6 is saved" in first.output.splitlines()[-1]
+    second.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (6, 0, "checkpoint")]
+
+
 ALONE = ("--max-nodes", "1", "--save-every", "1000steps", "--max-restarts", "0")
 
 
