@@ -12,6 +12,8 @@ from etcd_servers import free_port
 from elastic.rendezvous.backends import tcp_store, tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed, MayHost
 from elastic.rendezvous.backends.tcp_store import StoredVersion, TcpStoreBackend
+from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient
+from elastic.system.clock import SystemClock
 
 
 @pytest.fixture
@@ -23,6 +25,7 @@ def nodes(monkeypatch):
     # A busy machine may take longer than the limits for what is not meant to reach them.
     monkeypatch.setattr(tcp_store_client, "CONNECT_S", 60.0)
     monkeypatch.setattr(tcp_store_client, "ANSWER_S", 60.0)
+    monkeypatch.setattr(tcp_store_client, "OPEN_S", 120.0)
     port, opened = free_port(), []
 
     def node(*, host=False):
@@ -205,3 +208,91 @@ def test_a_call_that_hangs_is_cut_off_also_where_the_host_has_no_name_any_more(m
                 calling.settimeout(60.0)
                 calling.connect(("127.0.0.1", port))
                 assert calling.recv(1) == b""
+
+
+class NameServer:
+    """It answers nothing until it is told to. asked: how many lookups have begun."""
+
+    def __init__(self, monkeypatch):
+        self.asked = 0
+        self.answers = threading.Event()
+        self.began = threading.Event()
+        self._look_up = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self.look_up)
+
+    def look_up(self, *arguments, **options):
+        self.asked += 1
+        self.began.set()
+        assert self.answers.wait(timeout=60)
+        return self._look_up(*arguments, **options)
+
+
+@pytest.fixture
+def name_server(nodes, monkeypatch):
+    nodes(host=True).publish_generation(5)
+    server = NameServer(monkeypatch)
+    monkeypatch.setattr(tcp_store_client, "OPEN_S", 0.0)
+    yield server
+    server.answers.set()
+
+
+def test_a_name_server_that_does_not_answer_holds_up_no_call_for_long(nodes, name_server):
+    """The host is there, and its name is asked for. All calls fail meanwhile, without a second
+    lookup, and the connection that is there in the end is used.
+    """
+    node = nodes()
+    for _ in range(3):
+        with pytest.raises(BackendFailed, match="no name server answers"):
+            node.read()
+    assert name_server.began.wait(timeout=60)
+    assert name_server.asked == 1
+
+    opening = node._client._opening
+    name_server.answers.set()
+    opening.result(timeout=60)
+    assert node.shown_generation() == 5
+    assert node._client.connections == 1
+
+
+def test_a_lookup_that_fails_late_fails_a_call_with_its_reason_and_is_repeated(
+    nodes, name_server, monkeypatch
+):
+    """The resolver gives up after its own limit. Then the name server is back."""
+    node, look_up = nodes(), name_server._look_up
+
+    def lost(*_arguments, **_options):
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer of the name server")
+
+    name_server._look_up = lost
+    with pytest.raises(BackendFailed):
+        node.read()
+    opening = node._client._opening
+    name_server.answers.set()
+    assert isinstance(opening.exception(timeout=60), socket.gaierror)
+    with pytest.raises(BackendFailed, match="no answer of the name server"):
+        node.read()
+
+    name_server._look_up = look_up
+    monkeypatch.setattr(tcp_store_client, "OPEN_S", 120.0)
+    assert node.shown_generation() == 5
+
+
+def test_a_store_that_is_served_only_after_its_client_was_closed_ends(monkeypatch):
+    """The agent ends while a name is looked up, and no store may outlive it within its process."""
+    served = object()
+    name_server = NameServer(monkeypatch)
+    monkeypatch.setattr(tcp_store_client, "OPEN_S", 0.0)
+    monkeypatch.setattr(
+        tcp_store_client, "_serve", lambda host, port: [socket.getaddrinfo(host, port), served][1]
+    )
+    monkeypatch.setattr(tcp_store_client, "_connect", lambda _host, _port: served)
+    client = TcpStoreClient("localhost", 1, may_host=True, clock=SystemClock())
+    with pytest.raises(BackendFailed), client.use("test"):
+        pass
+    opening = client._opening
+    client.close()
+    ended = threading.Event()
+    opening.add_done_callback(lambda _: ended.set())
+    name_server.answers.set()
+    assert ended.wait(timeout=60)
+    assert not client.is_host

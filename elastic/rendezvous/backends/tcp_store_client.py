@@ -10,9 +10,16 @@ So this module finds the socket below the client among the open files of the pro
 (/proc/self/fd), by the address of its peer, and sets limits on it that the kernel keeps
 (SO_RCVTIMEO, SO_SNDTIMEO). During the constructor a watchdog thread shuts such sockets down once
 its limit has passed. A client that failed once is thrown away for a fresh one, because it may be in
-the middle of an answer. No thread is left behind.
+the middle of an answer.
 
-It does not promise that a call that failed had no effect.
+To connect, the host's name is looked up, and torch looks up the name of the peer's address; neither
+lookup has a limit but the resolver's own, 10 s and more where no name server answers. So each try
+to connect has a thread. A caller waits for it for OPEN_S; while it takes longer, calls fail at
+once, and no second thread is started. No other thread is left behind.
+
+It does not promise that a call that failed had no effect. Nor does it limit the same lookup in a
+call over an open connection that breaks, where torch writes the peer's name to standard error, nor
+in the store itself, for each node that connects.
 """
 
 import contextlib
@@ -21,7 +28,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,6 +41,7 @@ from elastic.system.clock import Clock
 
 CONNECT_S = 0.5
 ANSWER_S = 1.0
+OPEN_S = CONNECT_S + ANSWER_S
 RETRY_S = 0.5
 ABORT_EVERY_S = 0.1
 
@@ -51,6 +60,7 @@ class TcpStoreClient:
         self._lock = threading.RLock()
         self._server: TCPStore | None = None
         self._client: TCPStore | None = None
+        self._opening: Future[TCPStore] | None = None  # a try to connect that no call has seen end
         self._retry_s, self._reason = float("-inf"), ""  # after a failure
         self.connections = 0  # so far; after a new connection the store may be another, empty one
 
@@ -61,8 +71,11 @@ class TcpStoreClient:
     def close(self) -> None:
         """Disconnect, and end the store if this process serves it."""
         with self._lock:
-            self._client = self._server = None
             self._may_host = False
+            self._end()
+            if self._opening is not None:
+                self._opening.add_done_callback(lambda _: self._end())
+                self._opening = None
 
     @contextlib.contextmanager
     def use(self, what: str) -> Iterator[TCPStore]:
@@ -84,17 +97,42 @@ class TcpStoreClient:
 
     def _connected(self) -> TCPStore:
         if self._client is None:
-            if self._may_host and self._server is None:
-                self._server = _serve(self._host, self._port)
-            self._client = _connect(self._host, self._port)
+            is_new = self._opening is None
+            opening = self._opening = self._opening or _in_thread(self._open)
+            if not wait([opening], OPEN_S if is_new else 0.0).done:
+                raise TimeoutError("to connect takes longer, as where no name server answers")
+            self._opening = None
+            self._client = opening.result()
             self.connections += 1
         return self._client
+
+    def _open(self) -> TCPStore:
+        if self._may_host and self._server is None:
+            self._server = _serve(self._host, self._port)
+        return _connect(self._host, self._port)
+
+    def _end(self) -> None:
+        self._client = self._server = None
 
     def _failure(self, what: str) -> BackendFailed:
         return BackendFailed(
             f"could not {what}: the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({self._reason});"
             f" does the agent on that host run? This one goes on by itself when it is back"
         )
+
+
+def _in_thread(act: Callable[[], TCPStore]) -> Future[TCPStore]:
+    """Raises RuntimeError where no thread can be started."""
+    future: Future[TCPStore] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except Exception as error:  # raised again by the call that asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="store-connect", daemon=True).start()
+    return future
 
 
 def is_own_address(host: str) -> bool:
