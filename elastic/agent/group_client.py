@@ -126,11 +126,11 @@ class GroupClient:
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
         until_s = self._clock.monotonic() + within_s
-        with suppress(BackendFailed):
-            while len(self._backoff.members) > 1 and self._clock.monotonic() < until_s:
+        while len(self._backoff.members) > 1 and self._clock.monotonic() < until_s:
+            with suppress(BackendFailed):  # the lost machine may have been the one that served it
                 if self._rendezvous.has_lost_member():
                     return True
-                self._clock.sleep(LOST_POLL_S)
+            self._clock.sleep(LOST_POLL_S)
         return False
 
     def end(self, run_end: RunEnd) -> None:

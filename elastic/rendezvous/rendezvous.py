@@ -11,6 +11,7 @@ It does not start or stop workers, and does not decide how often a run may fail.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import carry_over, membership, transitions, watch_ring
@@ -106,6 +107,7 @@ class Rendezvous:
         self.first_look = FirstLook(self._observer, me.id, clock)
         self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
+        self._due_close: Callable[[Group], Group] | None = None
         self._reason = ""
         self._is_waiting = True
 
@@ -170,10 +172,8 @@ class Rendezvous:
             # This node stopped its workers while the backend was out of reach, so it could not
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
-            closed = transitions.close(
-                group, generation=self._entered, cause=NODE_LOST, step=0, counts=False, failure=None
-            )
-            self._writer.set(version, closed)
+            close = self._due_close or self._closing(NODE_LOST, step=0, counts=False, failure=None)
+            self._writer.set(version, close(group))
             return None
         decision = next_action(
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
@@ -260,12 +260,29 @@ class Rendezvous:
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.
 
-        A newer generation stays untouched. Raises BackendFailed, as all that follow.
+        A newer generation stays untouched. Raises BackendFailed, as all that follow; `join` then
+        closes it with the same cause.
         """
-        return self._writer.change(
-            lambda group: transitions.close(
-                group, generation=self._entered, cause=cause, step=step, counts=counts, failure=failure
-            )
+        self._due_close = self._closing(cause, step=step, counts=counts, failure=failure)
+        group = self._writer.change(self._due_close)
+        self._due_close = None
+        return group
+
+    @property
+    def is_close_due(self) -> bool:
+        """Whether the last `close` failed, and the generation is closed by the next `join`."""
+        return self._due_close is not None
+
+    def _closing(
+        self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None
+    ) -> Callable[[Group], Group]:
+        return partial(
+            transitions.close,
+            generation=self._entered,
+            cause=cause,
+            step=step,
+            counts=counts,
+            failure=failure,
         )
 
     def has_lost_member(self) -> bool:
@@ -351,8 +368,14 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this node does what one does for all, as of its last poll."""
-        return self._observer.leads
+        """Whether this node does what one does for all, as of its last poll.
+
+        One that cannot poll, because its workers take long to stop or a fork server imports, may be
+        the only one that is left: what one does for all may be done by several.
+        """
+        last_poll_s = self._observer.timing.now_s
+        is_blind = self._clock.monotonic() - last_poll_s > self._observer.settings.keep_alive_s
+        return self._observer.leads or (is_blind and self.is_in)
 
     @property
     def is_in(self) -> bool:
@@ -408,7 +431,7 @@ class Rendezvous:
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
-        self._entered = group.generation
+        self._entered, self._due_close = group.generation, None
         return Generation.of(group, self._me)
 
     def _notify_once(self, reason: str, *, aloud: bool = True) -> None:

@@ -13,6 +13,7 @@ stops the workers at once, as in torchrun.
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import wait
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
@@ -32,7 +33,7 @@ from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.tcp_store_client import serve
+from elastic.rendezvous.backends.tcp_store_client import in_thread, serve
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
@@ -46,6 +47,7 @@ MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 CONNECT_TRIES = 3
+ASK_S = 0.05  # between two looks whether a generation is over whose store does not answer
 
 # torch's agents count down in the generation's store as their workers succeed; the last sets this.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
@@ -63,6 +65,10 @@ class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N8
     """The group's state can be reached from here, but not the TCPStores of its generations."""
 
 
+class HostSilent(Exception):  # noqa: N818 - it says what is wrong
+    """The store of a generation has not answered by the time at which that is over."""
+
+
 class EndpointHost:
     """Serves TCPStores: of the generation entered last, and of those that this node has tried to
     form since.
@@ -78,19 +84,30 @@ class EndpointHost:
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
-        """Serve a fresh store on a free port of the node's address; returns "host:port"."""
-        store = serve(self.address, listen_on(self.address), STORE_TIMEOUT)
+        """Serve a fresh store on a free port of the node's address; returns "host:port".
+
+        Raises BackendFailed where there is no descriptor or thread for it: that may pass.
+        """
+        try:
+            store = serve(self.address, listen_on(self.address), STORE_TIMEOUT)
+        except (OSError, RuntimeError) as error:
+            raise BackendFailed(
+                f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
+                " trying again"
+            ) from error
         endpoint = f"{self.address}:{store.port}"
         tried = [name for name in self._stores if name != self._entered]
-        for name in tried[: len(tried) + 1 - MOST_TRIES]:
+        for name in tried[: max(0, len(tried) + 1 - MOST_TRIES)]:
             del self._stores[name]
         self._stores[endpoint] = store
         return endpoint
 
-    def enter(self, endpoint: str) -> TCPStore:
+    def enter(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> TCPStore:
         """The store at `endpoint`, on this node or another. Stores of other generations are closed.
 
-        Raises torch's DistError, a RuntimeError, or ValueError for an endpoint of the wrong form.
+        is_over: asked again and again, whether to wait no more for a store that does not answer.
+        Raises HostSilent then; torch's DistError, a RuntimeError; or ValueError for an endpoint of
+        the wrong form.
         """
         own = self._stores.get(endpoint)
         self._entered = endpoint
@@ -101,7 +118,13 @@ class EndpointHost:
         port = parse_number(text) or 0
         if not host or not 0 < port <= HIGHEST_PORT:
             raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
-        store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
+        # torch tries for twice the timeout, in one call that hears no signal. The thread of a call
+        # that is given up ends by then.
+        connecting = in_thread(lambda: TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT))
+        while not wait([connecting], ASK_S).done:
+            if is_over():
+                raise HostSilent(f"{endpoint} has not answered")
+        store = connecting.result()
         store.set_timeout(STORE_TIMEOUT)
         return store
 
@@ -141,15 +164,21 @@ class ElasticRendezvous(RendezvousHandler):
         reached.
         """
         self._close_own()
-        for _ in range(CONNECT_TRIES):
+        failures = 0
+        while failures < CONNECT_TRIES:
             generation = self._join()
             try:
-                store = self._host.enter(generation.endpoint)
+                store = self._host.enter(generation.endpoint, self._is_over)
+            except HostSilent:
+                # The node of rank 0 died after it formed the generation, or this one is to leave.
+                continue
             except (RuntimeError, ValueError):
-                # The node of rank 0 probably died after it formed the generation, and its
-                # keep-alive is not over yet. Nodes that did reach its store see the close and join
-                # again.
-                self._rendezvous.close(NODE_LOST, step=0, counts=False)
+                # Its store cannot be reached from here, and its heartbeats can. Nodes that did
+                # reach it see the close and join again. Where the place to meet does not answer
+                # either, `join` closes the generation as soon as it does.
+                failures += 1
+                with contextlib.suppress(BackendFailed):
+                    self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
         raise HostUnreachable(
@@ -191,6 +220,17 @@ class ElasticRendezvous(RendezvousHandler):
         self._rendezvous.stop()
         return True
 
+    def _is_over(self) -> bool:
+        """Whether the generation that is being entered has ended, or this node is to leave. A poll
+        finds the death of the node that serves its store.
+        """
+        if self._interrupted():
+            return True
+        with contextlib.suppress(BackendFailed):
+            view = self._rendezvous.watch()
+            return view.fenced or not view.open
+        return False
+
     def _join(self) -> Generation:
         try:
             return self._rendezvous.join(self._interrupted)
@@ -201,7 +241,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     def _close_own(self) -> None:
         """Close the generation that this node's workers were in; torch's agent does not say why."""
-        if self.generation is None:
+        if self.generation is None or self._rendezvous.is_close_due:
             return
         # If the backend is out of reach, `join` closes the generation as soon as it is back.
         with contextlib.suppress(BackendFailed):

@@ -1,5 +1,7 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
+import errno
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elastic.errors import GroupEnded, Interrupted, UsageError
-from elastic.rendezvous import transitions
+from elastic.rendezvous import torch_handler, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.generation import Generation
@@ -22,7 +24,7 @@ from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
+from elastic.rendezvous.torch_handler import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
@@ -168,11 +170,16 @@ class FaultyBackend(MemoryBackend):
         self.beaten.set()
 
 
-def lone(backend: MemoryBackend, **options: Any) -> Rendezvous:
-    """The one node of a run."""
-    options = {"keep_alive_s": KEEP_ALIVE_S, "clock": SystemClock()} | options
-    node = Node(id="a", address="a", nproc=1)
-    return Rendezvous(backend, node, ALONE, open_endpoint=lambda: "a:1", **options)
+def lone(
+    backend: MemoryBackend, *, name: str = "a", policy: GroupPolicy = ALONE, **options: Any
+) -> Rendezvous:
+    """The one node of a run, if the policy is not another one."""
+    options = {
+        "keep_alive_s": KEEP_ALIVE_S,
+        "clock": SystemClock(),
+        "open_endpoint": lambda: f"{name}:1",
+    } | options
+    return Rendezvous(backend, Node(id=name, address=name, nproc=1), policy, **options)
 
 
 def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> None:
@@ -193,7 +200,7 @@ def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> N
         return False
 
     generation = a.join(comes_back)
-    assert (generation.number, generation.cause, generation.restarts) == (2, transitions.NODE_LOST, 0)
+    assert (generation.number, generation.cause, generation.restarts) == (2, transitions.FAILURE, 1)
     a.stop()
 
 
@@ -381,6 +388,149 @@ def test_a_node_serves_the_store_of_an_earlier_try_that_won_after_all() -> None:
     tries = [host.open() for _ in range(20)]
     host.enter(tries[-3]).set("who", "me")
     assert EndpointHost("127.0.0.1").enter(tries[-3]).get("who") == b"me"
+
+
+def lone_handler(
+    backend: MemoryBackend, host: EndpointHost, endpoints: list[str], interrupted: Callable[[], bool] = never
+) -> ElasticRendezvous:
+    """A node that names these as the stores of its first generations, and then serves its own."""
+
+    def open_endpoint() -> str:
+        return endpoints.pop(0) if endpoints else host.open()
+
+    rendezvous = lone(backend, open_endpoint=open_endpoint)
+    return ElasticRendezvous(rendezvous, host, run_id="r", interrupted=interrupted)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A store whose host is frozen: the kernel takes connections, and nobody answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_store_that_does_not_answer_is_given_up_when_its_generation_is_over(silent: str) -> None:
+    """The other node, which serves it, is found dead while this one connects. torch would try for
+    twenty seconds.
+    """
+    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
+    handler = lone_handler(backend, host, [silent])
+    enter, asked = host.enter, []
+
+    def entering(endpoint: str, is_over: Callable[[], bool]) -> Any:
+        def asks() -> bool:
+            asked.append(endpoint)
+            if len(asked) == 3:
+                handler._rendezvous.close(transitions.NODE_LOST, step=0, counts=False)
+            return is_over()
+
+        return enter(endpoint, asks)
+
+    host.enter = entering  # type: ignore[assignment,method-assign]
+    handler.next_rendezvous()
+    assert asked == [silent] * 3
+    assert handler.generation is not None and handler.generation.number == 2
+    handler._rendezvous.stop()
+
+
+def test_a_node_that_is_to_leave_waits_for_no_store_that_does_not_answer(silent: str) -> None:
+    asked: list[bool] = []
+
+    def interrupted() -> bool:
+        asked.append(True)
+        return len(asked) > 5
+
+    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
+    handler = lone_handler(backend, host, [silent], interrupted)
+    with pytest.raises(Interrupted):
+        handler.next_rendezvous()
+    handler._rendezvous.stop()
+
+
+def test_a_place_to_meet_that_fails_with_a_generations_store_ends_no_agent() -> None:
+    """With c10d one machine may serve both. The place to meet is back a moment later."""
+    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
+    handler = lone_handler(backend, host, ["127.0.0.1:1"])
+    enter, failures = host.enter, []
+
+    def entering(endpoint: str, is_over: Callable[[], bool]) -> Any:
+        if endpoint != "127.0.0.1:1":
+            return enter(endpoint, is_over)
+        backend.is_away = True
+        raise RuntimeError("connection refused")
+
+    def notify(reason: str, *, aloud: bool = True) -> None:
+        if reason == "away":
+            failures.append(aloud)
+            backend.is_away = False
+
+    host.enter = entering  # type: ignore[assignment,method-assign]
+    handler._rendezvous._notify_once = notify  # type: ignore[method-assign]
+    handler.next_rendezvous()
+    assert failures and handler.generation is not None and handler.generation.number == 2
+    handler._rendezvous.stop()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many files"), RuntimeError("no thread")])
+def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As a worker that cannot be started: an agent must not end by it."""
+    serve, failures = torch_handler.serve, [error, error]
+
+    def serve_later(*words: Any) -> Any:
+        if failures:
+            words[1].close()
+            raise failures.pop()
+        return serve(*words)
+
+    monkeypatch.setattr(torch_handler, "serve", serve_later)
+    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
+    handler.next_rendezvous()
+    assert not failures
+    handler._rendezvous.stop()
+
+
+@pytest.mark.parametrize("cause", [transitions.NODE_LEFT, transitions.DIVERGED])
+def test_a_planned_end_that_meets_an_outage_counts_as_none(cause: str) -> None:
+    """The place to meet does not answer as the generation is closed, and answers again after it."""
+    backend = FaultyBackend()
+    handler = lone_handler(backend, EndpointHost("127.0.0.1"), [])
+    handler.next_rendezvous()
+    for _ in range(3):
+        backend.is_away = True
+        with pytest.raises(BackendFailed):
+            handler._rendezvous.close(cause, step=3, counts=False)
+        backend.is_away = False
+        handler.next_rendezvous()
+        assert handler.generation is not None
+        assert (handler.generation.cause, handler.generation.restarts) == (cause, 0)
+    handler._rendezvous.stop()
+
+
+def test_of_eight_tries_to_form_a_generation_all_stores_stay() -> None:
+    """The outcome of a write may be known late."""
+    host = EndpointHost("127.0.0.1")
+    tries = [host.open() for _ in range(MOST_TRIES + 1)]
+    assert list(host._stores) == tries[1:]
+
+
+def test_a_member_that_cannot_poll_renews_the_lease_as_one_that_leads() -> None:
+    """The node that renewed it is dead, and this one waits for something else: a command that comes
+    meanwhile must not take the run directory for a copy.
+    """
+    clock, backend = FakeClock(), FaultyBackend()
+    first, second = (lone(backend, name=name, policy=PAIR, clock=clock) for name in "ab")
+    for node in (first, second) * 4:
+        node.poll_join()
+    assert first.leads and not second.leads
+    clock.now += KEEP_ALIVE_S + 1.0
+    assert second.leads
+    second.poll_join()
+    assert not second.leads
+    assert not lone(backend, name="c", clock=clock).leads
 
 
 def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:

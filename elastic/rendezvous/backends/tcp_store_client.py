@@ -98,7 +98,7 @@ class TcpStoreClient:
     def _connected(self) -> TCPStore:
         if self._client is None:
             is_new = self._opening is None
-            opening = self._opening = self._opening or _in_thread(self._open)
+            opening = self._opening = self._opening or in_thread(self._open)
             if not wait([opening], OPEN_S if is_new else 0.0).done:
                 raise TimeoutError("to connect takes longer, as where no name server answers")
             self._opening = None
@@ -121,7 +121,7 @@ class TcpStoreClient:
         )
 
 
-def _in_thread(act: Callable[[], TCPStore]) -> Future[TCPStore]:
+def in_thread(act: Callable[[], TCPStore]) -> Future[TCPStore]:
     """Raises RuntimeError where no thread can be started."""
     future: Future[TCPStore] = Future()
 
