@@ -260,6 +260,7 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         run_lease,
         lease,
         leads=lambda: rendezvous.leads,
+        may_lead=lambda: rendezvous.may_lead,
         is_in=lambda: rendezvous.is_in,
         on_lost=shutdown.request,
         lease_of_group=lambda: rendezvous.lease_of_group,

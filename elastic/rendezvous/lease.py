@@ -245,10 +245,12 @@ class LeaseRenewal:
     """Renews a lease on a thread of its own, until `stop`, while `leads()`.
 
     One node does it for all. A node that is not in the group yet also does it where the last one
-    has released the lease that both share. on_lost is called once, with a sentence, when another
-    place has taken the lease. lease_of_group: the token under which this node's group meets; where
-    that is the newest lease's, it is renewed from then on. reclaim: makes the directory the run's
-    where it is gone, False where it has become another run's; None: the lease is not put back.
+    has released the lease that both share. may_lead: whether the one that leads may be dead; a
+    lease that is held is then renewed as well, by several nodes perhaps, and nothing else is done.
+    on_lost is called once, with a sentence, when another place has taken the lease. lease_of_group:
+    the token under which this node's group meets; where that is the newest lease's, it is renewed
+    from then on. reclaim: makes the directory the run's where it is gone, False where it has become
+    another run's; None: the lease is not put back.
     """
 
     def __init__(  # noqa: PLR0913 - the seam of the lease to the group and the agent
@@ -259,11 +261,12 @@ class LeaseRenewal:
         leads: Callable[[], bool],
         is_in: Callable[[], bool],
         on_lost: Callable[[str], None],
+        may_lead: Callable[[], bool] = lambda: False,
         lease_of_group: Callable[[], str] = lambda: "",
         reclaim: Callable[[], bool] | None = None,
     ) -> None:
         self._run_lease, self._lease, self._reclaim = run_lease, lease, reclaim
-        self._leads, self._is_in, self._on_lost = leads, is_in, on_lost
+        self._leads, self._may_lead, self._is_in, self._on_lost = leads, may_lead, is_in, on_lost
         self._lease_of_group = lease_of_group
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -285,6 +288,8 @@ class LeaseRenewal:
             # A storage that is away for a while ends no training, and so not this thread.
             with suppress(ElasticError, OSError):
                 if has_lost or not self._renews():
+                    if not has_lost and self._may_lead():
+                        self._renew_if_held()
                     continue
                 standing = self._run_lease.standing(self._lease)
                 # At the second look: a command with --fresh renames, and then claims the name.
@@ -303,6 +308,10 @@ class LeaseRenewal:
                     )
                 elif standing is Standing.HELD:
                     self._run_lease.renew(self._lease)
+
+    def _renew_if_held(self) -> None:
+        if self._run_lease.standing(self._lease) is Standing.HELD:
+            self._run_lease.renew(self._lease)
 
     def _adopts_newest(self) -> bool:
         """Whether the newest lease is that of this node's own group, which is then its own."""

@@ -368,14 +368,16 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this node does what one does for all, as of its last poll.
+        """Whether this node does what one does for all, as of its last poll."""
+        return self._observer.leads
 
-        One that cannot poll, because its workers take long to stop or a fork server imports, may be
-        the only one that is left: what one does for all may be done by several.
+    @property
+    def may_lead(self) -> bool:
+        """Whether the node that leads may have died since the last poll of this one, which cannot
+        poll because its workers take long to stop, a fork server imports, or no backend answers.
         """
         last_poll_s = self._observer.timing.now_s
-        is_blind = self._clock.monotonic() - last_poll_s > self._observer.settings.keep_alive_s
-        return self._observer.leads or (is_blind and self.is_in)
+        return self.is_in and self._clock.monotonic() - last_poll_s > self._observer.settings.keep_alive_s
 
     @property
     def is_in(self) -> bool:

@@ -337,6 +337,32 @@ def test_only_the_node_that_leads_renews_and_a_lost_lease_is_said_once(
     assert not run_lease.is_released(lease)
 
 
+def test_a_node_that_may_lead_renews_only_what_it_holds(
+    tmp_path: Path, wait_until: Callable[[Callable[[], bool]], None]
+) -> None:
+    """It cannot poll, so it may have slept, and knows no newer lease of its own group yet: to end
+    because of that one would be wrong.
+    """
+    looks, lost = [], []
+    run_lease = RunLease(str(tmp_path), SystemClock())
+    lease = take(tmp_path, "a", SystemClock(), keep_alive_s=0.05)
+    renewed = tmp_path / "lease" / "000001-renewed"
+
+    def may_lead() -> bool:
+        looks.append(1)
+        return True
+
+    renewal = LeaseRenewal(
+        run_lease, lease, leads=lambda: False, is_in=lambda: True, may_lead=may_lead, on_lost=lost.append
+    )
+    wait_until(lambda: bool(renewed.read_text().strip()))
+    (tmp_path / "lease" / "000002").write_text("{}")
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 4)
+    renewal.stop(releases=False)
+    assert not lost
+
+
 def test_a_damaged_lease_is_said(tmp_path: Path) -> None:
     take(tmp_path, "a", FakeClock())
     (tmp_path / "lease" / "000001").write_text("{")
