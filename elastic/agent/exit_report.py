@@ -29,7 +29,10 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     imports_library = parts.settings.imports_library
     newest = None
     if imports_library:
-        newest = parts.final_checkpoint.newest_checkpoint(step=agent.last_step, generation=agent.generation)
+        is_new = agent.end.exit_code == EXIT_INTERRUPTED and agent.has_trained
+        newest = parts.final_checkpoint.newest_checkpoint(
+            step=agent.last_step, generation=agent.generation, is_new=is_new
+        )
     saved_step = 0 if newest is None else newest.step
     code = agent.end.exit_code
     if code == EXIT_COMPLETE:

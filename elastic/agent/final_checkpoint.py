@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.checkpoint.catalog import list_commits, of_run, payload_chunks
+from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run, payload_chunks
 from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
@@ -57,20 +57,24 @@ class FinalCheckpoint:
     differences: list[str] = field(default_factory=list)
     _loads: dict[str, bool] = field(default_factory=dict)  # by the payload's name
 
-    def newest_checkpoint(self, *, step: int, generation: int) -> CommitRecord | None:
+    def newest_checkpoint(self, *, step: int, generation: int, is_new: bool = False) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
 
         step: the last that was trained, in this generation; 0 where this node does not know it.
-        The storage is asked, and not the event log: an uploader may die after its commit and before
-        it records the event.
+        is_new: it was trained, and not only restored: a checkpoint of it from an older generation
+        may be one that the run passed over, so it counts only if it loads. The storage is asked,
+        and not the event log: an uploader may die after its commit and before it records the event.
         """
-        records = (
-            record
-            for record in self._records(self.shutdown.end_s(self.clock.monotonic(), READ_LIMIT_S))
-            if self._loads.get(record.payload, True)
-            and not (step and record.step > step and record.generation < generation)
-        )
-        return max(records, key=lambda record: record.step, default=None)
+        until_s = self.shutdown.end_s(self.clock.monotonic(), READ_LIMIT_S)
+
+        def counts(record: CommitRecord) -> bool:
+            if not step or record.step < step or record.generation >= generation:
+                return self._loads.get(record.payload, True)
+            if record.step > step:
+                return False
+            return self._is_whole(record, until_s) if is_new else self._loads.get(record.payload, True)
+
+        return max(filter(counts, self._records(until_s, step)), key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
@@ -129,9 +133,14 @@ class FinalCheckpoint:
                 )
         uploader.stop(0.0)
 
-    def _records(self, until_s: float) -> list[CommitRecord]:
+    def _records(self, until_s: float, step: int = 0) -> list[CommitRecord]:
+        """step: asked for by name where the listing, which may be old, has none as new as it."""
         try:
-            return of_run(list_commits(self.store, self.clock, until_s), self.run_id)[0]
+            records = of_run(list_commits(self.store, self.clock, until_s), self.run_id)[0]
+            if step > max((record.step for record in records), default=0):
+                named = commits_of_step(self.store, step, self.clock, until_s)
+                records += of_run(named, self.run_id)[0]
+            return records
         except StoreFailed as error:
             self.report(f"the checkpoints cannot be listed: {error}")
             return []

@@ -76,7 +76,8 @@ def check_finished(settings: Settings, committed_step: int) -> None:
     """
     with suppress(StoreFailed):
         records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
-        steps = [record.step for record in records] + [damage.step for damage in damages]
+        ours = [record for record in records if record.run_id == settings.run_id]
+        steps = [record.step for record in ours] + [damage.step for damage in damages]
         newest = max(steps, default=0)
         if newest < committed_step:
             raise NothingLoads(missing_text(committed_step, newest, settings.run.url))

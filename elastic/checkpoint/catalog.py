@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
+from elastic.checkpoint.record import RECORDS_PER_STEP, CommitRecord, commit_name, parse, parse_commit_name
 from elastic.errors import CheckpointDamaged
 from elastic.storage.store import (
     ObjectNotFound,
@@ -98,6 +98,26 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: 
             if record is not None:
                 records[name] = record
     return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
+
+
+def commits_of_step(
+    store: Store, step: int, clock: Clock, until_s: float = inf
+) -> tuple[list[CommitRecord], list[Damage]]:
+    """As `list_commits`, of one step, whose records are read by their names: a listing of an object
+    store may be older than they are. Raises StoreFailed.
+    """
+    records: list[CommitRecord] = []
+    damages: list[Damage] = []
+    for number in range(RECORDS_PER_STEP):
+        try:
+            record = read_record(store, commit_name(step, number), step, clock, until_s)
+        except CheckpointDamaged as error:
+            damages.append(Damage(step=step, reason=str(error)))
+        else:
+            if record is None:
+                break
+            records.insert(0, record)
+    return records, damages
 
 
 def read_record(

@@ -37,7 +37,7 @@ from elastic.checkpoint.record import (
     step_dir,
 )
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
+from elastic.storage.store import ObjectNotFound, Payload, Store, StoreUnavailable, reading, retrying
 from elastic.system.clock import Clock
 
 
@@ -156,10 +156,11 @@ class _Write:
         # record is of another run. It is never touched: deleting it could race with a reader or
         # another writer. Ours gets the next name instead, and readers take the latest.
         for number in range(RECORDS_PER_STEP):
-            create = partial(self._create_once, commit_name(record.step, number), record)
+            name = commit_name(record.step, number)
+            create = partial(self._create_once, name, record)
             committed = retrying(create, clock=self._clock, deadline=self._limits.deadline)
             if committed is not None:
-                self._check_if_late(committed)
+                self._check_is_there(name, committed)
                 return committed
         raise StoreFailed(
             f"all {RECORDS_PER_STEP} commit records of step {record.step} are damaged or of another run; elastic-train verify lists the damage"
@@ -176,10 +177,13 @@ class _Write:
                 return _committed(record, record)
             # False does not mean that another writer was here: a storage library repeats a request
             # whose answer was lost, and then finds the record that its first request created.
-        except StoreUnavailable:
-            # The record may have been created all the same, or may be yet, by a request that is
-            # still on its way. Reading it back is the only way to find out.
+        except StoreFailed as error:
+            # The record may have been created all the same (a full disk may fail the sync of a name
+            # that is there already), or may be yet, by a request that is still on its way. So
+            # nothing deletes its payload. Reading it back is the only way to find out.
             self._is_in_doubt = True
+            if not isinstance(error, StoreUnavailable):
+                raise
         try:
             found = read_record(self._store, name, record.step, self._clock)
             if found is None:
@@ -193,19 +197,29 @@ class _Write:
             return None
         return _committed(record, found)
 
-    def _check_if_late(self, committed: Committed) -> None:
-        """A record that was created after the deadline may name what a sweep has taken.
+    def _check_is_there(self, name: str, committed: Committed) -> None:
+        """A writer that stood still before it created its record may name what a sweep, retention
+        or `--fresh` has taken: such a record is damage, so it is deleted. After the deadline, when
+        a sweep may be at it, the whole payload is read.
 
         Raises StoreFailed.
         """
-        if not committed.is_ours or self._clock.monotonic() < self._limits.deadline:
+        if not committed.is_ours:
             return
         self._is_in_doubt = True  # the record exists: nothing may delete its payload
+        record, when = committed.record, "when its payload was gone"
         try:
-            self._check(self._store, committed.record, self._clock)
-        except CheckpointDamaged as error:
+            if self._clock.monotonic() >= self._limits.deadline:
+                when = "after its deadline"
+                self._check(self._store, record, self._clock)
+            else:
+                reading(lambda: next(iter(self._store.read(record.payload)), b""), self._clock)
+        except (CheckpointDamaged, ObjectNotFound) as error:
+            with suppress(StoreFailed):  # then a later retention deletes it
+                self._store.delete(name)
             raise StoreFailed(
-                f"the commit record of step {self._save.step} was created after its deadline, and {error}; is the storage slow?"
+                f"the commit record of step {record.step} was created {when}, and {error};"
+                " is the storage slow, or did this process stand still?"
             ) from error
 
     def drop(self, record: CommitRecord) -> None:

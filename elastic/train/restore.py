@@ -23,8 +23,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, list_commits, of_run, read_payload, read_record
-from elastic.checkpoint.record import CommitRecord, commit_name
+from elastic.checkpoint.catalog import (
+    MOST_LISTINGS,
+    Damage,
+    commits_of_step,
+    list_commits,
+    of_run,
+    read_payload,
+)
+from elastic.checkpoint.record import CommitRecord
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
@@ -195,20 +202,21 @@ class Restorer:
         )
         if self.groups.rank != 0:
             return found
-        records, damages = of_run(self._asked(self._commits), self.run_id)
-        damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
-        return replace(found, records=tuple(records), damaged=found.damaged + damaged)
+        listed, damages = self._asked(self._commits)
+        records, of_all = of_run((listed, damages), self.run_id)
+        rejected = tuple(
+            RejectedState(step=each.step, reason=each.reason, is_stored=True, is_foreign=each not in damages)
+            for each in of_all
+        )
+        return replace(found, records=tuple(records), damaged=found.damaged + rejected)
 
     def _commits(self) -> tuple[list[CommitRecord], list[Damage]]:
         records, damages = list_commits(self.store, self.clock)
-        step = self.committed_step
-        if step > max([each.step for each in records] + [each.step for each in damages], default=0):
+        step, ours = self.committed_step, [each for each in records if each.run_id == self.run_id]
+        if step > max([each.step for each in ours] + [each.step for each in damages], default=0):
             # A listing of an object store may be old; a reading by name is not.
-            try:
-                named = read_record(self.store, commit_name(step), step, self.clock)
-                records = [*filter(None, [named]), *records]
-            except CheckpointDamaged as error:
-                damages = [Damage(step=step, reason=str(error)), *damages]
+            named, damaged = commits_of_step(self.store, step, self.clock)
+            records, damages = [*named, *records], [*damaged, *damages]
         return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:

@@ -22,12 +22,14 @@ class RejectedState:
     """A snapshot, or in storage a checkpoint, that must not be used.
 
     is_suspect: what was trained before it may be wrong as well, and not only its own bytes.
+    is_foreign: it is another run's.
     """
 
     step: int
     reason: str
     is_stored: bool
     is_suspect: bool = False
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def check_none_is_missing(
 
     One that is there and must not be used is not missing: it is reported, and an older one is used.
     """
-    stored = [each.step for each in rejected if each.is_stored]
+    stored = [each.step for each in rejected if each.is_stored and not each.is_foreign]
     newest = max([each.step for each in candidates] + stored, default=0)
     if newest < committed_step:
         raise NothingLoads(missing_text(committed_step, newest, run_url))

@@ -18,7 +18,7 @@ from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import Fenced, StoreFailed
-from elastic.storage.store import Payload, StoreUnavailable, create_or_read
+from elastic.storage.store import Payload, StoreRefused, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
 
 
@@ -409,6 +409,48 @@ def test_a_record_that_is_created_late_counts_if_its_payload_is_still_there(is_s
     else:
         assert run_commit(store, save_of(1), clock=clock).is_ours
         assert loadable_steps(store) == [1]
+
+
+def test_a_record_that_was_created_before_its_call_failed_keeps_its_payload():
+    """The disk is full when the record's name is to be synced: the name may be there, and stay. A
+    record without its payload would be damage, and there may be no other checkpoint.
+    """
+    store = FakeStore()
+
+    def after(verb, name):
+        if verb == "create":
+            raise StoreRefused("no space left on device")
+
+    store.after = after
+    with pytest.raises(StoreFailed, match="no space"):
+        run_commit(store, save_of(1))
+    store.after = lambda verb, name: None
+    assert loadable_steps(store) == [1]
+
+
+@pytest.mark.parametrize("answer_is_lost", [False, True])
+def test_a_record_whose_payload_is_gone_by_then_is_taken_back(answer_is_lost):
+    """The writer stood still right before it created its record, and `--fresh` or retention has
+    taken its payload. Or the answer was lost, and retention has taken both, which the repeated call
+    cannot know.
+    """
+    store, calls = FakeStore(), []
+
+    def before(verb, name):
+        if verb == "create" and not answer_is_lost:
+            store.objects.clear()
+
+    def after(verb, name):
+        if verb == "create":
+            calls.append(name)
+            if answer_is_lost and len(calls) == 1:
+                store.objects.clear()
+                raise StoreUnavailable("the answer was lost")
+
+    store.before, store.after = before, after
+    with pytest.raises(StoreFailed, match="created when its payload was gone"):
+        run_commit(store, save_of(1))
+    assert store.objects == {}
 
 
 def test_a_step_that_another_writer_committed_stays_theirs():

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import run_records
+from committed import commit_image
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -467,10 +468,35 @@ def test_a_node_that_leaves_relies_on_no_checkpoint_that_its_run_passed_over(
         if passed_over == 9:
             assert final.newest_checkpoint(step=7, generation=2) is None
             assert final.newest_checkpoint(step=0, generation=2) == record
+        else:  # as for a node without memory for its state, which examined nothing
+            assert final.newest_checkpoint(step=7, generation=2, is_new=True) is None
         final.ensure_committed(others=False)
-    newest = final.newest_checkpoint(step=7, generation=2)
+    newest = final.newest_checkpoint(step=7, generation=2, is_new=True)
     assert (newest.step, newest.generation) == (7, 2)
     assert said == final.differences == []
+
+
+def test_the_last_step_counts_as_saved_also_where_the_listing_is_older(slots):
+    """An object store shows step 6, and gives the record of step 7 to those who ask for it by name:
+    a run would be recorded as complete at another step than its last one.
+    """
+    store = FakeStore()
+    for step in (6, 7):
+        commit_image(store, "r", step, bytearray(image_of(step)))
+    listing = [each for each in store.list() if "6/" in each.name]
+    store.list = lambda: listing
+    final = FinalCheckpoint(
+        memory=SimpleNamespace(slots=None, newest=None),
+        store=store,
+        run_id="r",
+        uploader_socket="/nonexistent",
+        shutdown=ShutdownRequest(LIMIT_S, FakeClock()),
+        clock=FakeClock(),
+        report=None,
+        log=None,
+    )
+    assert final.newest_checkpoint(step=7, generation=2).step == 7
+    assert final.newest_checkpoint(step=8, generation=2).step == 6
 
 
 def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(slots):

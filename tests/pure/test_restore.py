@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from committed import commit_state
 from torch import nn
 
 from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
-from elastic.checkpoint.record import Save
+from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed, UsageError
 from elastic.report.verify import check_state
 from elastic.snapshot import image, safetensors_header
@@ -235,6 +236,36 @@ def test_a_damaged_record_that_an_old_listing_hides_is_refused_like_any_other():
     store.objects[record] = b"{"
     found = restorer(None, store=store, committed_step=9).restore(State(model=model(0.0)))
     assert (found.step, found.source) == (8, "checkpoint")
+
+
+def copy_of_another_run(store, step):
+    """A person has copied a checkpoint of another run into the folder."""
+    commit_state(store, "other", step, State(model=model(7.0)))
+
+
+def test_a_checkpoint_of_another_run_hides_no_missing_one():
+    """The group knows step 9, the run directory is an old copy, and something newer lies in it."""
+    store = store_with(8)
+    copy_of_another_run(store, 5000)
+    with pytest.raises(NothingLoads, match="the group has committed step 9"):
+        restorer(None, store=store, committed_step=9).restore(State(model=model(0.5)))
+
+
+@pytest.mark.parametrize("hidden_by", ["another run", "damage"])
+def test_a_checkpoint_that_an_old_listing_hides_is_found_by_name(hidden_by):
+    """A newer checkpoint of another run is listed; or the first record of step 9 is torn, and a
+    second one has taken its place.
+    """
+    store = store_with(8, 9)
+    if hidden_by == "another run":
+        copy_of_another_run(store, 5000)
+    else:
+        store.objects[commit_name(9, 1)] = store.objects[commit_name(9)]
+        store.objects[commit_name(9)] = b"{"
+    listing = [each for each in store.list() if not each.name.startswith("000000000009")]
+    store.list = lambda: listing
+    found = restorer(None, store=store, committed_step=9).restore(State(model=model(0.0)))
+    assert (found.step, found.source) == (9, "checkpoint")
 
 
 @pytest.mark.parametrize("steps", [(), (8,)])
