@@ -48,6 +48,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFai
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
+from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
@@ -103,6 +104,7 @@ def launch(options: Options, spawner: Spawner) -> int:
     if options.fresh:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
+    claim_local_copies(run, uid, is_new=is_new)
     config = rendezvous_config(options, run, uid)
     with scratch_folder() as scratch:
         settings = Settings(

@@ -76,8 +76,11 @@ def newest_generation(run: RunDir) -> int:
     """
     try:
         records, _ = list_commits(open_store(run.checkpoints_url), _CLOCK)
-    except StoreFailed:
-        records = []  # the restore asks the storage again, and waits a minute for it
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to find the newest generation of the run in {run.checkpoints_url}, found: {error}; give the command again when"
+            " the storage answers"
+        ) from error
     try:
         newest = _newest_in_files(run)
     except OSError as error:

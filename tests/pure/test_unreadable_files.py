@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import finished_run
+from elastic.agent import finished_run, open_rendezvous
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.full_disk import FullDisk
@@ -34,9 +34,10 @@ from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
+from elastic.storage.store import StoreUnavailable
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
-from elastic.testing.fakes import FakeClock
+from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.train import standalone
 
 
@@ -201,6 +202,22 @@ def test_a_launch_that_cannot_see_the_newest_generation_is_refused(run, monkeypa
     Stale(run.local / folder, monkeypatch, code).is_on = True
     with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
         newest_generation(run)
+
+
+def test_a_launch_whose_storage_does_not_answer_is_refused(monkeypatch):
+    """All machines are new, and so is the place where they meet: only the checkpoints have the
+    number.
+    """
+    store = FakeStore()
+
+    def before(verb, name):
+        raise StoreUnavailable("503")
+
+    store.before = before
+    monkeypatch.setattr(open_rendezvous, "open_store", lambda _url: store)
+    monkeypatch.setattr(open_rendezvous, "_CLOCK", FakeClock())
+    with pytest.raises(UsageError, match="expected to find the newest generation of the run in memory://b/r"):
+        newest_generation(RunDir.parse("memory://b/r"))
 
 
 @pytest.mark.parametrize("code", CODES)

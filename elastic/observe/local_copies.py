@@ -1,0 +1,63 @@
+"""The local folder of a run at a URL holds the copies of that run, and none of an older one there.
+
+Each node keeps events, logs and metrics in a local folder and uploads them. Another run may begin
+at the same URL: by --fresh on another node, or in an emptied bucket. What an older one left in this
+folder would be uploaded as that run's, and its end would be taken for the end of the new one. So
+the folder has the run directory's `uid`, and one with another is renamed.
+
+It does not cover recipes under plain python or torchrun, whose run directories need no `uid`.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from elastic.config.run_dir import UID, RunDir
+from elastic.errors import UsageError
+from elastic.system.files import create_whole, listing, make_folders, read_regular, sync_folder
+
+_LIMIT_BYTES = 256
+_TRIES = 100
+
+
+def claim_local_copies(run: RunDir, uid: str, *, is_new: bool) -> None:
+    """Make the local folder that of the run with this `uid`; nothing for a run in a folder.
+
+    is_new: the run begins, so a folder without a `uid`, which an earlier version made, is an older
+    run's. Raises UsageError where that cannot be found out, or done.
+    """
+    if not run.is_remote:
+        return
+    try:
+        for _ in range(_TRIES):
+            # Another agent of this machine may rename the folder at any moment: then it is made.
+            with suppress(FileNotFoundError):
+                make_folders(run.local)
+                if _is_claimed(run.local, uid, is_new=is_new):
+                    return
+    except OSError as error:
+        raise UsageError(
+            f"expected to keep the local copies of {run.url} in {run.local}, found: {error}; change its mode, or move it away"
+        ) from error
+    raise UsageError(
+        f"{run.local} should stay the folder of the run in {run.url}, but others take it; give the command again"
+    )
+
+
+def _is_claimed(folder: Path, uid: str, *, is_new: bool) -> bool:
+    """Whether the folder is that run's; a folder of another one is renamed. Raises OSError."""
+    mark, found = folder / UID, ""
+    with suppress(FileNotFoundError):
+        found = read_regular(mark, limit_bytes=_LIMIT_BYTES).decode(errors="replace")
+    if found == uid:
+        return True
+    is_used = any(not path.name.startswith(".") for path in listing(folder))  # drafts begin with a dot
+    if not found and not (is_new and is_used):
+        return create_whole(mark, uid.encode(), fsync=True)
+    folder.rename(_unused_name(folder))
+    sync_folder(folder.parent)
+    return False
+
+
+def _unused_name(folder: Path) -> Path:
+    names = (folder.with_name(f"{folder.name}.old-{number}") for number in range(1, 10_000))
+    return next(name for name in names if not name.exists())
