@@ -19,7 +19,7 @@ from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.storage.remote import FsspecStore, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, timestamp
-from elastic.system.files import listing
+from elastic.system.files import listing, sync_folder
 
 # What a new run writes before its first step, most of it the reserve of its rendezvous folder.
 ROOM_BYTES = 512 * 1024
@@ -114,6 +114,11 @@ def _rename(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -
         if (aside / run.rendezvous.name).exists():
             run.local.mkdir(exist_ok=True)
             (aside / run.rendezvous.name).rename(run.rendezvous)
+            sync_folder(aside)
+            sync_folder(run.local)
+        # Before the new run writes anything: what it commits and syncs below a name that a power
+        # cut takes back would be lost, and the old run would be there again.
+        sync_folder(run.local.parent)
     if run.is_remote:
         _move_objects(run, suffix, check, clock)
 

@@ -80,19 +80,23 @@ class Metrics:
         self._file.close()
         # What waits there is written by the agent, and then cut.
         waits = backlog is not None and backlog.waits_for(base)
+        has_begun = False
         if (waits or not self._began(data[:cut])) and backlog is not None:
             backlog.begin(self._own, base, cut)
         elif self._generation is not None:
-            self._show()
+            has_begun = self._shows()
             metrics_files.check_newest(self._path, self._generation)
-            # What waits on another node may begin with lines of `base`.
-            metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
         if rewound.last is not None and rewound.last.step < step:
             for line in lost.values():
                 self._file.append(line.to_json())
             missing = step - rewound.last.step - len(lost)
             last = next(reversed(lost.values()), rewound.last)
             rewound = replace(rewound, highest=highest, last=last, missing=missing)
+        if has_begun:
+            # Once this file has the lines of the older ones that count. What waits on another node
+            # may begin with lines of `base`.
+            self._file.sync()
+            metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
         return rewound
 
     def _lines_of_older(self, base: Path, last: StepLine | None, step: int) -> dict[int, StepLine]:
@@ -142,6 +146,16 @@ class Metrics:
             # Else a newer generation has the name, or the file system shows two files.
             self._checks_name = metrics_files.is_shown(self._path, self._own)
 
+    def _shows(self) -> bool:
+        """Whether there was room for the name; with the next line it is tried again."""
+        try:
+            self._show()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
     def sync(self) -> None:
         """Make the lines so far durable."""
         with self._disk_errors_reported():
@@ -168,13 +182,27 @@ def read(path: Path) -> list[StepLine]:
 
 def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none."""
-    lines = last_lines(metrics_files.newest_file(path), _TAIL_BYTES)
-    return next(parse_lines(reversed(lines), step_line.parse), None)
+    return _last_line(metrics_files.newest_file(path))
 
 
 def _highest(file: Path) -> int:
-    line = next(parse_lines(reversed(last_lines(file, _TAIL_BYTES)), step_line.parse), None)
+    line = _last_line(file)
     return 0 if line is None else line.step
+
+
+def _last_line(file: Path) -> StepLine | None:
+    """A recipe may log long lines: the part that is read grows until it has one."""
+    try:
+        size_bytes = file.stat().st_size
+    except FileNotFoundError:
+        return None
+    tail_bytes = _TAIL_BYTES
+    while True:
+        lines = last_lines(file, tail_bytes)
+        line = next(parse_lines(reversed(lines), step_line.parse), None)
+        if line is not None or tail_bytes >= size_bytes:
+            return line
+        tail_bytes *= 8
 
 
 def _cut(data: bytes, step: int) -> tuple[int, Rewound]:

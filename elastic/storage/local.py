@@ -71,10 +71,11 @@ class LocalStore:
         path = self._inside(name)
         with _classified(f"creating {path}"):
             make_folders(path.parent)
-            if not create_whole(path, data, fsync=True):
-                return False
+            is_new = create_whole(path, data, fsync=True)
+            # Also where another writer has the name: a caller that finds it there relies on it, and
+            # a power cut must not take it.
             self._sync_folders(path.parent)
-        return True
+        return is_new
 
     def delete(self, name: str) -> None:
         path = self._inside(name)
@@ -106,18 +107,22 @@ class LocalStore:
             # like an empty folder, or the run would be started over.
             if folder != self._root:
                 raise
+            if folder.is_symlink():
+                raise StoreFailed(
+                    f"expected the checkpoints in {folder}, found a link to {folder.readlink()}, which is not there; is its disk mounted?"
+                ) from None
             return
         for item in found:
             name = f"{prefix}{item.name}"
             if item.is_dir(follow_symlinks=False):
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
-            if item.is_dir():
-                # Raises OutsideStore: a link in the place of checkpoints must not look as if there
-                # were none.
-                self._inside(name)
             # A link that leads nowhere is listed too: it may stand where a commit record should.
             is_broken = item.is_symlink() and not Path(item.path).exists()
+            if item.is_dir() or (is_broken and not prefix):
+                # Raises OutsideStore: a link in the place of checkpoints must not look as if there
+                # were none, also while its disk is not mounted.
+                self._inside(name)
             yield StoredObject(name=name, size_bytes=item.stat(follow_symlinks=not is_broken).st_size)
 
     def _sync_folders(self, folder: Path) -> None:

@@ -18,6 +18,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import (
     CHUNK_BYTES,
     ObjectNotFound,
+    OutsideStore,
     Payload,
     StoredObject,
     StoreUnavailable,
@@ -131,6 +132,30 @@ def test_a_link_that_leads_nowhere_is_listed(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "COMMIT.json").symlink_to("absent")
     assert [entry.name for entry in open_store(str(tmp_path)).list()] == ["1/COMMIT.json"]
+
+
+def test_a_folder_of_checkpoints_that_is_not_mounted_does_not_look_empty(tmp_path):
+    """A link leads to the disk. Without a word, the run would begin anew at step 1."""
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "absent")
+    with pytest.raises(StoreFailed, match=r"a link to .*absent, which is not there; is its disk mounted"):
+        open_store(str(tmp_path / "checkpoints")).list()
+
+
+def test_a_step_that_is_not_mounted_is_refused_as_if_it_were(tmp_path):
+    """Else an older step would be loaded."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "000000000500").symlink_to(tmp_path / "absent")
+    with pytest.raises(OutsideStore, match="a link leads to"):
+        open_store(str(tmp_path / "store")).list()
+
+
+def test_a_name_that_another_writer_has_is_durable_once_it_is_found(tmp_path, monkeypatch):
+    """That one stands still before it syncs the folder. Who relies on its record must do so."""
+    store, synced = open_store(str(tmp_path)), []
+    assert store.create("1/COMMIT.json", b"{}")
+    monkeypatch.setattr(local, "sync_folder", synced.append)
+    assert not store.create("1/COMMIT.json", b"{}")
+    assert synced == [tmp_path / "1", tmp_path]
 
 
 def test_midway_comes_before_the_payload_is_complete(url, image):

@@ -1,5 +1,6 @@
 """Each step has one whole line in the metrics, whatever was killed, rewound or refused."""
 
+import errno
 import json
 import os
 
@@ -104,6 +105,61 @@ def test_of_very_many_lost_lines_those_next_to_the_restored_step_are_told(tmp_pa
 
     assert (rewound.highest, rewound.last.step) == (19, 8)
     assert [line.step for line in rewound.dropped] == [9, 10, 11]
+
+
+def test_a_process_that_dies_in_its_rewind_costs_no_line_that_counts(tmp_path, monkeypatch):
+    """Generation 2 fell back to step 1; generation 3 has the state of step 3, whose lines only the
+    file of generation 1 has. It dies when it is to remove that one.
+    """
+    path = tmp_path / "metrics.jsonl"
+    for generation, first, last in ((1, 0, 3), (2, 1, 1)):
+        writer = Metrics(path, generation=generation)
+        writer.rewind(first)
+        for step in range(first + 1, last + 1):
+            writer.append(StepLine(step=step, generation=generation))
+
+    class Died(Exception):  # noqa: N818 - it says what happened
+        pass
+
+    def die(*_words, **_options):
+        raise Died
+
+    monkeypatch.setattr(metrics_module.metrics_files, "remove_older", die)
+    with pytest.raises(Died):
+        Metrics(path, generation=3).rewind(3)
+    assert [line.step for line in read(path)] == [1, 2, 3]
+
+
+def test_a_disk_that_has_no_room_for_the_name_holds_up_no_generation(tmp_path, monkeypatch):
+    """The file of generation 2 has room. With the next line the name is tried again."""
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    first.append(StepLine(step=1, generation=1))
+    show = metrics_module.metrics_files.show
+
+    def full(_path):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(metrics_module.metrics_files, "show", full)
+    second = Metrics(path, generation=2)
+    assert second.rewind(1).last.step == 1
+    monkeypatch.setattr(metrics_module.metrics_files, "show", show)
+    second.append(StepLine(step=2, generation=2))
+    assert [line.step for line in read(path)] == [1, 2]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_the_newest_line_is_found_however_long_it_is(tmp_path):
+    """A recipe logs a list of a million numbers. Without that line `status` showed step 0."""
+    path = tmp_path / "metrics.jsonl"
+    writer = Metrics(path)
+    for step in (1, 2):
+        writer.append(StepLine(step=step, values={"histogram": [0.5] * 200_000}))
+    assert path.stat().st_size > 1 << 20
+    assert newest(path).step == 2
+    path.write_bytes(b"x" * (1 << 20))
+    assert newest(path) is None
 
 
 def test_rewind_drops_a_torn_line(tmp_path):

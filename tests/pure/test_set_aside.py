@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from elastic.agent import set_aside as set_aside_module
 from elastic.agent.claim_run_dir import check_claim, claim
 from elastic.agent.set_aside import set_aside
 from elastic.config import identity
@@ -55,6 +56,23 @@ def is_free(folder: Path | RunDir) -> bool:
     lease = RunLease(url, SystemClock())
     newest = lease.newest()
     return newest is not None and lease.is_released(newest)
+
+
+def test_what_fresh_has_renamed_stays_renamed_after_a_power_cut(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the new run would be gone with its folder, and the old one be there again."""
+    run.rendezvous.mkdir()
+    synced: list[Path] = []
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        assert run.rendezvous.exists()
+
+    monkeypatch.setattr(set_aside_module, "sync_folder", sync)
+    set_aside(run, SystemClock(), lambda _text: None)
+    (aside,) = run.local.parent.glob("run.aside-*")
+    assert synced == [aside, run.local, run.local.parent]
 
 
 def test_a_run_that_was_set_aside_may_go_on_under_its_new_name_at_once(run: RunDir) -> None:
