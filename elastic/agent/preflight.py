@@ -33,6 +33,7 @@ from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 from elastic.system.scratch import scratch_folder
+from elastic.uploader.state_check import check_state
 
 PREFLIGHT_S = 600.0
 _CLOCK = SystemClock()
@@ -178,7 +179,7 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
             f"{declared.shards} shards: {declared.shards // nproc} of the nodes train, with {nproc} workers each; more are spares"
         )
     found = None if options.fresh else _found(run)
-    declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print))
+    declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print, check_state))
     if found is not None:
         identity.check(found, declared, run.url)
         _note_earlier_copies(run)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from elastic.checkpoint.catalog import (
     MOST_LISTINGS,
     Damage,
-    check_payload,
+    PayloadCheck,
     is_committed,
     list_commits,
     of_run,
@@ -28,20 +28,25 @@ from elastic.system.untrusted import printable
 
 
 def parent_of(
-    recorded: Identity | None, origin: Origin | None, run: RunDir, clock: Clock, report: Callable[[str], None]
+    recorded: Identity | None,
+    origin: Origin | None,
+    run: RunDir,
+    clock: Clock,
+    report: Callable[[str], None],
+    check: PayloadCheck,
 ) -> Parent | None:
     """The parent of a run that is begun or resumed with `--from origin`, or without it.
 
     recorded: what run.json has, None for a new run. report: takes a line about each state that is
-    passed over. Raises UsageError for a state that cannot be had, and where the run began
-    otherwise.
+    passed over. check: raises CheckpointDamaged for one that does not load. Raises UsageError for a
+    state that cannot be had, and where the run began otherwise.
     """
     if origin is not None and origin.run_dir.url == run.url:
         raise UsageError(
             f"expected the new run in another directory than the one that it begins from, found {run.url} for both; give --run-dir NEW"
         )
     if recorded is None:
-        return None if origin is None else find(origin, clock, report)
+        return None if origin is None else find(origin, clock, report, check)
     there = recorded.parent
     if origin is not None and (there is None or not _is_same(there, origin, clock)):
         began = "began without --from" if there is None else f"began from {there}"
@@ -52,8 +57,8 @@ def parent_of(
     return there
 
 
-def find(origin: Origin, clock: Clock, report: Callable[[str], None]) -> Parent:
-    """The state that `origin` names. Without a step: the newest one that verifies."""
+def find(origin: Origin, clock: Clock, report: Callable[[str], None], check: PayloadCheck) -> Parent:
+    """The state that `origin` names. Without a step: the newest one that passes `check`."""
     url = origin.run_dir.url
     try:
         data = read_small(open_store(url), identity.NAME, clock)
@@ -63,7 +68,7 @@ def find(origin: Origin, clock: Clock, report: Callable[[str], None]) -> Parent:
             )
         parent = identity.parse(data, remedy=f"--from cannot begin from {url}")
         store = open_store(origin.run_dir.checkpoints_url)
-        record = _chosen(store, origin, parent.run_id, clock, report)
+        record = _chosen(store, origin, parent.run_id, clock, report, check)
     except StoreFailed as error:
         raise UsageError(f"expected to read the run at {url}, found: {error}") from error
     return Parent(
@@ -105,7 +110,12 @@ def _is_same(there: Parent, origin: Origin, clock: Clock) -> bool:
 
 
 def _chosen(
-    store: Store, origin: Origin, run_id: str, clock: Clock, report: Callable[[str], None]
+    store: Store,
+    origin: Origin,
+    run_id: str,
+    clock: Clock,
+    report: Callable[[str], None],
+    check: PayloadCheck,
 ) -> CommitRecord:
     """Raises UsageError, StoreFailed."""
     step, listings, is_changing = origin.step, 0, True
@@ -118,7 +128,7 @@ def _chosen(
         if step is not None:
             records = [each for each in records if each.step == step]
             damages = [each for each in damages if each.step == step]
-        record, is_changing = _newest_whole(store, records, damages, clock)
+        record, is_changing = _newest_whole(store, records, damages, clock, check)
         if record is not None:
             for each in damages:
                 if each.step >= record.step:
@@ -128,7 +138,7 @@ def _chosen(
 
 
 def _newest_whole(
-    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock
+    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock, check: PayloadCheck
 ) -> tuple[CommitRecord | None, bool]:
     """The first of `records` that verifies; `damages` grows by those before it.
 
@@ -138,7 +148,7 @@ def _newest_whole(
     is_changing = False
     for record in records:
         try:
-            check_payload(store, record, clock)
+            check(store, record, clock)
         except CheckpointDamaged as error:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))

@@ -206,4 +206,6 @@ def _with_suffix(folder: Path, suffix: str) -> list[Path]:
 def _whole_lines(path: Path, position: int) -> bytes:
     """What follows in a file, up to the end of a line or a limit."""
     data = read_from(path, position, PART_BYTES)
-    return data if len(data) == PART_BYTES else data[: data.rfind(b"\n") + 1]
+    end = data.rfind(b"\n") + 1
+    # Each part is taken apart into lines by itself. Only a line that is longer than a part is cut.
+    return data[:end] if end or len(data) < PART_BYTES else data

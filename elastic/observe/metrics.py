@@ -86,10 +86,10 @@ class Metrics:
         elif self._generation is not None:
             has_begun = self._shows()
             metrics_files.check_newest(self._path, self._generation)
-        if rewound.last is not None and rewound.last.step < step:
+        if (first := self._first_missing(rewound.last, step)) is not None:
             for line in lost.values():
                 self._file.append(line.to_json())
-            missing = step - rewound.last.step - len(lost)
+            missing = step - first - len(lost)
             last = next(reversed(lost.values()), rewound.last)
             rewound = replace(rewound, highest=highest, last=last, missing=missing)
         if has_begun:
@@ -99,17 +99,26 @@ class Metrics:
             metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
         return rewound
 
+    def _first_missing(self, last: StepLine | None, step: int) -> int | None:
+        """The step of the line behind which some up to `step` are missing, 0 for the first of all;
+        None where none is, or where this is the only file and lines are uploaded.
+        """
+        if last is None:
+            return 0 if self._generation is not None and step else None
+        return last.step if last.step < step else None
+
     def _lines_of_older(self, base: Path, last: StepLine | None, step: int) -> dict[int, StepLine]:
         """By step, in their order, the lines behind `last` that only older generations have.
 
         The generation of `base` fell back, and a node that was away then has brought a newer state.
         """
-        if self._generation is None or last is None or last.step >= step:
+        first = self._first_missing(last, step)
+        if self._generation is None or first is None:
             return {}
         found: dict[int, StepLine] = {}
         for file in metrics_files.older(self._path, base):
             for line in parse_lines(lines_of(file), step_line.parse):
-                if last.step < line.step <= step:
+                if first < line.step <= step:
                     found.setdefault(line.step, line)
         return dict(sorted(found.items()))
 

@@ -179,7 +179,8 @@ def _rewind(metrics: Metrics, resumed: ResumePoint) -> Rewound:
     """Cut the metrics back to the resumed step."""
     rewound = metrics.rewind(resumed.step)
     missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
-    if resumed.line is not None and (is_next or missing):
+    is_there = rewound.last is not None and rewound.last.step == resumed.step
+    if resumed.line is not None and not is_there and (is_next or missing):
         # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
         metrics.append(resumed.line)
         missing = max(0, missing - 1)

@@ -35,6 +35,7 @@ from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import CtrlC, link_without_agent, run_without_agent
+from elastic.uploader.state_check import check_state
 from elastic.worker import import_watch, own_error, script_end
 
 
@@ -175,7 +176,9 @@ def _parent(launch: Launch, groups: ProcessGroups, ours: Identity) -> Parent | N
         try:
             there = read_small(open_store(run.url), identity.NAME, SystemClock())
             recorded = None if there is None else identity.parse(there)
-            found = _FoundParent(parent=parent_of(recorded, launch.origin, run, SystemClock(), print))
+            found = _FoundParent(
+                parent=parent_of(recorded, launch.origin, run, SystemClock(), print, check_state)
+            )
         except UsageError as error:
             found = _FoundParent(problem=str(error))
     found = groups.all_gather(found)[0]

@@ -99,7 +99,7 @@ class Jobs:
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
         self._is_reported = False  # the save in flight
-        self.overdue_s = inf  # when it is; inf once it was reported
+        self.overdue_s = inf  # when it is; once it was reported, when those that wait are
         self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
 
@@ -128,7 +128,7 @@ class Jobs:
         result, job = self._results.get(), self._in_flight
         assert job is not None, "a wake-up without a save"
         if result is None:
-            self._in_flight = None
+            self._in_flight, self.overdue_s = None, inf
             self._start_next()
             return
         # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
@@ -138,15 +138,25 @@ class Jobs:
             self._report(job, result)
 
     def check_overdue(self) -> None:
-        """Report a save whose storage call hangs as failed.
+        """Report a save whose storage call hangs as failed, and later those that wait for it, or
+        for the deletion of older checkpoints after it.
 
         Its thread cannot be stopped. When the call returns, the save's own deadline keeps it from
         creating a commit record, unless that very call has done so.
         """
         job = self._in_flight
-        if job is not None and self._clock.monotonic() >= self.overdue_s:
-            reason = f"the storage has not answered for {self._limit_s(job):.0f} s; saves wait until it does"
-            self._report(job, job.offer.result(SaveState.FAILED, reason))
+        if job is None or self._clock.monotonic() < self.overdue_s:
+            return
+        silence = f"the storage has not answered for {self._limit_s(job):.0f} s"
+        if not self._is_reported:
+            self._report(job, job.offer.result(SaveState.FAILED, f"{silence}; saves wait until it does"))
+            return
+        waiting, self._waiting = self._waiting, ()
+        for each in waiting:
+            each.close()
+            reason = f"{silence} since step {job.offer.step} was saved, whose older checkpoints are deleted"
+            self._report(each, each.offer.result(SaveState.FAILED, reason))
+        self.overdue_s = self._clock.monotonic() + self._limit_s(job)
 
     def abandon(self) -> None:
         """Report everything that is not reported yet as failed; the process exits next."""
@@ -182,7 +192,8 @@ class Jobs:
         self._waker.send(b"x")
 
     def _report(self, job: Job, result: SaveResult) -> None:
-        self._is_reported, self.overdue_s = True, inf
+        in_flight = self._in_flight or job
+        self._is_reported, self.overdue_s = True, self._clock.monotonic() + self._limit_s(in_flight)
         self._log.generation = job.offer.generation
         if result.state is SaveState.FAILED:
             self._log.record(CheckpointFailed(step=result.step, reason=result.reason))

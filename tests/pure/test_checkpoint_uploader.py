@@ -969,6 +969,32 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     assert jobs.is_idle
 
 
+def test_saves_that_wait_for_a_deletion_that_hangs_are_reported_as_failed(config, tmp_path, slots):
+    """Training would wait for their answers and save nothing more, and nobody would be told."""
+    held, clock, first, second = HeldSaver(), FakeClock(), Listener(), Listener()
+    held.go_on.set()
+    may_prune = threading.Event()
+    held.prune = lambda offer: may_prune.wait(LIMIT_S)
+    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    jobs.add(held_job(slots, first))
+    jobs.wakeup.settimeout(LIMIT_S)
+    jobs.advance()
+    for step in (2, 3):
+        jobs.add(held_job(slots, second, step))
+        jobs.check_overdue()
+        assert second.answers == ["failed"] * (step - 2)
+        clock.now += LIMIT_S + OVERTIME_S + 1.0
+        jobs.check_overdue()
+        assert second.answers == ["failed"] * (step - 1)
+    assert first.answers == ["committed"]
+    failed = [e for e in run_records.events(tmp_path / "events") if e["event"] == "checkpoint_failed"]
+    assert [e["step"] for e in failed] == [2, 3]
+    assert "whose older checkpoints are deleted" in failed[0]["reason"]
+    may_prune.set()
+    jobs.advance()
+    assert jobs.is_idle
+
+
 def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.

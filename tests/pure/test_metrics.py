@@ -15,6 +15,8 @@ from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
 from elastic.observe.step_line import StepLine
 from elastic.testing.fakes import FakeClock
+from elastic.train import resume
+from elastic.train.restore import ResumePoint
 
 
 def lines(steps) -> bytes:
@@ -83,6 +85,36 @@ def test_lines_that_only_an_older_generation_has_come_back_with_its_state(tmp_pa
         ".metrics-000005.jsonl",
         ".metrics-000006.jsonl",
     ]
+
+
+def test_lines_come_back_also_where_a_generation_fell_back_to_the_start(tmp_path):
+    """Generation 1 reached step 3, and generation 2 fell back to 0 and made no step; then a node
+    comes with the state of step 3.
+    """
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    for step in (1, 2, 3):
+        first.append(StepLine(step=step))
+    Metrics(path, generation=2).rewind(0)
+    rewound = Metrics(path, generation=3).rewind(3)
+    assert (rewound.last.step, rewound.missing) == (3, 0)
+    assert [line.step for line in read(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("there", [[8, 9], [8]])
+def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
+    """An older file lacks step 7, and has step 9 or not; a snapshot kept the line of step 9."""
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    for step in [*range(1, 7), *there]:
+        first.append(StepLine(step=step))
+    second = Metrics(path, generation=2)
+    second.rewind(6)
+    point = ResumePoint(step=9, chain="", source="snapshot", line=StepLine(step=9))
+    resume._rewind(Metrics(path, generation=3), point)
+    assert [line.step for line in read(path)] == [*range(1, 7), 8, 9]
 
 
 def test_lines_that_no_file_has_are_counted(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe import logged_event, upload_parts
+from elastic.observe import log_shipper, logged_event, upload_parts
 from elastic.observe.step_line import StepLine
 
 
@@ -111,3 +111,17 @@ def test_long_runs_upload_less_often():
     """Users watch young runs; a run of a week must not leave a million objects."""
     assert upload_parts.pause_s(0.0) == upload_parts.FIRST_PAUSE_S
     assert upload_parts.pause_s(7 * 86400.0) == upload_parts.LONGEST_PAUSE_S
+
+
+def test_a_part_of_a_file_ends_with_a_line(tmp_path, monkeypatch):
+    """Events that wait for the store are more than one part; the reader takes each apart by itself.
+    A line that is longer than a part is cut all the same: it must not hold up the others.
+    """
+    monkeypatch.setattr(log_shipper, "PART_BYTES", 16)
+    path = tmp_path / "a.jsonl"
+    lines = [b"one\n", b"two and more\n", b"three\n", b"x" * 20 + b"\n", b"last\n", b"torn"]
+    path.write_bytes(b"".join(lines))
+    parts = []
+    while part := log_shipper._whole_lines(path, sum(map(len, parts))):
+        parts.append(part)
+    assert parts == [b"one\n", b"two and more\n", b"three\n", b"x" * 16, b"x" * 4 + b"\nlast\n"]
