@@ -13,8 +13,6 @@ stops the workers at once, as in torchrun.
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import wait
-from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,8 +31,8 @@ from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.tcp_store_client import in_thread, serve
 from elastic.rendezvous.generation import Generation
+from elastic.rendezvous.generation_store import CONNECT_TIMEOUT, HostSilent, connect, serve
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -44,10 +42,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_number
 
 MOST_TRIES = 8  # to form a generation, whose stores stay
-CONNECT_TIMEOUT = timedelta(seconds=10)
-STORE_TIMEOUT = timedelta(seconds=300)
 CONNECT_TRIES = 3
-ASK_S = 0.05  # between two looks whether a generation is over whose store does not answer
 
 # torch's agents count down in the generation's store as their workers succeed; the last sets this.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
@@ -63,10 +58,6 @@ class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - a
 
 class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N818 - as its parents
     """The group's state can be reached from here, but not the TCPStores of its generations."""
-
-
-class HostSilent(Exception):  # noqa: N818 - it says what is wrong
-    """The store of a generation has not answered by the time at which that is over."""
 
 
 class EndpointHost:
@@ -89,7 +80,7 @@ class EndpointHost:
         Raises BackendFailed where there is no descriptor or thread for it: that may pass.
         """
         try:
-            store = serve(self.address, listen_on(self.address), STORE_TIMEOUT)
+            store = serve(self.address, listen_on(self.address))
         except (OSError, RuntimeError) as error:
             raise BackendFailed(
                 f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
@@ -118,15 +109,7 @@ class EndpointHost:
         port = parse_number(text) or 0
         if not host or not 0 < port <= HIGHEST_PORT:
             raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
-        # torch tries for twice the timeout, in one call that hears no signal. The thread of a call
-        # that is given up ends by then.
-        connecting = in_thread(lambda: TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT))
-        while not wait([connecting], ASK_S).done:
-            if is_over():
-                raise HostSilent(f"{endpoint} has not answered")
-        store = connecting.result()
-        store.set_timeout(STORE_TIMEOUT)
-        return store
+        return connect(host, port, is_over)
 
 
 class ElasticRendezvous(RendezvousHandler):

@@ -1,10 +1,12 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elastic.errors import GroupEnded, Interrupted, UsageError
-from elastic.rendezvous import torch_handler, transitions
+from elastic.rendezvous import generation_store, torch_handler, transitions
+from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.generation import Generation
@@ -490,6 +493,90 @@ def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
     handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
     handler.next_rendezvous()
     assert not failures
+    handler._rendezvous.stop()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_store_that_cannot_be_served_costs_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_replaced: bool
+) -> None:
+    """torch leaves the socket open where it finds no descriptor for itself, and each try would cost
+    one more. Where it did close it, the number may belong to another file by now.
+    """
+    taken: list[tuple[int, int]] = []
+    other = os.open(tmp_path, os.O_RDONLY)
+
+    def serve_none(_host: str, listener: socket.socket, _timeout: timedelta) -> Any:
+        fd = listener.detach()
+        taken.append((fd, os.fstat(fd).st_ino))
+        if is_replaced:
+            os.dup2(other, fd)
+        raise RuntimeError("Failed to init uv loop")
+
+    monkeypatch.setattr(tcp_store_client, "serve", serve_none)
+    with pytest.raises(BackendFailed, match="uv loop"):
+        EndpointHost("127.0.0.1").open()
+    fd, inode = taken[0]
+    if is_replaced:
+        assert os.path.sameopenfile(fd, other)
+        os.close(fd)
+    else:
+        assert not Path(f"/proc/self/fd/{fd}").exists() or os.fstat(fd).st_ino != inode
+    os.close(other)
+
+
+class Scarce(socket.socket):
+    """One of the last descriptors of the process."""
+
+    free = generation_store.SPARE_DESCRIPTORS - 1
+
+    def dup(self) -> socket.socket:
+        if self.free == 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        self.free -= 1
+        return super().dup()
+
+
+def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's event loop aborts the process where it finds none for its pipes."""
+    made, served = Scarce(), []
+    monkeypatch.setattr(torch_handler, "listen_on", lambda _address: made)
+    monkeypatch.setattr(tcp_store_client, "serve", lambda *words: served.append(words))
+    with pytest.raises(BackendFailed, match="Too many open files"):
+        EndpointHost("127.0.0.1").open()
+    assert not served and made.fileno() == -1
+
+
+def test_a_node_is_not_deaf_for_minutes_while_it_connects_to_its_own_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the last descriptor goes to the store itself, torch tries to connect to it for twice
+    the timeout.
+    """
+    serve, timeouts = tcp_store_client.serve, []
+
+    def serve_noted(host: str, listener: socket.socket, timeout: timedelta) -> Any:
+        timeouts.append(timeout)
+        return serve(host, listener, timeout)
+
+    monkeypatch.setattr(tcp_store_client, "serve", serve_noted)
+    host = EndpointHost("127.0.0.1")
+    store = host.enter(host.open())
+    assert timeouts == [generation_store.CONNECT_TIMEOUT]
+    assert store.timeout == generation_store.STORE_TIMEOUT
+
+
+def test_a_node_that_can_start_no_thread_closes_no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would close three in a row within milliseconds, for all nodes, and end."""
+
+    def start_none(_act: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(generation_store, "in_thread", start_none)
+    other = EndpointHost("127.0.0.1")
+    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [other.open()])
+    handler.next_rendezvous()
+    assert handler.generation is not None and handler.generation.number == 1
     handler._rendezvous.stop()
 
 
