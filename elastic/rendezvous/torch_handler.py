@@ -32,7 +32,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTim
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.generation_store import CONNECT_TIMEOUT, HostSilent, connect, serve
+from elastic.rendezvous.generation_store import ASK_S, CONNECT_TIMEOUT, HostSilent, connect, serve
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -127,6 +127,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._interrupted = interrupted
         self._store: Store | None = None
+        self._looks = 0  # since the last that asked the group
         self.generation: Generation | None = None
 
     def get_backend(self) -> str:
@@ -147,7 +148,7 @@ class ElasticRendezvous(RendezvousHandler):
         reached.
         """
         self._close_own()
-        failures = 0
+        failures, reason = 0, ""
         while failures < CONNECT_TRIES:
             generation = self._join()
             try:
@@ -155,18 +156,18 @@ class ElasticRendezvous(RendezvousHandler):
             except HostSilent:
                 # The node of rank 0 died after it formed the generation, or this one is to leave.
                 continue
-            except (RuntimeError, ValueError):
+            except (RuntimeError, ValueError) as error:
                 # Its store cannot be reached from here, and its heartbeats can. Nodes that did
                 # reach it see the close and join again. Where the place to meet does not answer
                 # either, `join` closes the generation as soon as it does.
-                failures += 1
+                failures, reason = failures + 1, str(error).partition("\n")[0]
                 with contextlib.suppress(BackendFailed):
                     self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
         raise HostUnreachable(
-            f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not; is"
-            f" the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
+            f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not"
+            f" ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
         )
 
     def num_nodes_waiting(self) -> int:
@@ -206,9 +207,16 @@ class ElasticRendezvous(RendezvousHandler):
     def _is_over(self) -> bool:
         """Whether the generation that is being entered has ended, or this node is to leave. A poll
         finds the death of the node that serves its store.
+
+        In a wide group all nodes may ask at once, so that it polls no more often than they do while
+        they train; a signal is heard at every look.
         """
         if self._interrupted():
             return True
+        self._looks += 1
+        if self._looks * ASK_S < self._rendezvous.poll_s:
+            return False
+        self._looks = 0
         with contextlib.suppress(BackendFailed):
             view = self._rendezvous.watch()
             return view.fenced or not view.open

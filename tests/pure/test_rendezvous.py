@@ -580,6 +580,38 @@ def test_a_node_that_can_start_no_thread_closes_no_generation(monkeypatch: pytes
     handler._rendezvous.stop()
 
 
+def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the fault of its own descriptors, and not of the addresses."""
+
+    def fail(*_words: object, **_options: object) -> Any:
+        raise RuntimeError("errno: 24 - Too many open files\nframe 0")
+
+    monkeypatch.setattr(generation_store, "TCPStore", fail)
+    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), ["127.0.0.1:1"] * 3)
+    with pytest.raises(torch_handler.HostUnreachable, match=r"Too many open files\)"):
+        handler.next_rendezvous()
+    handler._rendezvous.stop()
+
+
+def test_a_wide_group_asks_no_more_while_it_connects_than_while_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All nodes ask at once when the node dies that serves the store."""
+    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
+    handler.next_rendezvous()
+    asked, watch = [], handler._rendezvous.watch
+
+    def watch_noted() -> GroupView:
+        asked.append(1)
+        return watch()
+
+    monkeypatch.setattr(Rendezvous, "poll_s", 4 * generation_store.ASK_S)
+    monkeypatch.setattr(handler._rendezvous, "watch", watch_noted)
+    assert not any(handler._is_over() for _ in range(8))
+    assert len(asked) == 2
+    handler._rendezvous.stop()
+
+
 @pytest.mark.parametrize("cause", [transitions.NODE_LEFT, transitions.DIVERGED])
 def test_a_planned_end_that_meets_an_outage_counts_as_none(cause: str) -> None:
     """The place to meet does not answer as the generation is closed, and answers again after it."""
