@@ -216,7 +216,8 @@ class Restorer:
         if step > max([each.step for each in ours] + [each.step for each in damages], default=0):
             # A listing of an object store may be old; a reading by name is not.
             named, damaged = commits_of_step(self.store, step, self.clock)
-            records, damages = [*named, *records], [*damaged, *damages]
+            records = [*(each for each in named if each not in records), *records]
+            damages = [*(each for each in damaged if each not in damages), *damages]
         return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:

@@ -160,8 +160,13 @@ def check_none_is_missing(
     """Raises NothingLoads where a newer checkpoint than all that can be found was committed.
 
     One that is there and must not be used is not missing: it is reported, and an older one is used.
+    Another run's is there only in its very place; a newer one of it says nothing.
     """
-    stored = [each.step for each in rejected if each.is_stored and not each.is_foreign]
+    stored = [
+        each.step
+        for each in rejected
+        if each.is_stored and (not each.is_foreign or each.step == committed_step)
+    ]
     newest = max([each.step for each in candidates] + stored, default=0)
     if newest < committed_step:
         raise NothingLoads(missing_text(committed_step, newest, run_url))

@@ -25,8 +25,8 @@ class EtcdMembers:
             client = f"http://{self._cluster.address(name)}:2379"
             services[name] = [
                 *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
-                # Kept when the case fails. Only this logger, which etcd 3.4 does not take by itself,
-                # writes to a file.
+                # Kept when the case fails. Only this logger writes to a file; etcd 3.4 does not take
+                # it by itself.
                 *("--logger", "zap", "--log-outputs", f"{SCRATCH}/etcd.log"),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),

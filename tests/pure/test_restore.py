@@ -251,6 +251,16 @@ def test_a_checkpoint_of_another_run_hides_no_missing_one():
         restorer(None, store=store, committed_step=9).restore(State(model=model(0.5)))
 
 
+def test_a_record_that_another_runs_took_the_place_of_is_damaged_and_not_missing():
+    """As a torn one: it is reported, and the older one is used."""
+    store = store_with(8, 9)
+    copied = FakeStore()
+    copy_of_another_run(copied, 9)
+    store.objects |= copied.objects
+    restoring = restorer(None, store=store, committed_step=9)
+    assert restoring.restore(State(model=model(0.0))).step == 8
+
+
 @pytest.mark.parametrize("hidden_by", ["another run", "damage"])
 def test_a_checkpoint_that_an_old_listing_hides_is_found_by_name(hidden_by):
     """A newer checkpoint of another run is listed; or the first record of step 9 is torn, and a
