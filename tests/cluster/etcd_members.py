@@ -25,8 +25,8 @@ class EtcdMembers:
             client = f"http://{self._cluster.address(name)}:2379"
             services[name] = [
                 *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
-                # Kept when the case fails. Only this logger writes to a file; etcd 3.4 does not take
-                # it by itself.
+                # Kept when the case fails. Only this logger writes to a file; etcd 3.4 has
+                # another one by default.
                 *("--logger", "zap", "--log-outputs", f"{SCRATCH}/etcd.log"),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
