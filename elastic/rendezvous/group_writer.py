@@ -12,7 +12,7 @@ from elastic.rendezvous.backends.backend import Backend, BackendFailed, OrdersBy
 from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.requests import Request, Verb, run_digest
+from elastic.rendezvous.requests import Request, Verb, settings_digest
 from elastic.system.clock import Clock
 
 REQUEST_POLL_S = 0.02
@@ -138,7 +138,8 @@ class GroupWriter:
 
     def _wish(self, verb: Verb, group: Group, generation: int | None = None) -> Request:
         about = group.generation if generation is None else generation
-        return Request(verb=verb, node=self._me, generation=about, run=run_digest(group.settings))
+        digest = settings_digest(group.settings)
+        return Request(verb=verb, node=self._me, generation=about, settings=digest)
 
     def _out_of_tries(self) -> BackendFailed:
         return BackendFailed(

@@ -7,8 +7,8 @@ and with it, in one version, those of all requests that it finds, by the transit
 No node has a part of its own in this, so none is missed when it dies. (The idea is that of flat
 combining: Hendler, Incze, Shavit and Tzafrir, 2010.)
 
-A request names the run and the generation that it is about, so that one that a dead process left
-behind does not take effect later. To ask twice is to ask once.
+A request names the settings of the group and the generation that it is about, so that one that a
+dead process left behind does not take effect later. To ask twice is to ask once.
 
 It does not promise that a request is answered: the node that left it writes it after its wait.
 """
@@ -40,36 +40,36 @@ class Request:
     verb: Verb
     node: Node
     generation: int
-    run: str  # of `run_digest`
+    settings: str  # of `settings_digest`
 
     @property
     def text(self) -> str:
         """Short, because some backends keep it in the name of a file."""
         node = self.node
-        about = f"{self.generation} {self.run}"
+        about = f"{self.generation} {self.settings}"
         return f"{self.verb.value} {about} {node.nproc} {node.port} {node.address}"
 
     @staticmethod
     def parse(node_id: str, text: str, group: Group) -> "Request | None":
-        """None for another run or generation, and for what is no request."""
+        """None for other settings or another generation, and for what is no request."""
         match text.split(" ", 5):
-            case [verb, number, run, nproc_text, port_text, address]:
+            case [verb, number, settings, nproc_text, port_text, address]:
                 nproc, port = parse_number(nproc_text), parse_number(port_text)
             case _:
                 return None
         if verb not in _VERBS or nproc is None or port is None:
             return None
-        if parse_number(number) != group.generation or run != run_digest(group.settings):
+        if parse_number(number) != group.generation or settings != settings_digest(group.settings):
             return None
         node = Node(id=node_id, address=address, nproc=nproc, port=port)
         if not fits(encode(node), Node):
             return None  # with it in the group, no node could read the group
-        return Request(verb=Verb(verb), node=node, generation=group.generation, run=run)
+        return Request(verb=Verb(verb), node=node, generation=group.generation, settings=settings)
 
     def apply(self, group: Group, *, dead: AbstractSet[str]) -> Group:
         """dead: the nodes that the writer takes for dead; what they had requested is void."""
         node = self.node
-        is_about = self.generation == group.generation and self.run == run_digest(group.settings)
+        is_about = self.generation == group.generation and self.settings == settings_digest(group.settings)
         if not is_about or node.id in dead:
             return group
         match self.verb:
@@ -88,9 +88,16 @@ _VERBS = frozenset(verb.value for verb in Verb)
 
 
 @lru_cache(maxsize=8)
-def run_digest(settings: SharedSettings | None) -> str:
-    """Of the run and its lease. Who takes a group over keeps the number of its generation."""
-    named = () if settings is None else (settings.run.run_id, settings.run.uid, settings.lease)
+def settings_digest(settings: SharedSettings | None) -> str:
+    """Of the run, its lease and its rules. Who takes a group over keeps the number of its
+    generation, and those that it does not admit may have left requests.
+    """
+    if settings is None:
+        named: tuple[str | int | float, ...] = ()
+    else:
+        run, keep_alive_s = settings.run, float(settings.keep_alive_s)
+        rules = settings.min_nodes, settings.max_nodes, keep_alive_s
+        named = (run.run_id, run.uid, settings.lease, *rules)
     return hashlib.blake2b(repr(named).encode(), digest_size=4).hexdigest()
 
 

@@ -15,7 +15,7 @@ from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.requests import Request, Verb, run_digest
+from elastic.rendezvous.requests import Request, Verb, settings_digest
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
 from elastic.testing.fakes import FakeClock
 
@@ -67,8 +67,8 @@ def made_world(*names: str, min_nodes: int = 1) -> tuple[World, FaultyBackend]:
 def wish(world: World, name: str, verb: Verb) -> str:
     """What this node would request of the group as it is now."""
     me, group = Node(id=name, address=name, nproc=1, port=1), world.group
-    run = run_digest(group.settings)
-    return Request(verb=verb, node=me, generation=group.generation, run=run).text
+    settings = settings_digest(group.settings)
+    return Request(verb=verb, node=me, generation=group.generation, settings=settings).text
 
 
 def test_nodes_that_cannot_read_requests_write_for_themselves() -> None:
@@ -318,7 +318,7 @@ def test_a_request_of_any_kind_that_cannot_be_left_is_due_at_once_and_taken_back
     )
     combiner = rendezvous._writer._combiner
     group = Group()
-    wanted = Request(verb=verb, node=me, generation=0, run=run_digest(None))
+    wanted = Request(verb=verb, node=me, generation=0, settings=settings_digest(None))
     assert combiner.request(group, wanted)
     combiner.cancel()
     assert not combiner.is_joining

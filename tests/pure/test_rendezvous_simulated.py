@@ -10,11 +10,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from rendezvous_world import POLL_S, LosableBackend, WideBackend, World, parsed
+from rendezvous_world import POLL_S, LosableBackend, WideBackend, World, other_settings, parsed
 
 from elastic.rendezvous import transitions, watch_ring
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.shared_settings import RunKey, SharedSettings
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
 
@@ -51,7 +50,7 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
             for name in words:
                 world.start(name)
         case "start-with":
-            world.start(words[0], _other_settings(world.settings, words[1:]))
+            world.start(words[0], other_settings(world.settings, words[1:]))
         case "kill":
             world.kill(words[0])
         case "freeze" | "wake":
@@ -85,22 +84,6 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
     return []
 
 
-def _other_settings(settings: SharedSettings, words: list[str]) -> SharedSettings:
-    """`run=NAME` is another command, `uid=NAME` the same one in another run directory, and
-    `lease=NAME` the same one under another lease.
-    """
-    options = dict(word.split("=") for word in words)
-    run_id, uid = options.get("run", settings.run.run_id), options.get("uid", settings.run.uid)
-    title = f"exact.py in runs/{options.get('uid', options.get('run', 'one'))}"
-    return SharedSettings(
-        run=RunKey(run_id=run_id, uid=uid, title=title),
-        lease=options.get("lease", settings.lease),
-        min_nodes=int(options.get("min", settings.min_nodes)),
-        max_nodes=int(options.get("max", settings.max_nodes)),
-        keep_alive_s=float(options.get("keep_alive", settings.keep_alive_s)),
-    )
-
-
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenario_happens_as_written(path: Path) -> None:
     """The commands of the file run against real Rendezvous objects; the whole text is compared."""
@@ -119,7 +102,7 @@ def test_nodes_with_different_keep_alives_do_not_flap() -> None:
     for order in permutations(["keep_alive=2", "keep_alive=2", "keep_alive=15"]):
         world = World(policy=GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0))
         for number, words in enumerate(order):
-            world.start(f"n{number}", _other_settings(world.settings, [words]))
+            world.start(f"n{number}", other_settings(world.settings, [words]))
         world.tick(300.0)
         assert world.group.open and world.group.generation <= 2
         assert len(world.group.members) == order.count(order[0])
@@ -156,7 +139,7 @@ class Nodes(RuleBasedStateMachine):
     @rule(words=st.sampled_from([["run=2"], ["uid=2"], ["keep_alive=3"]]))
     def start_stranger(self, words: list[str]) -> None:
         self.started += 1
-        self.world.start(f"s{self.started}", _other_settings(self.world.settings, words))
+        self.world.start(f"s{self.started}", other_settings(self.world.settings, words))
 
     @precondition(lambda self: self.world.machines)
     @rule(data=st.data())

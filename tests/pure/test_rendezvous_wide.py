@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rendezvous_world import POLL_S, WideBackend, World
+from rendezvous_world import POLL_S, WideBackend, World, other_settings, parsed
 
 from elastic.rendezvous import requests, transitions, watch_ring
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.requests import Request, Verb, run_digest
+from elastic.rendezvous.requests import Request, Verb, settings_digest
 from elastic.rendezvous.watch_ring import ALL_WATCH_ALL, WATCHED, watched_by
 
 KEEP_ALIVE_S = 2.0
@@ -53,23 +53,46 @@ def test_a_node_that_the_group_does_not_name_watches_its_place() -> None:
     assert watched_by("spare", nodes) == watched_by("spare", nodes | {"spare"})
 
 
-RUN = run_digest(None)
+NONE = settings_digest(None)
 texts = st.text(alphabet="abc-.: é", min_size=1, max_size=5)
 wished = st.builds(
     Request,
     verb=st.sampled_from(Verb),
     node=st.builds(Node, id=texts, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535)),
     generation=st.integers(0, 3),
-    run=st.sampled_from([RUN, "0badc0de"]),
+    settings=st.sampled_from([NONE, "0badc0de"]),
 )
 
 
 @given(wished, st.integers(0, 3))
-def test_a_request_reads_back_for_its_run_and_generation_alone(request: Request, generation: int) -> None:
+def test_a_request_reads_back_for_its_settings_and_generation_alone(request: Request, generation: int) -> None:
     """The group may be in another generation than the one that it was left in, or another run's."""
     found = Request.parse(request.node.id, request.text, Group(generation=generation))
-    is_about = generation == request.generation and request.run == RUN
+    is_about = generation == request.generation and request.settings == NONE
     assert found == (request if is_about else None)
+
+
+@pytest.mark.parametrize(
+    "words", [["run=2"], ["uid=2"], ["lease=2"], ["min=2"], ["max=7"], ["keep_alive=3"]], ids=str
+)
+def test_a_request_is_void_once_nodes_with_other_settings_have_the_group(words: list[str]) -> None:
+    """They take it over with its number of generations. A node that they refuse has requested to
+    join, and stands still while they come.
+    """
+    made = world(3, combines_from=2)
+    made.tick(10.0)
+    made.start("late")
+    while "late" not in made.backend.requests():
+        made.poll("late")
+    assert "late" not in made.group.waiting_ids
+    for name in list(made.machines):
+        made.kill(name)
+    made.start("stranger", other_settings(made.settings, words))
+    for name in ("z1", "z2", "z3"):
+        made.start(name, other_settings(made.settings, words))
+    made.tick(20.0)
+    assert made.group.open and made.group.member_ids == {"stranger", "z1", "z2", "z3"}
+    assert all("late" not in parsed(value).waiting_ids for value in made.backend.history())
 
 
 @given(st.text(max_size=20) | st.lists(st.text(max_size=4), max_size=8).map(" ".join))
@@ -77,12 +100,12 @@ def test_a_text_that_is_no_request_is_none(text: str) -> None:
     """Anyone can write there."""
     assert Request.parse("a", text, Group()) is None
     for hostile in (
-        f"join 0 {RUN} -1 0 a",
-        f"join 0 {RUN} 1 {10**19} a",
-        f"end 0 {RUN} 1 0 a",
-        f"join 0 {RUN} 1 0",
-        f"join 0 {RUN} 1 65536 a",
-        f"join 0 {RUN} 1 0 a\tb",
+        f"join 0 {NONE} -1 0 a",
+        f"join 0 {NONE} 1 {10**19} a",
+        f"end 0 {NONE} 1 0 a",
+        f"join 0 {NONE} 1 0",
+        f"join 0 {NONE} 1 65536 a",
+        f"join 0 {NONE} 1 0 a\tb",
     ):
         assert Request.parse("a", hostile, Group()) is None
 
@@ -96,7 +119,7 @@ def test_one_version_has_what_the_nodes_would_have_written_one_by_one(
     twin = group
     for wish in sorted(wishes, key=lambda each: each.node.id):
         name = wish.node.id
-        if wish.generation != 1 or wish.run != RUN or name in dead:
+        if wish.generation != 1 or wish.settings != NONE or name in dead:
             continue
         if wish.verb is Verb.JOIN:
             twin = transitions.join(twin, wish.node)

@@ -295,3 +295,19 @@ class World:
         lines = [f"> generation {group.generation} {state}, cause {group.cause}, restarts {group.restarts}"]
         lines += [f"> members {members}; waiting {spare}; endpoint {group.endpoint}"]
         return lines + [f"> {name}: {machine}" for name, machine in sorted(self.machines.items())]
+
+
+def other_settings(settings: SharedSettings, words: list[str]) -> SharedSettings:
+    """`run=NAME` is another command, `uid=NAME` the same one in another run directory, and
+    `lease=NAME` the same one under another lease.
+    """
+    options = dict(word.split("=") for word in words)
+    run_id, uid = options.get("run", settings.run.run_id), options.get("uid", settings.run.uid)
+    title = f"exact.py in runs/{options.get('uid', options.get('run', 'one'))}"
+    return SharedSettings(
+        run=RunKey(run_id=run_id, uid=uid, title=title),
+        lease=options.get("lease", settings.lease),
+        min_nodes=int(options.get("min", settings.min_nodes)),
+        max_nodes=int(options.get("max", settings.max_nodes)),
+        keep_alive_s=float(options.get("keep_alive", settings.keep_alive_s)),
+    )
