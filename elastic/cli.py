@@ -102,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ElasticError as error:
         print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(interrupt.SENTENCE, file=sys.stderr)
-        return interrupt.EXIT_CTRL_C
+        return interrupt.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
         # and would print a second error.
@@ -147,6 +147,7 @@ def _train(words: list[str]) -> int:
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
+        interrupt.end_at_once_by_sigterm()
         environment.restart_interpreter()  # before imports, which it would repeat
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient

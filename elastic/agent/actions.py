@@ -26,7 +26,7 @@ from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE
-from elastic.events import DrainRequested, GenerationEnded
+from elastic.events import DrainRequested, GenerationEnded, UploaderDied
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd, WorkerFailure
@@ -36,6 +36,7 @@ from elastic.system.control_page import ControlPage
 from elastic.system.raised_error import RaisedError
 from elastic.system.worker_error import WorkerError, read_errors
 from elastic.uploader.client import UploaderProcess
+from elastic.uploader.restart_backoff import MANY_DEATHS
 
 GROUP_POLL_S = 0.025
 LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
@@ -96,7 +97,7 @@ class AgentParts:
             # It may be one that this node was told to leave before it entered it. The next one
             # waits for the save, which must not be fenced by this one.
             self.uploader.enter(done.generation)
-        self.final_checkpoint.ensure_committed(others=others)
+        self.final_checkpoint.ensure_committed(others=others, meanwhile=self._serve_final_save)
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
@@ -107,6 +108,20 @@ class AgentParts:
                 self.clock.sleep(GROUP_POLL_S)
         self.group.leave()
         return others
+
+    def _serve_final_save(self) -> None:
+        """The uploader may die in it, and the fence that it asks may have been removed."""
+        self.revive_uploader()
+        self.group.show_generation()
+
+    def revive_uploader(self) -> None:
+        if death := self.uploader.revive():
+            self.memory.release_leases()
+            if death.deaths <= MANY_DEATHS:  # the events have the later ones
+                self.console.print_line(str(death))
+            self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
+        elif self.uploader.is_back():
+            self.console.print_line("the uploader runs again: what is due from now on is saved")
 
 
 class NodeGeneration:

@@ -33,7 +33,7 @@ from elastic.errors import (
     Interrupted,
     RendezvousTimeout,
 )
-from elastic.events import GenerationStarted, UploaderDied
+from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import RunEnd, WorkerFailure
@@ -43,7 +43,6 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled
 from elastic.system.raised_error import RaisedError
-from elastic.uploader.restart_backoff import MANY_DEATHS
 
 WORKER_POLL_S = 0.02
 WRONG_TIMES_TO_LEAVE = 2
@@ -222,24 +221,14 @@ class NodeAgent(LocalElasticAgent):
         pids = {rank: workers.pid(rank) for rank in workers.running}
         targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
         parts.faults.poll(self._entered, parts.common_step, targets)
-        self._revive_uploader()
+        parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
     def _is_interrupted(self) -> bool:
         """Asked again and again while this node waits for a generation."""
         # The state that this node has may have to be saved before there is one.
-        self._revive_uploader()
+        self._parts.revive_uploader()
         return self._parts.shutdown.reason is not None
-
-    def _revive_uploader(self) -> None:
-        parts = self._parts
-        if death := parts.uploader.revive():
-            parts.memory.release_leases()
-            if death.deaths <= MANY_DEATHS:  # the events have the later ones
-                parts.console.print_line(str(death))
-            parts.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
-        elif parts.uploader.is_back():
-            parts.console.print_line("the uploader runs again: what is due from now on is saved")
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""

@@ -37,6 +37,7 @@ from elastic.uploader.client import (
 from elastic.uploader.protocol import SaveState
 
 POLL_S = 0.1
+RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
 PIECE_BYTES = 1 << 26  # hashed in a fraction of a second
 
 
@@ -56,6 +57,7 @@ class FinalCheckpoint:
     log: EventLog
     differences: list[str] = field(default_factory=list)
     _loads: dict[str, bool] = field(default_factory=dict)  # by the payload's name
+    _reported: set[str] = field(default_factory=set)
 
     def newest_checkpoint(self, *, step: int, generation: int, is_new: bool = False) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
@@ -78,36 +80,45 @@ class FinalCheckpoint:
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        self._commit("the newest state", wait_until_s=0.0)
+        if problem := self._commit(wait_until_s=0.0).reason:
+            self.report(f"the newest state is not saved: {problem}")
 
-    def ensure_committed(self, *, others: bool) -> None:
+    def ensure_committed(self, *, others: bool, meanwhile: Callable[[], None]) -> None:
         """Return once a checkpoint holds the newest step in memory, or at the end of the grace.
 
-        A third signal ends the wait as well.
+        A third signal ends the wait as well. A save that fails is tried again: the uploader may
+        have been killed, or the disk full for a moment.
 
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
         and a second upload of the same bytes would only compete with theirs. Where their generation
         fences the save of this node, they are given the rest. What they commit is compared with
-        what this node has.
+        what this node has. meanwhile: called several times a second.
         """
         newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
         if newest is None:
             return
-        step = newest.info.step
-        others_until_s = (now_s + deadline) / 2 if others else now_s
-        records, is_fenced = self._records(deadline), False
+        step, pause_s = newest.info.step, RETRY_S
+        next_try_s = (now_s + deadline) / 2 if others else now_s
+        last: _Try | None = None
+
+        def is_over() -> bool:
+            return self.shutdown.skips_checkpoint or self.clock.monotonic() >= deadline
+
+        records = self._records(deadline)
         while not any(self._has(record, newest, until_s=deadline) for record in records):
-            is_over = self.shutdown.skips_checkpoint or self.clock.monotonic() >= (
-                deadline if is_fenced else others_until_s
-            )
-            if is_over and is_fenced:
+            is_fenced = last is not None and last.state is SaveState.FENCED
+            if last is not None and (is_over() or (is_fenced and not others)):
+                self.report(f"checkpoint step={step} is not saved: {last.reason}")
                 return
-            if is_over:
-                what = f"checkpoint step={step}"
-                is_fenced = self._commit(what, wait_until_s=deadline) is SaveState.FENCED and others
-                if not is_fenced:
+            if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
+                is_first, last = last is None, self._commit(wait_until_s=deadline, meanwhile=meanwhile)
+                if last.state in (SaveState.COMMITTED, SaveState.DIFFERS):
                     return
+                if is_first and not is_over() and last.state is not SaveState.FENCED:
+                    self.report(f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}")
+                next_try_s, pause_s = self.clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
+            meanwhile()
             self.clock.sleep(POLL_S)
             records = self._records(deadline)
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
@@ -142,8 +153,13 @@ class FinalCheckpoint:
                 records += of_run(named, self.run_id)[0]
             return records
         except StoreFailed as error:
-            self.report(f"the checkpoints cannot be listed: {error}")
+            self._report_once(f"the checkpoints cannot be listed: {error}")
             return []
+
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
 
     def _has(self, record: CommitRecord, newest: Snapshot, *, until_s: float) -> bool:
         """Whether the run can go on from this checkpoint without losing a step of `newest`.
@@ -204,24 +220,32 @@ class FinalCheckpoint:
             digest.add(image[start : start + PIECE_BYTES])
         return digest.hexdigest()
 
-    def _commit(self, what: str, *, wait_until_s: float) -> SaveState | None:
-        """Offer the newest snapshot, and wait for its result. what: names it in messages."""
+    def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], None] = lambda: None) -> "_Try":
+        """Offer the newest snapshot, and wait for its result."""
         slots, newest = self.memory.slots, self.memory.newest
         if slots is None or newest is None:
-            return None
+            return _Try(reason="")
         with closing(UploaderClient(self.uploader_socket)) as uploader:
+            # A short time where it is tried again: an uploader that died is started in between.
+            within_s = POLL_S if wait_until_s else FINAL_OFFER_S
             try:
-                within_s = wait_until_s - self.clock.monotonic() if wait_until_s else FINAL_OFFER_S
                 uploader.offer(slots, newest, resumed_from=None, final=True, within_s=within_s)
             except StoreFailed as error:
-                self.report(f"{what} is not saved: {error}")
-                return None
+                return _Try(reason=str(error))
             while self.clock.monotonic() < wait_until_s and not self.shutdown.skips_checkpoint:
                 result = uploader.wait(newest.info.step, POLL_S)
-                if result is not None:
-                    if result.state is SaveState.DIFFERS:
-                        self.differences.append(result.reason)
-                    elif result.state is not SaveState.COMMITTED:
-                        self.report(f"{what} is not saved: {result.reason}")
-                    return result.state
-        return None
+                if result is None:
+                    meanwhile()
+                    continue
+                if result.state is SaveState.DIFFERS:
+                    self.differences.append(result.reason)
+                return _Try(state=result.state, reason=result.reason)
+        return _Try(reason="" if not wait_until_s else "the grace ended before its save did")
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """Of a save. state: None where no answer came. reason: why it is not known to be committed."""
+
+    reason: str
+    state: SaveState | None = None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
+from elastic.rendezvous.group import Group, GroupDamaged, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
@@ -157,6 +157,11 @@ class GroupClient:
         with suppress(BackendFailed):
             return self._rendezvous.withdraw(is_shared)
         return Withdrawal(others_go_on=False, generation=None)
+
+    def show_generation(self) -> None:
+        """Write the number that fences saves again where it was removed; nothing else changes."""
+        with suppress(BackendFailed, GroupDamaged):
+            self._rendezvous.show_generation()
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""

@@ -57,7 +57,7 @@ class LocalStore:
         with _classified(f"writing {path}"):
             make_folders(path.parent)
             try:
-                size_bytes = _write_new(path, payload, midway)
+                _write_new(path, payload, midway)
             except BaseException:
                 # The next attempt creates the same name exclusively, and must not find a part of
                 # the payload there.
@@ -65,7 +65,9 @@ class LocalStore:
                     path.unlink()
                 raise
             self._sync_folders(path.parent)
-        return size_bytes
+            # By its name: the directory may have been moved under the open file, and a copy of it
+            # put back that has a part of the payload.
+            return path.stat().st_size
 
     def create(self, name: str, data: bytes) -> bool:
         path = self._inside(name)
@@ -153,7 +155,7 @@ def _classified(doing: str) -> Iterator[None]:
         raise as_store_failure(doing, error) from error
 
 
-def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
+def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None:
     # At least two chunks, so that a small payload has a middle as well.
     chunk_bytes = min(CHUNK_BYTES, max(1, (payload.size_bytes + 1) // 2))
     middle = -(-payload.size_bytes // chunk_bytes) // 2
@@ -163,4 +165,3 @@ def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
                 midway()
             write_all(file.fileno(), chunk)
         os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size

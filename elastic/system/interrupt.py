@@ -1,5 +1,8 @@
 """As long as there is nothing to tidy up, Ctrl-C ends the command at once, with one line.
 
+SIGTERM does the same to a command that trains, which then ends as one that was interrupted: what
+has sent the signal, such as a scheduler, gives the command again.
+
 A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
 catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,
 before it has read this file.
@@ -9,8 +12,14 @@ import os
 import signal
 from typing import NoReturn
 
+from elastic.errors import EXIT_INTERRUPTED
+
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
 SENTENCE = "elastic-train: interrupted before it trained anything; nothing is lost"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where Ctrl-C raises KeyboardInterrupt."""
 
 
 def end_at_once() -> None:
@@ -20,17 +29,40 @@ def end_at_once() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def end_at_once_by_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
 def raise_from_here() -> None:
-    """There will be something to tidy up: Ctrl-C raises KeyboardInterrupt again."""
+    """There will be something to tidy up: the signals raise KeyboardInterrupt and Terminated."""
+    if signal.getsignal(signal.SIGTERM) is _end:
+        signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def restore() -> None:
+    """In a child: what a new interpreter would have."""
+    raise_from_here()
+    if signal.getsignal(signal.SIGTERM) is _raise_terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def code_of(raised: KeyboardInterrupt) -> int:
+    return EXIT_INTERRUPTED if isinstance(raised, Terminated) else EXIT_CTRL_C
+
+
 def hold() -> None:
-    """Ctrl-C waits for `end_at_once`, also across an exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """The signals wait for those two functions, also across an exec."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
-def _end(_number: int, _frame: object) -> NoReturn:
+def _raise_terminated(_number: int, _frame: object) -> NoReturn:
+    raise Terminated
+
+
+def _end(number: int, _frame: object) -> NoReturn:
     os.write(2, f"{SENTENCE}\n".encode())
-    os._exit(EXIT_CTRL_C)
+    os._exit(EXIT_CTRL_C if number == signal.SIGINT else EXIT_INTERRUPTED)

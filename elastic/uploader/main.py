@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ def _listen(path: str) -> socket.socket:
 
 
 def _notify_owner(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
+    with suppress(BrokenPipeError):  # it was told to leave before it was ready
+        os.write(1, f"{json.dumps(message)}\n".encode())
     # The owner reads this pipe no further: what a library prints later goes to the log.
     os.dup2(2, 1)
 

@@ -202,7 +202,7 @@ def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, outpu
     try:
         die_with_parent(agent_pid)
         # From here to the imports: what a new interpreter would have.
-        interrupt.raise_from_here()
+        interrupt.restore()
         os.setsid()
         connection = agent.detach()
         with Path(os.devnull).open() as nothing:

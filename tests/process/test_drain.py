@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.system import interrupt
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 ALWAYS = ("--snapshot-every", "1")
@@ -17,6 +19,27 @@ MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 
 def is_committed(drill, step):
     return (drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
+
+
+def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(drill, undisturbed):
+    """It watches the lease of nodes that died in another place. The signal ended it without a word,
+    and its uploader with a traceback.
+    """
+    drill.shut(10)
+    first = drill.start("--rdzv-endpoint", str(drill.folder / "elsewhere"))
+    drill.stands(10, ranks=1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = drill.start()
+    drill.waits_for(lambda: "watching for" in second.output, "it watches the lease")
+    second.signal(signal.SIGTERM)
+    second.ends_with(75)
+    assert second.output.splitlines()[-1] == interrupt.SENTENCE
+    assert "Traceback" not in second.output
+    drill.all_are_gone()
+    drill.open(10)
+    drill.start().ends_with(0)
+    drill.is_like(undisturbed)
 
 
 def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(drill, undisturbed):

@@ -1,32 +1,54 @@
-"""Ctrl-C ends a command that imports with one line, whatever the import does with exceptions."""
+"""A signal ends a command that imports with one line, whatever the import does with exceptions."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from elastic.errors import EXIT_INTERRUPTED
 from elastic.system.interrupt import EXIT_CTRL_C, SENTENCE
 
-PRESS = "os.kill(os.getpid(), signal.SIGINT)"
 BEGIN = "import os, signal, sys\nfrom elastic.system import interrupt\n"
-AT_ONCE = f"interrupt.end_at_once()\ntry:\n    {PRESS}\nexcept BaseException:\n    print('it was lost')\n"
-AGAIN = BEGIN + "interrupt.end_at_once()\nprint('it was lost')\n"
-ACROSS_EXEC = f"interrupt.hold()\n{PRESS}\nos.execv(sys.executable, [sys.executable, '-c', {AGAIN!r}])\n"
+BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by_sigterm()\n"
+PRESS, TERMINATE = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM"))
 
 
-@pytest.mark.parametrize("text", [AT_ONCE, ACROSS_EXEC], ids=["in an import", "across a restart"])
-def test_ctrl_c_ends_the_command_with_one_line(text):
-    """In a block that catches everything, as around the import of an optional package; and in the
-    moment in which the command replaces itself by another interpreter.
-    """
-    done = subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (EXIT_CTRL_C, "", f"{SENTENCE}\n")
+def at_once(send: str) -> str:
+    """In a block that catches everything, as around the import of an optional package."""
+    return f"{BOTH}try:\n    {send}\nexcept BaseException:\n    print('it was lost')\n"
 
 
-def test_ctrl_c_raises_again_once_there_is_something_to_tidy_up():
-    text = f"interrupt.end_at_once()\ninterrupt.raise_from_here()\ntry:\n    {PRESS}\nfinally:\n    print('tidy')\n"
-    done = subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
-    assert done.stdout == "tidy\n"
+def across_exec(send: str) -> str:
+    """In the moment in which the command replaces itself by another interpreter."""
+    again = f"{BEGIN}{BOTH}print('it was lost')\n"
+    return f"interrupt.hold()\n{send}\nos.execv(sys.executable, [sys.executable, '-c', {again!r}])\n"
+
+
+def executed(text: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("text", [at_once, across_exec])
+@pytest.mark.parametrize(("send", "code"), [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED)])
+def test_a_signal_ends_the_command_with_one_line(text, send, code):
+    done = executed(text(send))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{SENTENCE}\n")
+
+
+@pytest.mark.parametrize(
+    ("send", "code"), [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED)], ids=["ctrl-c", "sigterm"]
+)
+def test_a_signal_raises_once_there_is_something_to_tidy_up(send, code):
+    tidy = f"try:\n    {send}\nexcept KeyboardInterrupt as error:\n    sys.exit(interrupt.code_of(error))\n"
+    done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_child_begins_with_what_a_new_interpreter_has():
+    done = executed(f"{BOTH}interrupt.raise_from_here()\ninterrupt.restore()\n{TERMINATE}\n")
+    assert done.returncode == -signal.SIGTERM
+    done = executed(f"{BOTH}interrupt.restore()\n{PRESS}\n")
     assert "KeyboardInterrupt" in done.stderr
 
 

@@ -270,6 +270,8 @@ class Nodes(RuleBasedStateMachine):
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 3 * keep_alive_s + self.pause_s + 10 * POLL_S)
+        if not self.is_any_left():
+            return
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
         assert not group.reports
@@ -290,6 +292,8 @@ class Nodes(RuleBasedStateMachine):
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 6 * keep_alive_s + self.pause_s + 10 * POLL_S)
+        if not self.is_any_left():
+            return
         group = self.world.group
         assert group.open, group
         self.world.tick(4 * keep_alive_s)
@@ -326,6 +330,13 @@ class Nodes(RuleBasedStateMachine):
     def pause_s(self) -> float:
         """How long the next generation waits: for stragglers, and after failures in a row."""
         return self.world.policy.last_call_s + transitions.restart_pause_s(self.world.group)
+
+    def is_any_left(self) -> bool:
+        """A stranger's sign of life refuses a node, and the stranger may have died since."""
+        ends = [machine.over for machine in self.world.machines.values() if machine.over is not None]
+        if not self.world.staying:
+            assert any(end.startswith("UsageError 2: ") for end in ends), ends
+        return bool(self.world.staying)
 
     def all_have_left(self) -> None:
         """Those that save have saved."""

@@ -65,7 +65,9 @@ wished = st.builds(
 
 
 @given(wished, st.integers(0, 3))
-def test_a_request_reads_back_for_its_settings_and_generation_alone(request: Request, generation: int) -> None:
+def test_a_request_reads_back_for_its_settings_and_generation_alone(
+    request: Request, generation: int
+) -> None:
     """The group may be in another generation than the one that it was left in, or another run's."""
     found = Request.parse(request.node.id, request.text, Group(generation=generation))
     is_about = generation == request.generation and request.settings == NONE

@@ -1,0 +1,108 @@
+"""A node that leaves tries again to save its last step until its grace ends.
+
+Whatever happens to its first try, the exit code is 75 and the same command loses no step.
+"""
+
+import shutil
+import signal
+
+import pytest
+from small_disk import SmallDisk
+
+from elastic.config.run_dir import RunDir
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+# No save becomes due by itself: what is committed is committed because of the stop.
+STOPPED = ("--save-every", "1000steps", "--grace", "60s")
+
+
+def stop_at_8(drill, agent):
+    drill.stands(8, ranks=1)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(8)
+
+
+def nothing_is_lost(drill, agent, undisturbed):
+    agent.ends_with(75)
+    assert "step 8 is saved" in agent.output.splitlines()[-1]
+    drill.start(*STOPPED).ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 0)]
+
+
+@pytest.mark.parametrize("point", ["upload", "before-commit", "after-commit"])
+def test_an_uploader_that_is_killed_in_it_is_started_again(drill, undisturbed, point):
+    drill.shut(8)
+    agent = drill.start(*STOPPED, "--faults", f"checkpoint 8 {point}: kill uploader")
+    stop_at_8(drill, agent)
+    nothing_is_lost(drill, agent, undisturbed)
+    assert len(drill.events("fault_injected")) == 1
+    if point != "after-commit":  # else the checkpoint may be there before anyone looks
+        assert len(drill.events("uploader_died")) == 1
+
+
+@pytest.mark.parametrize("what", ["rendezvous", "run directory"])
+def test_a_fence_that_is_removed_meanwhile_is_written_again(drill, undisturbed, what):
+    """The upload is held while a person removes the folder, or moves the run away and puts a copy
+    of it back, which has a part of the payload.
+    """
+    drill.shut(8)
+    agent = drill.start(*STOPPED, "--faults", "checkpoint 8 upload: pause 2s")
+    stop_at_8(drill, agent)
+    drill.happens("fault_injected")
+    if what == "rendezvous":
+        shutil.rmtree(drill.run.rendezvous)
+    else:
+        moved = drill.run.local.rename(drill.folder / "moved")
+        shutil.copytree(moved, drill.run.local, ignore=shutil.ignore_patterns("rendezvous"))
+    nothing_is_lost(drill, agent, undisturbed)
+
+
+def test_a_disk_that_has_room_again_within_the_grace_takes_it(drill, undisturbed):
+    folder = str(drill.run.local)
+    drill.run.local.mkdir()
+    disk = SmallDisk(drill.run.local)
+    try:
+        drill.run = RunDir.parse(str(disk.seen))
+        disk.mount("size=6m")
+        drill.shut(8)
+        options = (*STOPPED, "--run-dir", folder)
+        agent = drill.start(*options, env=disk.env)
+        drill.stands(8, ranks=1)
+        disk.fill()
+        agent.signal(signal.SIGTERM)
+        drill.waits_for(lambda: "asks this node to leave" in agent.output, "the request")
+        drill.open(8)
+        said = "checkpoint step=8 is not saved yet, and is tried again"
+        drill.waits_for(lambda: said in agent.output, "the first try")
+        disk.free()
+        agent.ends_with(75)
+        assert "step 8 is saved" in agent.output.splitlines()[-1]
+        drill.start(*options, env=disk.env).ends_with(0)
+        drill.is_like(undisturbed)
+    finally:
+        disk.close()
+
+
+def test_a_third_signal_ends_the_tries(drill):
+    """A file is in the place of the checkpoints, so no save ends; each problem is said once."""
+    drill.shut(8)
+    agent = drill.start("--save-every", "1000steps", "--grace", "1h")
+    drill.stands(8, ranks=1)
+    checkpoints = drill.run.local / "checkpoints"
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    checkpoints.write_text("")
+    stop_at_8(drill, agent)
+    drill.waits_for(lambda: "is tried again" in agent.output, "the first try")
+
+    def has_ended():
+        agent.signal(signal.SIGTERM)  # two at once would be one
+        return agent.process.poll() is not None
+
+    drill.waits_for(has_ended, "its end after two more signals")
+    agent.ends_with(1)
+    assert "after step 8, but step 0 is the newest that is saved" in agent.output.splitlines()[-1]
+    assert agent.output.count("cannot be listed") == agent.output.count("is tried again") == 1
+    drill.all_are_gone()
