@@ -73,6 +73,14 @@ class AgentParts:
         """The last step that all workers of this node finished in this generation; 0 for none."""
         return min(self.page.step(i) for i in range(self.settings.nproc))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker of this node is in its first step, whose line may be written already, or
+        has a step behind it, in this generation or in the state that it restored.
+        """
+        in_step = (self.page.open_step(i) for i in range(self.settings.nproc))
+        return self.step > 0 or any(in_step)
+
     def has_shared_state(self, generation: int) -> bool:
         """Whether the nodes of this generation are known to have the newest state of this node: a
         node that joined later, or without memory for it, has none.

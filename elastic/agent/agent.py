@@ -256,7 +256,7 @@ class NodeAgent(LocalElasticAgent):
             leaving_age_s=shutdown.age_s,
             grace_s=shutdown.grace_s,
             is_plain=not settings.imports_library,
-            has_begun=parts.step > 0,
+            has_begun=parts.has_begun,
             drain_requested=generation.drain_requested,
             has_drain=parts.page.drain,
             skips_drain=shutdown.skips_drain,

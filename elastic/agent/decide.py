@@ -104,7 +104,7 @@ class Observation:
     leaving_age_s: float
     grace_s: float
     is_plain: bool  # a script without this library: it knows no drain, and exits as it likes
-    has_begun: bool  # a step is finished, in this generation or in the state that was restored
+    has_begun: bool  # its first step
     drain_requested: bool  # by this agent, in this generation
     has_drain: bool  # the workers of this node were asked to drain, by any agent or a signal
     skips_drain: bool  # a second signal came
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.is_plain, Action.CONTINUE, "training"),
     # Ask for a drain, once. A node that leaves has nothing to keep before the first step. A node
     # that joins waits for it: otherwise joins that follow each other closely would let none end.
-    Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}, before it finished a step"),
+    Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}, before its first step"),
     Rule(lambda o: o.leaving and not o.drain_requested, Action.REQUEST_DRAIN, "{o.leaving}"),
     Rule(lambda o: o.newcomers and not o.drain_requested, Action.REQUEST_DRAIN, "a node is waiting to join"),
     Rule(lambda _: True, Action.CONTINUE, "training"),

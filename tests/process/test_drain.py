@@ -42,6 +42,24 @@ def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(drill, 
     drill.is_like(undisturbed)
 
 
+def test_the_first_step_is_finished_and_saved(drill, undisturbed):
+    """It had begun, and its line of the metrics may have been written. Both nodes are told."""
+    drill.shut(1)
+    agents = drill.start_two(*MEMORY_ALONE)
+    drill.stands(1, ranks=2)
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    drill.waits_for(lambda: len(drill.events("drain_requested")) == 2, "both drain")
+    drill.open(1)
+    for agent in agents:
+        agent.ends_with(75)
+        assert "step 1 is saved" in agent.output.splitlines()[-1]
+    for agent in drill.start_two(*MEMORY_ALONE):
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (1, 0)]
+
+
 def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(drill, undisturbed):
     """A worker is held in step 10, and later in step 15, and never sees the request.
 

@@ -64,10 +64,10 @@ TABLE = {
     "nothing happened": ({}, Action.CONTINUE, "training"),
     "one of two finished": (after(EXIT_COMPLETE), Action.CONTINUE, "training"),
     "one of two drained": (after(EXIT_INTERRUPTED), Action.CONTINUE, "training"),
-    "a node is asked to leave before a step is finished": (
+    "a node is asked to leave before its first step": (
         {"leaving": "SIGTERM", "has_begun": False},
         Action.LEAVE,
-        "before it finished a step",
+        "before its first step",
     ),
     "half of the grace is over during a drain": (
         {"leaving": "SIGTERM", "leaving_age_s": 15.1, "drain_requested": True},
@@ -278,7 +278,7 @@ TABLE = {
         Action.CONTINUE,
         "training",
     ),
-    "a node is to be admitted before a step is finished": (
+    "a node is to be admitted before the first step": (
         {"newcomers": True, "has_begun": False},
         Action.REQUEST_DRAIN,
         "waiting to join",
