@@ -98,6 +98,30 @@ def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(dri
     assert drill.values("generation_started", "world_size") == [(2,), (1,), (2,)]
 
 
+def test_with_c10d_a_frozen_host_keeps_the_run_directory(drill, undisturbed):
+    """Only the host's agent is stopped (SIGSTOP); all workers train. Nobody reaches the store, and a
+    command that finds the lease silent would take the run directory: 637 steps were lost so.
+    """
+    drill.shut(10, 14)
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    host = drill.start(*OPTIONS, *where)
+    drill.waits_for(lambda: "waits" in host.output, "the first node in the group")
+    other = drill.start(*OPTIONS, *where)
+    drill.stands(10, ranks=2)
+    host.signal(signal.SIGSTOP)
+    drill.open(10)
+    drill.stands(14, ranks=2)
+    for words in ("--fresh",), ():
+        refused = drill.start(*words)
+        refused.ends_with(2)
+        assert "is in use: a group in c10d at" in refused.output.splitlines()[-1]
+    host.signal(signal.SIGCONT)
+    drill.open(14)
+    for agent in (host, other):
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+
+
 def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(drill, undisturbed):
     """Instead of the store a process listens that never answers, like a frozen host. Both nodes
     finish what they can without it.
