@@ -6,17 +6,14 @@ that find another one there do not share it. It is not a part of `run.json`, bec
 without the library has none, and earlier versions wrote none.
 """
 
-import secrets
-
 from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import StoreFailed, UsageError
+from elastic.observe.local_copies import claim_uid
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock
-
-LONGEST = 100
 
 
 def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
@@ -29,9 +26,7 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
         if declared is not None:
             there = create_or_read(store, identity.NAME, declared.to_json(), clock)
             identity.check(identity.parse(there), declared, run.url)
-        name = "".join(each if each.isprintable() else "-" for each in run.local.name[:LONGEST])
-        ours = f"{name}-{secrets.token_hex(8)}"
-        return _checked(create_or_read(store, UID, ours.encode(), clock), run)
+        return claim_uid(run, clock)
     except StoreFailed as error:
         raise UsageError(
             f"expected to write to the run directory {run.url}, found: {error}; take another --run-dir or change its mode"
@@ -61,12 +56,3 @@ def check_claim(run: RunDir, declared: Identity | None, uid: str, clock: Clock) 
         )
     if declared is not None and there is not None:
         identity.check(identity.parse(there), declared, run.url)
-
-
-def _checked(text: bytes, run: RunDir) -> str:
-    uid = text.decode(errors="replace")
-    if not uid or len(uid) > 2 * LONGEST or not uid.isprintable():
-        raise UsageError(
-            f"expected the name of the run directory in {run.url}/{UID}, found {uid!r:.80}; remove it"
-        )
-    return uid

@@ -26,13 +26,7 @@ from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
-from elastic.agent.open_rendezvous import (
-    answer_of,
-    newest_generation,
-    newest_generation_seen,
-    open_backend,
-    rendezvous_config,
-)
+from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.set_aside import set_aside
@@ -41,6 +35,7 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.signpost import check_shared
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.spawner import Spawner
+from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
@@ -100,7 +95,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
         )
     # Also those of a run that is set aside: a process of it that wakes up late shares no file.
-    newest = newest_generation(run)
+    newest = newest_generation(run, _CLOCK)
     if options.fresh:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
@@ -120,7 +115,7 @@ def launch(options: Options, spawner: Spawner) -> int:
         )
         try:
             backend = open_backend(settings)
-            return _run(settings, backend, max(newest, newest_generation(run)), spawner)
+            return _run(settings, backend, max(newest, newest_generation(run, _CLOCK)), spawner)
         except GroupEnded:  # the place to meet does not answer any more
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE

@@ -9,18 +9,12 @@ from pathlib import Path
 
 from elastic.agent.finished_run import is_complete
 from elastic.agent.settings import Settings
-from elastic.checkpoint.catalog import list_commits
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import StoreFailed, UsageError
-from elastic.observe import metrics_files
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
-from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.system.files import listing
-from elastic.system.untrusted import parse_number
 
 C10D_GROUP = "run"  # by default
 _CLOCK = SystemClock()
@@ -65,42 +59,3 @@ def answer_of(call: Callable[[], Answer], settings: Settings) -> Answer:
         notify=partial(print, flush=True),
         is_complete=partial(is_complete, settings),
     )
-
-
-def newest_generation(run: RunDir) -> int:
-    """The newest generation that left a checkpoint, a log or metrics in the run directory, or 0.
-
-    For a backend that does not know it: one that keeps its state in memory was restarted, a folder
-    was removed, or another endpoint was used meanwhile. Raises UsageError where they cannot be
-    read: the number of a generation must not be used twice.
-    """
-    try:
-        records, _ = list_commits(open_store(run.checkpoints_url), _CLOCK)
-    except StoreFailed as error:
-        raise UsageError(
-            f"expected to find the newest generation of the run in {run.checkpoints_url}, found: {error}; give the command again when"
-            " the storage answers"
-        ) from error
-    try:
-        newest = _newest_in_files(run)
-    except OSError as error:
-        raise UsageError(
-            f"expected to find the newest generation of the run in {run.local}, found: {error}; change the mode of what cannot be read"
-        ) from error
-    return max([newest, *(record.generation for record in records)])
-
-
-def newest_generation_seen(run: RunDir) -> int:
-    """The same without checkpoints, for a node that is about to form the next generation: it waits
-    for no storage. Files that cannot be read show nothing.
-    """
-    try:
-        return _newest_in_files(run)
-    except OSError:
-        return 0
-
-
-def _newest_in_files(run: RunDir) -> int:
-    """Raises OSError."""
-    logs = [parse_number(path.name) for path in listing(run.logs)]
-    return max([metrics_files.newest_generation(run.metrics), *filter(None, logs)])

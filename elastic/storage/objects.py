@@ -101,6 +101,14 @@ class Objects:
             if about["type"] == "file" and not path.endswith("/")
         }
 
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders directly below `folder`, as a listing of them alone tells."""
+        found: list[dict[str, Any]] = []
+        with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
+            found = self._call("ls", self._path(folder), detail=True)
+        names = (each["name"].rstrip("/") for each in found if each["type"] == "directory")
+        return [name.rpartition("/")[2] for name in names]
+
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""
         limit_s = self._limit_s if self._has_answered else max(self._limit_s, FIRST_LIMIT_S)

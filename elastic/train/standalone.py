@@ -5,6 +5,7 @@ loop ask for a drain. Nothing but torchrun restarts workers here, and no snapsho
 """
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.newest_generation import newest_generation
 from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.observe import metrics_files
+from elastic.observe.local_copies import claim_local_copies, claim_uid
 from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
@@ -114,16 +116,23 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
     run = run_without_agent(launch, ours)
     page = ControlPage.create()
-    generation, socket_path = 0, ""
+    told: tuple[str, str, bool] = ("", "", False)
     if groups.rank == 0:
         _take_lease(run, ours, ctrl_c)
-        records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
-        generation = 1 + max([_newest_generation(run), *(record.generation for record in records)])
-        socket_path = _own_uploader(run, ours, ctrl_c)
+        is_new = not list_commits(open_store(run.checkpoints_url), SystemClock())[0]
+        told = claim_uid(run, SystemClock()), secrets.token_hex(4), is_new
+    uid, tag, is_new = groups.from_rank0(told)
+    # The files of this launch are no other one's, also where machines have one name.
+    node = f"{socket.gethostname()}-{launch.rank // launch.local_world_size}-{tag}"
+    claim_local_copies(run, uid, is_new=is_new)
+    generation, socket_path = 0, ""
+    if groups.rank == 0:
+        generation = 1 + newest_generation(run, SystemClock())
+        socket_path = _own_uploader(run, ours, uid, node, ctrl_c)
     ctrl_c.watch(page, groups.local_rank)
     return AgentLink(
         pid=os.getpid(),
-        node=socket.gethostname(),
+        node=node,
         run_dir=run.url,
         generation=groups.from_rank0(generation),
         control_page=page.path,
@@ -138,16 +147,6 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
         faults=None,
         parent=ours.parent,
     )
-
-
-def _newest_generation(run: RunDir) -> int:
-    """That of the metrics. Raises UsageError."""
-    try:
-        return metrics_files.newest_generation(run.metrics)
-    except OSError as error:
-        raise UsageError(
-            f"expected to find the newest generation of the run in {run.local}, found: {error}; change the mode of what cannot be read"
-        ) from error
 
 
 def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
@@ -188,15 +187,14 @@ def _claim_again(run: RunDir, ours: Identity) -> bool:
     return identity.parse(there).run_id == ours.run_id
 
 
-def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:
-    node = socket.gethostname()
+def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str, ctrl_c: CtrlC) -> str:
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
         _at_own_end(log_shipper.close)
         log_shipper.start()
     scratch, _ = open_scratch()
     ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))
-    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
+    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3, uid=uid)
     uploader = UploaderProcess.start(config)
     _at_own_end(partial(shutil.rmtree, scratch, ignore_errors=True))
     _at_own_end(partial(uploader.finish, partial(print, flush=True)))

@@ -99,8 +99,8 @@ def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(dri
 
 
 def test_with_c10d_a_frozen_host_keeps_the_run_directory(drill, undisturbed):
-    """Only the host's agent is stopped (SIGSTOP); all workers train. Nobody reaches the store, and a
-    command that finds the lease silent would take the run directory: 637 steps were lost so.
+    """Only the host's agent is stopped (SIGSTOP); all workers train. Nobody reaches the store, and
+    a command that finds the lease silent would take the run directory: 637 steps were lost so.
     """
     drill.shut(10, 14)
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")

@@ -10,6 +10,7 @@ from faulty_storage import Deed, FaultyStorage
 
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
+from elastic.storage.objects import Objects
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -36,6 +37,14 @@ class Machines:
         # Long enough for nodes on one busy machine; the default is 15 s in an object store.
         words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
         self.all.agents.append(machine.start(*words))
+        return self.all.agents[-1]
+
+    def start_script(self, script):
+        """Start the script by plain python, on a machine of its own."""
+        machine = self._drills(self._folder / f"machine-{len(self._machines)}")
+        self._machines.append(machine)
+        machine.gates, machine.run = self.all.gates, RunDir.parse(self.url)
+        self.all.agents.append(machine.start_script(script, env={"ELASTIC_RUN_DIR": self.url}))
         return self.all.agents[-1]
 
     def events(self, name, **fields):
@@ -283,3 +292,27 @@ def test_a_recipe_without_an_agent_writes_its_metrics_to_the_store_too(machines,
     machines.all.command([recipe, *begins, "--", "--global-batch", "64"]).ends_with(0)
     (ancestor,) = machines.inspects("report", second)[1]["lineage"]
     assert (ancestor["step"], ancestor["digest"]) == (STEPS, undisturbed.digest)
+
+
+def test_plain_python_on_another_machine_takes_no_record_of_the_first_ones_place(
+    machines, recipes, undisturbed
+):
+    """SIGKILL to the script before step 12, with no checkpoint and some lines uploaded. The next
+    machine has the same name, and no files of the run.
+    """
+    machines.all.shut(12)
+    first = machines.start_script(recipes / "tiny.py")
+    machines.all.stands(12, ranks=1)
+    objects = Objects(machines.url)
+    machines.all.waits_for(lambda: objects.listed("metrics"), "lines that are uploaded")
+    renewed = "lease/000001-renewed"
+    machines.all.waits_for(lambda: renewed in objects.listed("lease"), "a renewal, else its start is awaited")
+    first.signal(signal.SIGKILL)
+    first.wait()
+    machines.all.open(12)
+    machines.start_script(recipes / "tiny.py").ends_with(0)
+
+    machines.is_like(undisturbed)
+    restored = machines.events("restored")
+    assert sorted(event["generation"] for event in restored) == [1, 2]
+    assert len({event["node"] for event in restored}) == 2

@@ -7,10 +7,10 @@ from typing import Any
 from power_cut import cuts, last_tree, read_tree, recording, write_tree
 from records import IDENTITY
 
-from elastic.agent.open_rendezvous import newest_generation
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits, read_payload
 from elastic.checkpoint.commit import WriteLimits, commit
+from elastic.checkpoint.newest_generation import newest_generation
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save
 from elastic.checkpoint.stop_record import StopRecord
@@ -54,7 +54,7 @@ class Agent:
             keep_alive_s=2.0,
             clock=self.clock,
             open_endpoint=lambda: "h:1",
-            min_generation=newest_generation(self.run),
+            min_generation=newest_generation(self.run, FakeClock()),
         )
         self.rendezvous.reopen()
         self.store = LocalStore(self.run.local)

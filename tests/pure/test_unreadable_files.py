@@ -10,15 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import finished_run, open_rendezvous
+from elastic.agent import finished_run
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.hangs.stack_dump import dump_stacks
-from elastic.agent.open_rendezvous import newest_generation
 from elastic.agent.set_aside import set_aside
 from elastic.agent.workers import spawner
 from elastic.agent.workers.spawner import Spawner
+from elastic.checkpoint import newest_generation as numbers
+from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
 from elastic.config.options import parse_inspection
 from elastic.config.run_dir import RunDir
@@ -26,6 +27,7 @@ from elastic.errors import UsageError
 from elastic.events import WorkerStarted
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
+from elastic.observe import upload_parts
 from elastic.observe.console import ConsoleFollower, PlainScreen
 from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.log_shipper import LogShipper
@@ -34,11 +36,11 @@ from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
+from elastic.storage.objects import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.train import standalone
 
 
 class Stale:
@@ -198,10 +200,10 @@ def test_a_launch_that_cannot_see_the_newest_generation_is_refused(run, monkeypa
     """Its number would be used twice."""
     run.log(generation=3, rank=0).parent.mkdir(parents=True)
     (run.local / ".metrics-000004.jsonl").touch()
-    assert newest_generation(run) == 4
+    assert newest_generation(run, FakeClock()) == 4
     Stale(run.local / folder, monkeypatch, code).is_on = True
     with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
-        newest_generation(run)
+        newest_generation(run, FakeClock())
 
 
 def test_a_launch_whose_storage_does_not_answer_is_refused(monkeypatch):
@@ -214,23 +216,28 @@ def test_a_launch_whose_storage_does_not_answer_is_refused(monkeypatch):
         raise StoreUnavailable("503")
 
     store.before = before
-    monkeypatch.setattr(open_rendezvous, "open_store", lambda _url: store)
-    monkeypatch.setattr(open_rendezvous, "_CLOCK", FakeClock())
+    monkeypatch.setattr(numbers, "open_store", lambda _url: store)
     with pytest.raises(UsageError, match="expected to find the newest generation of the run in memory://b/r"):
-        newest_generation(RunDir.parse("memory://b/r"))
+        newest_generation(RunDir.parse("memory://b/r"), FakeClock())
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_plain_python_that_cannot_see_the_newest_generation_is_refused(run, monkeypatch, code):
-    Stale(run.local, monkeypatch, code).is_on = True
-    with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
-        standalone._newest_generation(run)
+def test_a_node_that_is_new_at_a_url_counts_on_from_what_others_have_uploaded(tmp_path, monkeypatch):
+    """The newest checkpoint is of generation 1; two more trained and died before the next one."""
+    monkeypatch.chdir(tmp_path)
+    run = RunDir.parse("memory://bucket/numbers")
+    objects = Objects(run.url)
+    assert newest_generation(run, FakeClock()) == 0
+    objects.write(upload_parts.metrics_part_name(2, 5, 9, "gone-1-0badc0de"), b"")
+    assert newest_generation(run, FakeClock()) == 2
+    objects.write("logs/000003/rank0/000000000000.log", b"")
+    objects.write("metrics/notes/of-a-person.txt", b"")
+    assert newest_generation(run, FakeClock()) == 3
 
 
 def test_a_file_in_the_place_of_the_logs_has_no_generation(run):
     """The run goes on without logs."""
     run.logs.touch()
-    assert newest_generation(run) == 0
+    assert newest_generation(run, FakeClock()) == 0
 
 
 @pytest.mark.parametrize("code", CODES)
