@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 from elastic.config.identity import NAME
-from elastic.config.run_dir import UID, RunDir
+from elastic.config.run_dir import OWN_NAMES, UID, RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
@@ -38,10 +38,16 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         raise UsageError(
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
+    stored = [each.name for each in open_store(run.url).list()] if run.is_remote else []
     if is_used:
         _check_room(run.local.parent)
-    elif not (run.is_remote and open_store(run.url).list()):
+    elif not stored:
         return
+    if nested := _nested_run(run, stored):
+        raise UsageError(
+            f"expected {run.url} to hold one run, found another one in {nested}, which --fresh would move with it; move that one"
+            " elsewhere first, or take another --run-dir"
+        )
     run_lease = RunLease(run.url, clock)
     lease = run_lease.take(
         "a command with --fresh",
@@ -67,6 +73,29 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
     if not run.is_remote:
         with suppress(ElasticError, OSError):  # the old run may go on there, under its new name
             RunLease(run.url + suffix, clock).release(lease)
+
+
+def _nested_run(run: RunDir, stored: list[str]) -> str | None:
+    """Where another run lies below this one; its processes may train there. Raises UsageError."""
+    for name in stored:
+        first, _, rest = name.partition("/")
+        if first not in OWN_NAMES and rest and rest.rpartition("/")[2] == NAME:
+            return f"{run.url}/{name.rpartition('/')[0]}"
+    if not run.local.exists():
+        return None
+    try:
+        for folder, below, files in os.walk(run.local, onerror=_raise):
+            is_top = folder == str(run.local)
+            if NAME in files and not is_top:
+                return folder
+            below[:] = [name for name in below if not (is_top and name in OWN_NAMES)]
+    except OSError as error:
+        raise UsageError(f"expected to read {run.local}, found: {error}; take another --run-dir") from error
+    return None
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:

@@ -51,6 +51,34 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.mark.parametrize("place", ["sweep/two", "two"])
+def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, place: str) -> None:
+    """It may train there: its processes would go on in a folder that nobody resumes from."""
+    inner = run.local / place
+    inner.mkdir(parents=True)
+    (inner / NAME).write_text("{}")
+    with pytest.raises(UsageError, match=f"found another one in {inner}"):
+        set_aside(run, SystemClock(), print)
+    assert not (run.local / "lease").exists()
+    (inner / NAME).rename(inner / "notes.json")
+    set_aside(run, SystemClock(), print)
+    assert not run.local.exists()
+
+
+def test_a_run_below_the_url_of_another_one_is_not_moved_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir.parse("memory://nested/run")
+    for name in (NAME, f"two/{NAME}"):
+        assert open_store(run.url).create(name, b"{}")
+    with pytest.raises(UsageError, match="found another one in memory://nested/run/two"):
+        set_aside(run, SystemClock(), print)
+    open_store(run.url).delete(f"two/{NAME}")
+    set_aside(run, SystemClock(), print)
+    assert not any(each.name == NAME for each in open_store(run.url).list())
+
+
 def is_free(folder: Path | RunDir) -> bool:
     url = folder.url if isinstance(folder, RunDir) else str(folder)
     lease = RunLease(url, SystemClock())
