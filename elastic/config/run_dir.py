@@ -38,6 +38,8 @@ OWN_NAMES = frozenset(
     }
 )
 
+OWN_PREFIX = ".metrics-"  # of the metrics of each generation
+
 URL_DIGITS = 8  # of the sha256 of a URL, in the name of its local folder
 MOST_LOGS = 1000  # of one rank in generations of one number
 
@@ -122,7 +124,7 @@ class RunDir:
         if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in str(name):
             found = "none" if not parts else f"{str(name)!r}, which does not lie below it"
             raise UsageError(f"{example}, found {found}; write files for other places without run.path")
-        if parts[0] in OWN_NAMES:
+        if parts[0] in OWN_NAMES or parts[0].startswith(OWN_PREFIX):
             raise UsageError(
                 f"{example}, found {str(name)!r}: {parts[0]} is the run's own, which a resume reads; take another name"
             )

@@ -27,7 +27,9 @@ from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.verify import verify_run
 from elastic.storage.remote import check_url
+from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import SystemClock
+from elastic.system.files import read_regular
 
 # The frozen result of a command, whose fields are the keys of its JSON; what it shows of the result
 # without --json; and whether the runs are as they should be.
@@ -74,7 +76,8 @@ def _begun_with(run: RunDir) -> Identity | None:
 
 def _identity(run: RunDir, remedy: str) -> Identity | None:
     with suppress(FileNotFoundError):
-        return identity.parse((run.local / identity.NAME).read_bytes(), remedy=remedy)
+        text = read_regular(run.local / identity.NAME, limit_bytes=SMALL_LIMIT_BYTES)
+        return identity.parse(text, remedy=remedy)
     return None
 
 

@@ -73,8 +73,8 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
             os.link(written, path)
         except FileExistsError:
             # NFS repeats a request whose answer was lost, and then reports that the name is taken:
-            # by us. Two names for one file mean that the link is ours.
-            if written.stat().st_nlink != 2:
+            # by us, if both names are one file's. (A backup may give the draft more names.)
+            if not _are_one_file(written, path):
                 return False
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -83,6 +83,13 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
     if fsync:
         sync_folder(path.parent)
     return True
+
+
+def _are_one_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samestat(one.lstat(), other.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = None) -> None:

@@ -39,6 +39,20 @@ def test_a_link_that_the_server_made_twice_counts_as_ours(tmp_path, monkeypatch)
     assert (tmp_path / "file").read_bytes() == b"ours"
 
 
+def test_a_draft_with_another_name_is_not_taken_for_the_file(tmp_path, monkeypatch):
+    """A backup that copies by hard links gives each file a second name, at any moment."""
+    path, link = tmp_path / "file", os.link
+    assert create_whole(path, b"first", fsync=False)
+
+    def backed_up(source, target):
+        link(source, tmp_path / "backup")
+        link(source, target)
+
+    monkeypatch.setattr(files.os, "link", backed_up)
+    assert not create_whole(path, b"second", fsync=False)
+    assert path.read_bytes() == b"first"
+
+
 def test_a_file_system_without_hard_links_is_reported_as_such(tmp_path, monkeypatch):
     """And nothing is left behind."""
 

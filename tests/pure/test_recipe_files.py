@@ -23,6 +23,7 @@ from elastic.observe.logged_event import check_event
             (name, f"{name} is the run's own, which a resume reads; take another")
             for name in sorted(OWN_NAMES)
         ),
+        (".metrics-000002.jsonl", ".metrics-000002.jsonl is the run's own"),
         ("./checkpoints/mine", "checkpoints is the run's own"),
     ],
 )

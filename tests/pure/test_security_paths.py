@@ -13,6 +13,7 @@ from elastic.checkpoint.catalog import list_commits, of_run, read_payload, verif
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, step_dir
+from elastic.cli import main
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import RunInterrupted
 from elastic.observe import metrics
@@ -234,6 +235,14 @@ def test_no_log_and_no_metrics_hold_up_a_report(tmp_path, make):
     make(tmp_path / "metrics.jsonl")
     assert read_events(tmp_path) == [] == metrics.read(tmp_path / "metrics.jsonl")
     assert metrics.newest(tmp_path / "metrics.jsonl") is None
+
+
+def test_no_identity_holds_up_a_report(tmp_path, capsys):
+    """A pipe without a writer in the place of run.json."""
+    os.mkfifo(tmp_path / "run.json")
+    (tmp_path / "events").mkdir()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "run.json" in capsys.readouterr().err
 
 
 def sparse(path: Path) -> None:
