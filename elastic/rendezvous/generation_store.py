@@ -1,14 +1,9 @@
 """A lack of descriptors or threads ends no node that serves a generation's store or connects to it,
 and a node that connects hears signals and the group.
 
-torch does both in one call that hears nothing, for twice its timeout. Where it finds no descriptor
-for the pipes of its event loop, that loop aborts the process.
-
-It does not promise that no other thread takes the descriptors that were free a moment before.
+torch does both in one call that hears nothing, for twice its timeout.
 """
 
-import contextlib
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -22,7 +17,6 @@ from elastic.rendezvous.backends.tcp_store_client import in_thread
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 ASK_S = 0.05  # between two looks whether a generation is over whose store does not answer
-SPARE_DESCRIPTORS = 16  # torch takes 10 to serve a store
 
 
 class HostSilent(Exception):  # noqa: N818 - it says what is wrong
@@ -34,19 +28,8 @@ def serve(address: str, listener: socket.socket) -> TCPStore:
 
     Raises OSError or RuntimeError, and the socket is closed then.
     """
-    _check_descriptors(listener)
-    fd, inode = listener.fileno(), os.fstat(listener.fileno()).st_ino
-    try:
-        # torch connects to its own store, too.
-        store = tcp_store_client.serve(address, listener, CONNECT_TIMEOUT)
-    except RuntimeError:
-        # torch leaves the socket open where it cannot begin to serve: each try would cost one more
-        # of the descriptors that are lacking. If it has closed the socket, the number may be that
-        # of another file by now.
-        with contextlib.suppress(OSError):
-            if os.fstat(fd).st_ino == inode:
-                os.close(fd)
-        raise
+    # torch connects to its own store, too.
+    store = tcp_store_client.serve(address, listener, CONNECT_TIMEOUT)
     store.set_timeout(STORE_TIMEOUT)
     return store
 
@@ -70,14 +53,3 @@ def connect(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore:
         store = connecting.result()
     store.set_timeout(STORE_TIMEOUT)
     return store
-
-
-def _check_descriptors(listener: socket.socket) -> None:
-    """Close `listener` and raise OSError if it is one of the last descriptors of the process."""
-    try:
-        with contextlib.ExitStack() as spare:
-            for _ in range(SPARE_DESCRIPTORS):
-                spare.enter_context(listener.dup())
-    except OSError:
-        listener.close()
-        raise

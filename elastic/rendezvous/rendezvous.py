@@ -179,7 +179,8 @@ class Rendezvous:
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
         )
         aloud = decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP)
-        self._notify_once(decision.reason, aloud=aloud)
+        if decision.action is not GroupAction.FORM:  # which may fail, again and again for one reason
+            self._notify_once(decision.reason, aloud=aloud)
         self._is_waiting = decision.action is GroupAction.WAIT
         if decision.action not in (GroupAction.JOIN, GroupAction.EVICT):
             self._writer.take_back()
@@ -195,6 +196,7 @@ class Rendezvous:
                 # since then is in the run directory.
                 group = self._observer.number_from(self._newest_generation(), group)
                 endpoint = self._open_endpoint()
+                self._notify_once(decision.reason, aloud=False)
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
                 self._writer.set(version, formed)
             case GroupAction.ENTER:

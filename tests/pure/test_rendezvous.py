@@ -22,6 +22,7 @@ from elastic.rendezvous import generation_store, torch_handler, transitions
 from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
@@ -506,14 +507,14 @@ def test_a_store_that_cannot_be_served_costs_no_descriptor(
     taken: list[tuple[int, int]] = []
     other = os.open(tmp_path, os.O_RDONLY)
 
-    def serve_none(_host: str, listener: socket.socket, _timeout: timedelta) -> Any:
-        fd = listener.detach()
+    def serve_none(_host: str, _port: int, *, master_listen_fd: int, **_options: object) -> Any:
+        fd = master_listen_fd
         taken.append((fd, os.fstat(fd).st_ino))
         if is_replaced:
             os.dup2(other, fd)
         raise RuntimeError("Failed to init uv loop")
 
-    monkeypatch.setattr(tcp_store_client, "serve", serve_none)
+    monkeypatch.setattr(tcp_store_client, "TCPStore", serve_none)
     with pytest.raises(BackendFailed, match="uv loop"):
         EndpointHost("127.0.0.1").open()
     fd, inode = taken[0]
@@ -528,7 +529,7 @@ def test_a_store_that_cannot_be_served_costs_no_descriptor(
 class Scarce(socket.socket):
     """One of the last descriptors of the process."""
 
-    free = generation_store.SPARE_DESCRIPTORS - 1
+    free = tcp_store_client.SPARE_DESCRIPTORS - 1
 
     def dup(self) -> socket.socket:
         if self.free == 0:
@@ -538,13 +539,47 @@ class Scarce(socket.socket):
 
 
 def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's event loop aborts the process where it finds none for its pipes."""
-    made, served = Scarce(), []
-    monkeypatch.setattr(torch_handler, "listen_on", lambda _address: made)
-    monkeypatch.setattr(tcp_store_client, "serve", lambda *words: served.append(words))
+    """torch's event loop aborts the process where it finds none for its pipes: of a generation's
+    store, and of the one that c10d's host serves.
+    """
+    made: list[Scarce] = []
+
+    def listen(*_where: object) -> Scarce:
+        made.append(Scarce())
+        return made[-1]
+
+    def serve_none(*_words: object, **_options: object) -> None:
+        raise AssertionError("served")
+
+    for module in (torch_handler, tcp_store_client):
+        monkeypatch.setattr(module, "listen_on", listen)
+    monkeypatch.setattr(tcp_store_client, "TCPStore", serve_none)
     with pytest.raises(BackendFailed, match="Too many open files"):
         EndpointHost("127.0.0.1").open()
-    assert not served and made.fileno() == -1
+    with pytest.raises(BackendFailed, match="Too many open files"):
+        TcpStoreBackend("127.0.0.1:29400", "run").read()
+    assert [each.fileno() for each in made] == [-1, -1]
+
+
+def test_a_node_that_can_serve_no_store_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said at each try that it forms the generation, and then that it cannot."""
+    said: list[str] = []
+
+    def cannot() -> str:
+        raise BackendFailed("no descriptor")
+
+    rendezvous = Rendezvous(
+        MemoryBackend(),
+        Node(id="a", address="127.0.0.1", nproc=1),
+        GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=1.0),
+        keep_alive_s=1.0,
+        clock=FakeClock(),
+        open_endpoint=cannot,
+        notify=lambda reason, _aloud: said.append(reason),
+    )
+    with pytest.raises(BackendFailed):
+        rendezvous.join(lambda: False)
+    assert said.count("no descriptor") == 1
 
 
 def test_a_node_is_not_deaf_for_minutes_while_it_connects_to_its_own_store(

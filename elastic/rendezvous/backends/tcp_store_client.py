@@ -44,6 +44,7 @@ ANSWER_S = 1.0
 OPEN_S = CONNECT_S + ANSWER_S
 RETRY_S = 0.5
 ABORT_EVERY_S = 0.1
+SPARE_DESCRIPTORS = 16  # torch takes 10 to serve a store
 
 _TIMEVAL = struct.Struct("@ll")  # struct timeval: seconds and microseconds
 
@@ -161,9 +162,37 @@ def _serve(host: str, port: int) -> TCPStore | None:
 
 
 def serve(host: str, listener: socket.socket, timeout: timedelta) -> TCPStore:
-    """A store on a socket that listens already and from now on belongs to the store."""
-    port, fd = listener.getsockname()[1], listener.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
+    """A store on a socket that listens already and from now on belongs to the store.
+
+    Raises OSError or RuntimeError, and the socket is closed then. Where torch finds no descriptor
+    for the pipes of its event loop, that loop aborts the process, so some are counted before;
+    another thread may take them all the same.
+    """
+    _check_descriptors(listener)
+    inode, port, fd = os.fstat(listener.fileno()).st_ino, listener.getsockname()[1], listener.detach()
+    try:
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd
+        )
+    except RuntimeError:
+        # torch leaves the socket open where it cannot begin to serve: each try would cost one more
+        # of the descriptors that are lacking. If it has closed the socket, the number may be that
+        # of another file by now.
+        with contextlib.suppress(OSError):
+            if os.fstat(fd).st_ino == inode:
+                os.close(fd)
+        raise
+
+
+def _check_descriptors(listener: socket.socket) -> None:
+    """Close `listener` and raise OSError if it is one of the last descriptors of the process."""
+    try:
+        with contextlib.ExitStack() as spare:
+            for _ in range(SPARE_DESCRIPTORS):
+                spare.enter_context(listener.dup())
+    except OSError:
+        listener.close()
+        raise
 
 
 def _is_address(host: str) -> bool:
