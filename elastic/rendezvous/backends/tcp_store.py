@@ -166,8 +166,11 @@ class TcpStoreBackend:
     def request(self, node_id: str, text: str) -> None:
         with self._client.use("write a request") as store:
             self._requested = self._generation
-            line = json.dumps([node_id, text])
-            store.append(self._key(f"requests/{self._generation}"), f"{line}\n")  # type: ignore[attr-defined]
+            key, line = self._key(f"requests/{self._generation}"), json.dumps([node_id, text])
+            store.append(key, f"{line}\n")  # type: ignore[attr-defined]
+            # `append` waits for no answer, and a node that has taken a request back relies on it that
+            # none finds it later. The store serves a connection in order.
+            store.check([key])
 
     def requests(self) -> dict[str, str]:
         with self._client.use("read requests") as store:
