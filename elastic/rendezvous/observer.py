@@ -115,7 +115,14 @@ class GroupObserver:
         if self._is_enough[0] is not group or self._is_enough[1] is not alive:
             nodes = membership.next_members(group, alive=alive, policy=self._policy)
             self._is_enough = group, alive, len(nodes) >= self._policy.min_nodes
-        self.timing = transitions.update_timing(self.timing, group, is_enough=self._is_enough[2], now_s=now_s)
+        self.timing = transitions.update_timing(
+            self.timing,
+            group,
+            alive=alive,
+            policy=self._policy,
+            is_enough=self._is_enough[2],
+            now_s=now_s,
+        )
         first = next((node.id for node in chain(group.members, group.waiting) if node.id in alive), "")
         self.leads = first == self._me.id and group.settings == self.settings
         self.newest = group

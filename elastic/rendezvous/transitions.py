@@ -38,9 +38,10 @@ agent EVICTs: the generation is closed with the cause "node lost", which uses up
 other agents see the closed generation at their next poll, kill their workers (the training state is
 in the snapshots of the nodes) and JOIN. When all live members wait, the first of them in rank order
 FORMs the next generation, whose number is one higher, on a fresh TCPStore of its own, and all
-ENTER. If the dead machine had rank 0, the next in rank order is the first. If the machine was only
-frozen and wakes up, the generation number that it holds is too old: every transition that names it
-changes nothing, so the machine is fenced. It stops its workers and JOINs like any newcomer.
+ENTER. (Where the first does not, because it can serve no store, the next does after a while.) If
+the dead machine had rank 0, the next in rank order is the first. If the machine was only frozen and
+wakes up, the generation number that it holds is too old: every transition that names it changes
+nothing, so the machine is fenced. It stops its workers and JOINs like any newcomer.
 
 A transition does not promise to take effect: `Rendezvous` must get it through compare-and-set. When
 another node was faster, it reads the new state and decides again.
@@ -64,6 +65,9 @@ NODE_JOINED = "node joined"
 FAILURE = "failure"
 DIVERGED = "ranks differed"
 LONGEST_PAUSE_S = 30.0
+# After so many keep-alives the next in rank order forms the generation: the first is alive, and can
+# serve no store (it has no descriptor left), or hangs in a call. A dead one is evicted before.
+OVERDUE_AFTER = 2.0
 PARTITIONED = "because the network between the others and me is cut"
 
 
@@ -74,6 +78,7 @@ class Timing:
     now_s: float
     closed_since_s: float | None  # the group is not open, seen by this node while it waits
     enough_since_s: float | None  # enough nodes wait for a generation
+    ready_since_s: float | None = None  # the generation can be formed
 
 
 class GroupAction(Enum):
@@ -118,34 +123,74 @@ def _next_action_forming(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> GroupDecision:
     number = group.generation + 1
-    waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
     nodes = membership.next_members(group, alive=alive, policy=policy)
-    left_out = membership.excluded(group, alive=alive)
-    # A live member that does not wait yet is still stopping its workers. Without it the generation
-    # would have to close a moment later to admit it. An excluded member is not waited for: it will
-    # not be in the next generation, and what it cannot reach may be what holds up its workers.
-    expected, waiting = alive - left_out, group.waiting_ids
-    busy = [node.id for node in group.members if node.id in expected and node.id not in waiting]
-    if me.id in left_out:
+    names = [node.id for node in nodes]
+    if me.id in membership.excluded(group, alive=alive):
         reason = f"generation {number} is formed without me, {PARTITIONED}"
-    elif busy:
-        reason = f"generation {number} waits for {', '.join(busy)} to stop their workers, or to save what they leave behind"
-    elif len(nodes) < policy.min_nodes:
-        reason = f"generation {number} waits for nodes: {len(nodes)} of at least {policy.min_nodes} are here"
-    elif nodes[0].id != me.id:
-        reason = f"generation {number} is formed by {nodes[0].id}"
-    elif _is_last_call(group, nodes, timing=timing, policy=policy):
-        reason = f"generation {number} waits {policy.last_call_s:g} s for stragglers"
-    elif (pause_s := restart_pause_s(group)) > waited_s:
-        reason = f"generation {number} waits {pause_s:g} s, since {group.restarts} restarts in a row brought no step"
+    elif who := _who_is_missing(group, nodes, alive=alive, policy=policy):
+        reason = who
+    elif names[0] != me.id and not _is_overdue(group, names, me, timing):
+        reason = f"generation {number} is formed by {names[0]}"
+    elif pause := _pause(group, nodes, timing=timing, policy=policy):
+        reason = pause
     else:
-        reason = f"generation {number} is ready with {', '.join(n.id for n in nodes)}"
+        late = f", and {names[0]} has not formed it" if names[0] != me.id else ""
+        reason = f"generation {number} is ready with {', '.join(names)}{late}"
         return GroupDecision(action=GroupAction.FORM, reason=reason)
-    if waited_s > policy.timeout_s:
+    if timing.now_s - _or_now(timing.closed_since_s, timing) > policy.timeout_s:
         return GroupDecision(
             action=GroupAction.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s"
         )
     return GroupDecision(action=GroupAction.WAIT, reason=reason)
+
+
+def is_ready(group: Group, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy) -> bool:
+    """Whether the first node in rank order may form the next generation."""
+    if group.open or group.ended is not None:
+        return False
+    nodes = membership.next_members(group, alive=alive, policy=policy)
+    is_complete = not _who_is_missing(group, nodes, alive=alive, policy=policy)
+    return is_complete and not _pause(group, nodes, timing=timing, policy=policy)
+
+
+def _who_is_missing(
+    group: Group, nodes: tuple[Node, ...], *, alive: AbstractSet[str], policy: GroupPolicy
+) -> str:
+    """Empty if none is. nodes: the next members.
+
+    A live member that does not wait yet is still stopping its workers. Without it the generation
+    would have to close a moment later to admit it. An excluded member is not waited for: it will
+    not be in the next generation, and what it cannot reach may be what holds up its workers.
+    """
+    number, expected = group.generation + 1, alive - membership.excluded(group, alive=alive)
+    busy = [n.id for n in group.members if n.id in expected and n.id not in group.waiting_ids]
+    if busy:
+        return f"generation {number} waits for {', '.join(busy)} to stop their workers, or to save what they leave behind"
+    if len(nodes) < policy.min_nodes:
+        return f"generation {number} waits for nodes: {len(nodes)} of at least {policy.min_nodes} are here"
+    return ""
+
+
+def _pause(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> str:
+    """Why the next generation waits, although all nodes are here; empty if it does not."""
+    number = group.generation + 1
+    if _is_last_call(group, nodes, timing=timing, policy=policy):
+        return f"generation {number} waits {policy.last_call_s:g} s for stragglers"
+    if (pause_s := restart_pause_s(group)) > timing.now_s - _or_now(timing.closed_since_s, timing):
+        return f"generation {number} waits {pause_s:g} s, since {group.restarts} restarts in a row brought no step"
+    return ""
+
+
+def _is_overdue(group: Group, names: list[str], me: Node, timing: Timing) -> bool:
+    """Whether all before `me` in rank order have had their time to form the generation."""
+    if group.settings is None or me.id not in names:
+        return False
+    patience_s = names.index(me.id) * OVERDUE_AFTER * group.settings.keep_alive_s
+    return timing.now_s - _or_now(timing.ready_since_s, timing) > patience_s
+
+
+def _or_now(since_s: float | None, timing: Timing) -> float:
+    return timing.now_s if since_s is None else since_s
 
 
 def restart_pause_s(group: Group) -> float:
@@ -159,17 +204,27 @@ def restart_pause_s(group: Group) -> float:
     return min(2.0 ** min(group.restarts - 2, 32), LONGEST_PAUSE_S)
 
 
-def update_timing(last: Timing, group: Group, *, is_enough: bool, now_s: float) -> Timing:
+def update_timing(
+    last: Timing,
+    group: Group,
+    *,
+    alive: AbstractSet[str],
+    policy: GroupPolicy,
+    is_enough: bool,
+    now_s: float,
+) -> Timing:
     """`last` after one more poll; a condition must hold at every poll for its time to go on.
 
     is_enough: `membership.next_members` are at least `min_nodes`.
     """
     is_closed = not group.open and group.ended is None
-    return Timing(
+    timing = Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
         enough_since_s=_since(last.enough_since_s, holds=is_enough, now_s=now_s),
     )
+    holds = is_enough and is_ready(group, alive=alive, timing=timing, policy=policy)
+    return replace(timing, ready_since_s=_since(last.ready_since_s, holds=holds, now_s=now_s))
 
 
 def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
@@ -183,8 +238,7 @@ def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, poli
         return False
     # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
     # two clocks are compared, and when this node dies the next one starts its own count.
-    since_s = timing.now_s if timing.enough_since_s is None else timing.enough_since_s
-    return timing.now_s - since_s < policy.last_call_s
+    return timing.now_s - _or_now(timing.enough_since_s, timing) < policy.last_call_s
 
 
 def join(group: Group, node: Node) -> Group:

@@ -108,6 +108,28 @@ def test_nodes_with_different_keep_alives_do_not_flap() -> None:
         assert len(world.group.members) == order.count(order[0])
 
 
+@pytest.mark.parametrize("storeless", [["n0"], ["n1"], ["n0", "n1"]], ids=str)
+def test_a_node_that_can_serve_no_store_holds_up_no_other(storeless: list[str]) -> None:
+    """The next in rank order forms the generation after two keep-alives, and the ranks stay. It
+    held up all others until `--rdzv-timeout`. After a failure, too.
+    """
+    world = World(policy=GroupPolicy(min_nodes=1, max_nodes=3, last_call_s=2.0, timeout_s=600.0))
+    world.storeless |= set(storeless)
+    for name in ("n0", "n1", "n2"):
+        world.start(name)
+    for number in (1, 2):
+        before_s = world.clock.now
+        while not world.group.open:
+            world.tick(POLL_S)
+        assert world.group.generation == number
+        assert [node.id for node in world.group.members] == ["n0", "n1", "n2"]
+        former = next(i for i in range(3) if f"n{i}" not in storeless)
+        assert world.group.endpoint == f"n{former}:1"
+        assert world.clock.now - before_s <= former * 2 * world.keep_alive_s + 5 * POLL_S
+        world.tick(POLL_S)
+        world.fail("n2", step=number)
+
+
 class Nodes(RuleBasedStateMachine):
     """Anything happens to up to five nodes in any order; each event checks the group and nodes."""
 
@@ -244,6 +266,16 @@ class Nodes(RuleBasedStateMachine):
         if self.world.backend.history() == before:
             self.world.backend.lose()
 
+    @precondition(lambda self: self.world.machines)
+    @rule(data=st.data())
+    def lack_descriptors(self, data: st.DataObject) -> None:
+        """From now on this node can serve no store."""
+        self.world.storeless.add(self.pick(data, list(self.world.machines)))
+
+    @rule()
+    def find_descriptors(self) -> None:
+        self.world.storeless.clear()
+
     @rule(data=st.data(), step=st.integers(0, 5))
     def fail(self, data: st.DataObject, step: int) -> None:
         inside = [name for name, m in self.world.running.items() if m.generation is not None]
@@ -267,6 +299,7 @@ class Nodes(RuleBasedStateMachine):
         except spares beyond the limit, and the group is at rest.
         """
         self.heal()
+        self.find_descriptors()
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 3 * keep_alive_s + self.pause_s + 10 * POLL_S)
@@ -289,6 +322,7 @@ class Nodes(RuleBasedStateMachine):
         """Nothing changes for a while, and the network stays broken as it is: then the group is at
         rest, and no two members that once reached each other are cut off from each other.
         """
+        self.find_descriptors()
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 6 * keep_alive_s + self.pause_s + 10 * POLL_S)

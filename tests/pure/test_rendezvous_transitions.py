@@ -12,6 +12,7 @@ from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
+from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import GroupAction, Timing
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
@@ -345,6 +346,25 @@ def test_forming_waits_for_live_previous_members_only() -> None:
         transitions.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY
     )
     assert left.action == GroupAction.FORM
+
+
+def test_the_next_in_rank_order_forms_what_the_first_has_not_formed() -> None:
+    """Each has two keep-alives; nobody but a member forms it."""
+    settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
+    group = replace(rejoined(closed(formed("a", "b", "c")), "a", "b", "c"), settings=settings)
+    group = transitions.join(group, node("spare"))
+    policy, alive = replace(POLICY, max_nodes=3), {"a", "b", "c", "spare"}
+
+    def forms(name: str, ready_s: float | None) -> bool:
+        since_s = None if ready_s is None else 100.0 - ready_s
+        timing = replace(LONG_AGO, ready_since_s=since_s, closed_since_s=99.0)
+        found = transitions.next_action(group, node(name), alive=alive, timing=timing, policy=policy)
+        return found.action is GroupAction.FORM
+
+    assert forms("a", None)
+    assert not forms("b", None) and not forms("b", 10.0) and forms("b", 10.1)
+    assert not forms("c", 20.0) and forms("c", 20.1)
+    assert not forms("spare", 1000.0)
 
 
 def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:

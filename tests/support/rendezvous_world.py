@@ -50,6 +50,8 @@ class Machine:
             return
         try:
             self.generation = self.rendezvous.poll_join()
+        except BackendFailed as error:  # it is tried again
+            self.reasons.append(str(error))
         except (GroupEnded, RendezvousTimeout, UsageError) as error:
             if isinstance(error, RendezvousTimeout):
                 self.rendezvous.leave()
@@ -165,6 +167,7 @@ class World:
     probes: dict[str, FakeProbes] = field(default_factory=dict)
     deaf: set[str] = field(default_factory=set)  # receives no packets
     mute: set[str] = field(default_factory=set)  # sends no packets
+    storeless: set[str] = field(default_factory=set)  # can serve no store for a generation
 
     @property
     def group(self) -> Group:
@@ -206,7 +209,7 @@ class World:
             policy,
             keep_alive_s=settings.keep_alive_s,
             clock=self.clock,
-            open_endpoint=lambda: f"{name}:1",
+            open_endpoint=lambda: self.endpoint_of(name),
             notify=lambda reason, _aloud: reasons.append(reason),
             min_generation=self.shown_generation,
             probes=self.probes[name],
@@ -215,6 +218,11 @@ class World:
         )
         rendezvous.use_lease(settings.lease)
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
+
+    def endpoint_of(self, name: str) -> str:
+        if name in self.storeless:
+            raise BackendFailed("no descriptor is left")
+        return f"{name}:1"
 
     def kill(self, name: str) -> None:
         del self.machines[name]

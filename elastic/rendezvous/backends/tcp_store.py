@@ -168,7 +168,7 @@ class TcpStoreBackend:
             self._requested = self._generation
             key, line = self._key(f"requests/{self._generation}"), json.dumps([node_id, text])
             store.append(key, f"{line}\n")  # type: ignore[attr-defined]
-            # `append` waits for no answer, and a node that has taken a request back relies on it that
+            # `append` waits for no answer. A node that has taken a request back relies on it that
             # none finds it later. The store serves a connection in order.
             store.check([key])
 
