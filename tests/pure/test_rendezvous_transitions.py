@@ -349,7 +349,7 @@ def test_forming_waits_for_live_previous_members_only() -> None:
 
 
 def test_the_next_in_rank_order_forms_what_the_first_has_not_formed() -> None:
-    """Each has two keep-alives; nobody but a member forms it."""
+    """Each has twice the keep-alive; nobody but a member forms it."""
     settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
     group = replace(rejoined(closed(formed("a", "b", "c")), "a", "b", "c"), settings=settings)
     group = transitions.join(group, node("spare"))
