@@ -110,8 +110,8 @@ def test_nodes_with_different_keep_alives_do_not_flap() -> None:
 
 @pytest.mark.parametrize("storeless", [["n0"], ["n1"], ["n0", "n1"]], ids=str)
 def test_a_node_that_can_serve_no_store_holds_up_no_other(storeless: list[str]) -> None:
-    """The next in rank order forms the generation after twice the keep-alive, and the ranks stay. It
-    held up all others until `--rdzv-timeout`. After a failure, too.
+    """The next in rank order forms the generation after twice the keep-alive, and the ranks stay;
+    after a failure, too. It held up all others until `--rdzv-timeout`.
     """
     world = World(policy=GroupPolicy(min_nodes=1, max_nodes=3, last_call_s=2.0, timeout_s=600.0))
     world.storeless |= set(storeless)
