@@ -65,8 +65,8 @@ NODE_JOINED = "node joined"
 FAILURE = "failure"
 DIVERGED = "ranks differed"
 LONGEST_PAUSE_S = 30.0
-# After so many times the keep-alive the next in rank order forms the generation: the first lives, and
-# can serve no store (it has no descriptor left), or hangs in a call. A dead one is evicted before.
+# After so many times the keep-alive the next in rank order forms the generation: the first lives,
+# and can serve no store (it has no descriptor left), or hangs in a call. A dead one is evicted.
 OVERDUE_AFTER = 2.0
 PARTITIONED = "because the network between the others and me is cut"
 
