@@ -269,7 +269,7 @@ class NodeGeneration:
             if not parts.settings.imports_library:
                 self.workers.terminate(parts.settings.options.grace_s / 2, lambda: parts.shutdown.skips_drain)
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
-            self.workers.kill(parts.watchdog.error)
+            self.workers.kill(parts.watchdog.error, is_last=parts.shutdown.reason is not None)
             self._keep_agreed_snapshots()
 
     def _keep_agreed_snapshots(self) -> None:

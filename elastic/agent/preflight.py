@@ -11,6 +11,7 @@ run twice: nothing is known of it but its text.
 
 import ast
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, CannotStart, StoreFailed, UsageError
 from elastic.faults import grammar, plan
 from elastic.storage.remote import check_url, open_store
 from elastic.storage.store import read_small
@@ -36,6 +37,7 @@ from elastic.system.scratch import scratch_folder
 from elastic.uploader.state_check import check_state
 
 PREFLIGHT_S = 600.0
+KILLED_TRIES = 3
 _CLOCK = SystemClock()
 _STDERR = 2
 
@@ -130,9 +132,29 @@ def declared_identity(
 
     must_spawn: is given the reason if workers of this recipe cannot be forked.
 
+    One that is killed (SIGKILL, as where memory is short) is started again, as a worker would be.
+
     Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
-    `-- --help` does.
+    `-- --help` does; CannotStart where it is killed each time.
     """
+    for tries_left in reversed(range(KILLED_TRIES)):
+        found = _declared(recipe, arguments, start, must_spawn)
+        if found is not None:
+            return found
+        if tries_left:
+            print(f"{recipe} was killed before it had reached elastic.start, and is started again", flush=True)
+    raise CannotStart(
+        f"{recipe} was killed {KILLED_TRIES} times before it had reached elastic.start; is memory short on this machine?"
+    )
+
+
+def _declared(
+    recipe: Path,
+    arguments: tuple[str, ...],
+    start: Callable[[ProcessStart], Process],
+    must_spawn: Callable[[str], None],
+) -> Identity | None:
+    """None where it was killed."""
     with scratch_folder("preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = folder / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
@@ -156,6 +178,8 @@ def declared_identity(
         out.seek(0)
         sys.stdout.buffer.write(out.read())
         sys.stdout.flush()
+        if code == -signal.SIGKILL:
+            return None
         if code == EXIT_COMPLETE:
             raise SystemExit(EXIT_COMPLETE)
         raise UsageError(

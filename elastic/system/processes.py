@@ -29,6 +29,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def has_exited(pid: int) -> bool:
+    """Also where its parent has not taken note of it. A number without a process has exited."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process began, in clock ticks since the boot; None where there is none."""
     try:

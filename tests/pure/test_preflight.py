@@ -17,7 +17,7 @@ from elastic.agent.preflight import (
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.errors import CannotStart, UsageError
 from elastic.system import addresses, files
 from elastic.testing.fakes import FakeClock
 
@@ -209,3 +209,23 @@ def test_local_copies_of_an_earlier_version_are_left_alone_and_said(tmp_path, mo
     run.earlier_local.mkdir(parents=True)
     check_run_dir(options, DECLARED, run, 1)
     assert f"note: {run.earlier_local} has local copies" in capsys.readouterr().out
+
+
+KILLED = """
+import os, signal, sys
+with open(sys.argv[1], "a") as file:
+    file.write("x")
+if os.path.getsize(sys.argv[1]) <= int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+import elastic
+elastic.start(seed=0, global_batch=4, shards=2)
+"""
+
+
+def test_a_recipe_that_is_killed_before_elastic_start_is_started_again(tmp_path, capfd):
+    """As the kernel does where memory is short. It was taken for a mistake of the recipe: exit 2."""
+    marks = str(tmp_path / "marks")
+    assert declared_identity(recipe(tmp_path, KILLED), (marks, "2")).shards == 2
+    assert capfd.readouterr().out.count("is started again") == 2
+    with pytest.raises(CannotStart, match="was killed 3 times before it had reached elastic.start"):
+        declared_identity(recipe(tmp_path, KILLED), (marks, "99"))

@@ -23,9 +23,13 @@ from elastic.observe.log import EventLog
 from elastic.rendezvous.group import WorkerFailure
 from elastic.system.clock import Clock
 from elastic.system.files import make_folders
+from elastic.system.processes import has_exited
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
+# For the fork server to report workers that have exited: one that is stopped or hangs never does.
+# A node that leaves needs none any more.
+REPORT_WAIT_S, LAST_REPORT_WAIT_S = 3.0, 0.5
 TERMINATE_POLL_S = 0.1
 
 
@@ -142,22 +146,25 @@ class NodeWorkers:
             self.wait(TERMINATE_POLL_S)
             self.poll()
 
-    def kill(self, culprit: WorkerError | None) -> None:
+    def kill(self, culprit: WorkerError | None, *, is_last: bool = False) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited.
 
-        Call it once: then their numbers may be given to other processes.
+        Call it once: then their numbers may be given to other processes. is_last: no workers of
+        this node follow.
         """
         self.poll()
         self.killed.update(self.running)
         for process in self._processes.values():
             kill_session(process)
-        deadline = self._clock.monotonic() + KILL_WAIT_S
+        began_s, report_s = self._clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
         while self.running:
-            self.wait(max(0.0, deadline - self._clock.monotonic()))
+            self.wait(LAST_REPORT_WAIT_S)
             self.poll(culprit)
-            if self._clock.monotonic() >= deadline:
-                for rank in self.running:
-                    self._processes[rank].kill_parent()
+            waited_s = self._clock.monotonic() - began_s
+            for process in [self._processes[rank] for rank in self.running]:
+                is_unreported = waited_s >= report_s and has_exited(process.pid)
+                if waited_s >= KILL_WAIT_S or is_unreported:
+                    process.kill_parent()
         for process in self._processes.values():
             process.forget()
 
