@@ -105,7 +105,9 @@ class AgentParts:
             # It may be one that this node was told to leave before it entered it. The next one
             # waits for the save, which must not be fenced by this one.
             self.uploader.enter(done.generation)
-        self.final_checkpoint.ensure_committed(others=others, meanwhile=self._serve_final_save)
+        self.final_checkpoint.ensure_committed(
+            others=others, meanwhile=self.revive_uploader, before_retry=self.group.show_generation
+        )
         self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
@@ -116,11 +118,6 @@ class AgentParts:
                 self.clock.sleep(GROUP_POLL_S)
         self.group.leave()
         return others
-
-    def _serve_final_save(self) -> None:
-        """The uploader may die in it, and the fence that it asks may have been removed."""
-        self.revive_uploader()
-        self.group.show_generation()
 
     def revive_uploader(self) -> None:
         if death := self.uploader.revive():

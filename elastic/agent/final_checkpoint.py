@@ -83,7 +83,13 @@ class FinalCheckpoint:
         if problem := self._commit(wait_until_s=0.0).reason:
             self.report(f"the newest state is not saved: {problem}")
 
-    def ensure_committed(self, *, others: bool, meanwhile: Callable[[], None]) -> None:
+    def ensure_committed(
+        self,
+        *,
+        others: bool,
+        meanwhile: Callable[[], object] = lambda: None,
+        before_retry: Callable[[], object] = lambda: None,
+    ) -> None:
         """Return once a checkpoint holds the newest step in memory, or at the end of the grace.
 
         A third signal ends the wait as well. A save that fails is tried again: the uploader may
@@ -93,7 +99,8 @@ class FinalCheckpoint:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
         and a second upload of the same bytes would only compete with theirs. Where their generation
         fences the save of this node, they are given the rest. What they commit is compared with
-        what this node has. meanwhile: called several times a second.
+        what this node has. meanwhile: called several times a second. before_retry: after a save
+        that failed.
         """
         newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
         if newest is None:
@@ -118,6 +125,8 @@ class FinalCheckpoint:
                 if is_first and not is_over() and last.state is not SaveState.FENCED:
                     self.report(f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}")
                 next_try_s, pause_s = self.clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
+                if last.state is not SaveState.FENCED and not is_over():
+                    before_retry()
             meanwhile()
             self.clock.sleep(POLL_S)
             records = self._records(deadline)
@@ -220,7 +229,7 @@ class FinalCheckpoint:
             digest.add(image[start : start + PIECE_BYTES])
         return digest.hexdigest()
 
-    def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], None] = lambda: None) -> "_Try":
+    def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], object] = lambda: None) -> "_Try":
         """Offer the newest snapshot, and wait for its result."""
         slots, newest = self.memory.slots, self.memory.newest
         if slots is None or newest is None:
@@ -240,7 +249,7 @@ class FinalCheckpoint:
                 if result.state is SaveState.DIFFERS:
                     self.differences.append(result.reason)
                 return _Try(state=result.state, reason=result.reason)
-        return _Try(reason="" if not wait_until_s else "the grace ended before its save did")
+        return _Try(reason="" if not wait_until_s else "its save had not ended")
 
 
 @dataclass(frozen=True, slots=True)

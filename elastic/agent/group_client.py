@@ -20,6 +20,7 @@ from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
 LOST_POLL_S = 0.05
+MOST_REASONS = 5
 
 
 class GroupClient:
@@ -44,6 +45,7 @@ class GroupClient:
         self._clock = clock
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
+        self._said: set[str] = set()  # why the backend did not answer, since it last did
         self.is_first = self.is_fenced = False
 
     def enter(self, generation: Generation, *, step: int) -> bool:
@@ -74,13 +76,16 @@ class GroupClient:
         try:
             view = self._rendezvous.watch(step=step)
         except BackendFailed as error:
-            if self._is_reached:
+            # It may be unreachable at first and then have lost its data.
+            if str(error) not in self._said and len(self._said) < MOST_REASONS:
+                self._said.add(str(error))
                 self._report(f"the rendezvous did not answer ({error}); training goes on")
             self._is_reached = False
             if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
                 raise
             return None
         if not self._is_reached:
+            self._said.clear()
             self._report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, self._clock.monotonic()
         self._backoff = self._backoff.observe(view.newcomers, now_s=self._reached_s)

@@ -237,13 +237,18 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
     answer_of(rendezvous.first_look.check_settings, settings)
     claimed = settings.run, settings.declared, settings.uid, _CLOCK
     run_lease = RunLease(settings.run.url, _CLOCK)
-    lease = run_lease.take(
-        printable(config.place)[:LONGEST_NAME],
-        keep_alive_s=keep_alive_s,
-        holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), settings),
-        check=partial(check_claim, *claimed),
-        notify=partial(print, flush=True),
-    )
+    try:
+        lease = run_lease.take(
+            printable(config.place)[:LONGEST_NAME],
+            keep_alive_s=keep_alive_s,
+            holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), settings),
+            check=partial(check_claim, *claimed),
+            notify=partial(print, flush=True),
+        )
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to take the lease of {settings.run.url}, found: {error}; give the command again when that has changed"
+        ) from error
 
     def is_newest(token: str) -> bool:
         try:

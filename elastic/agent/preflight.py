@@ -142,7 +142,9 @@ def declared_identity(
         if found is not None:
             return found
         if tries_left:
-            print(f"{recipe} was killed before it had reached elastic.start, and is started again", flush=True)
+            print(
+                f"{recipe} was killed before it had reached elastic.start, and is started again", flush=True
+            )
     raise CannotStart(
         f"{recipe} was killed {KILLED_TRIES} times before it had reached elastic.start; is memory short on this machine?"
     )

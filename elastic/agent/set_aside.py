@@ -6,6 +6,7 @@ that sees it at once: such a process finds itself fenced, since the group's stat
 """
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -20,6 +21,7 @@ from elastic.storage.remote import FsspecStore, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, timestamp
 from elastic.system.files import listing, sync_folder
+from elastic.system.untrusted import printable
 
 # What a new run writes before its first step, most of it the reserve of its rendezvous folder.
 ROOM_BYTES = 512 * 1024
@@ -50,7 +52,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         )
     run_lease = RunLease(run.url, clock)
     lease = run_lease.take(
-        "a command with --fresh",
+        f"a command with --fresh on {printable(socket.gethostname())}, pid {os.getpid()}",
         keep_alive_s=KEEP_ALIVE_S,
         holder=lambda _token: Holder.ELSEWHERE,
         check=lambda: None,
@@ -76,26 +78,23 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
 
 
 def _nested_run(run: RunDir, stored: list[str]) -> str | None:
-    """Where another run lies below this one; its processes may train there. Raises UsageError."""
+    """Where another run lies below this one; its processes may train there.
+
+    A script without the library has no run.json. Raises UsageError.
+    """
     for name in stored:
-        first, _, rest = name.partition("/")
-        if first not in OWN_NAMES and rest and rest.rpartition("/")[2] == NAME:
-            return f"{run.url}/{name.rpartition('/')[0]}"
-    if not run.local.exists():
-        return None
-    try:
-        for folder, below, files in os.walk(run.local, onerror=_raise):
-            is_top = folder == str(run.local)
-            if NAME in files and not is_top:
-                return folder
-            below[:] = [name for name in below if not (is_top and name in OWN_NAMES)]
-    except OSError as error:
-        raise UsageError(f"expected to read {run.local}, found: {error}; take another --run-dir") from error
+        folder, _, last = name.rpartition("/")
+        is_mark = last == NAME or (
+            last == UID and any(each.startswith(f"{folder}/lease/") for each in stored)
+        )
+        if folder and is_mark and name.partition("/")[0] not in OWN_NAMES:
+            return f"{run.url}/{folder}"
+    for folder, below, files in os.walk(run.local):  # what cannot be listed is left out
+        is_top = folder == str(run.local)
+        if not is_top and (NAME in files or (UID in files and "lease" in below)):
+            return folder
+        below[:] = [name for name in below if not (is_top and name in OWN_NAMES)]
     return None
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:

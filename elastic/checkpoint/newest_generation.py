@@ -1,4 +1,5 @@
-"""The number of a generation is given once, also where those who knew the last one are gone.
+"""The number of a generation that left something behind is not given again, also where those who
+knew it are gone.
 
 A place to meet that keeps its state in memory may be restarted, a folder removed, or another
 endpoint used; then what the generations left in the run directory tells. Were a number given twice,
@@ -6,12 +7,15 @@ the parts that two generations upload would have one name, of which the second i
 process of the first would not be fenced.
 """
 
+from functools import partial
+
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe import metrics_files, upload_parts
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
+from elastic.storage.store import reading
 from elastic.system.clock import Clock
 from elastic.system.files import listing
 from elastic.system.untrusted import parse_number
@@ -26,7 +30,7 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
     """
     try:
         records, _ = list_commits(open_store(run.checkpoints_url), clock)
-        uploaded = _newest_uploaded(run) if run.is_remote else 0
+        uploaded = _newest_uploaded(run, clock) if run.is_remote else 0
     except StoreFailed as error:
         raise UsageError(
             f"expected to find the newest generation of the run in {run.url}, found: {error}; give the command again when"
@@ -58,10 +62,13 @@ def _newest_in_files(run: RunDir) -> int:
     )
 
 
-def _newest_uploaded(run: RunDir) -> int:
+def _newest_uploaded(run: RunDir, clock: Clock) -> int:
     """By other nodes, perhaps. Raises StoreFailed."""
     objects = Objects(run.url, limit_s=_CALL_LIMIT_S)
-    return max(_highest(objects.folders(each)) for each in (upload_parts.METRICS, upload_parts.LOGS))
+    found = (
+        reading(partial(objects.folders, each), clock) for each in (upload_parts.METRICS, upload_parts.LOGS)
+    )
+    return max(map(_highest, found))
 
 
 def _highest(names: list[str]) -> int:

@@ -6,8 +6,12 @@ folder would be uploaded as that run's, and its end would be taken for the end o
 the folder has the run directory's `uid`, and one with another is renamed.
 """
 
+import errno
+import fcntl
+import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic.config.run_dir import UID, RunDir
@@ -48,7 +52,7 @@ def claim_local_copies(run: RunDir, uid: str, *, is_new: bool) -> None:
     try:
         for _ in range(_TRIES):
             # Another agent of this machine may rename the folder at any moment: then it is made.
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), _alone(run.local.parent):
                 make_folders(run.local)
                 if _is_claimed(run.local, uid, is_new=is_new):
                     return
@@ -68,12 +72,34 @@ def _is_claimed(folder: Path, uid: str, *, is_new: bool) -> bool:
         found = read_regular(mark, limit_bytes=_LIMIT_BYTES).decode(errors="replace")
     if found == uid:
         return True
-    is_used = any(not path.name.startswith(".") for path in listing(folder))  # drafts begin with a dot
+    names = {path.name for path in listing(folder)}
+    if not found and UID in names:
+        return False  # it has just been made
+    is_used = any(not name.startswith(".") for name in names)  # drafts begin with a dot
     if not found and not (is_new and is_used):
         return create_whole(mark, uid.encode(), fsync=True)
-    folder.rename(_unused_name(folder))
+    try:
+        folder.rename(_unused_name(folder))
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:  # else another process has just taken that name
+            raise
     sync_folder(folder.parent)
     return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Several processes of one machine claim at one moment, and one after the other may rename.
+    Where the file system has no locks, a rename that another one forestalled is tried again.
+    """
+    make_folders(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _unused_name(folder: Path) -> Path:

@@ -167,10 +167,14 @@ class RunLease:
         self._store.create(_name(lease.number), dumps(asdict(lease)).encode())
 
     def _checked(self, ours: Lease, check: Callable[[], None]) -> None:
-        """What was just created lies in the directory that was claimed, or is gone again."""
+        """What was just created lies in the directory that was claimed, or is gone again.
+
+        Also where this command is told to leave meanwhile: the next one would wait for long for the
+        first renewal.
+        """
         try:
             check()
-        except ElasticError:
+        except BaseException:
             self._store.delete(_name(ours.number))
             raise
         if self._objects is None:
@@ -207,6 +211,11 @@ class RunLease:
                 silence = silence.grow(now_s - seen_s, limit_s=limit_s)
             seen_s = now_s
             if moves >= MOVES_TO_BELIEVE and renewed != _RELEASED and holder(lease.token) is Holder.ELSEWHERE:
+                if lease.place == place:
+                    raise UsageError(
+                        f"{self._url} is in use: nodes that met in {place} train in it, and are not found there any more; has it lost"
+                        " its data? Stop them first (SIGTERM: their last step is saved), then give the command again"
+                    )
                 raise UsageError(
                     f"{self._url} is in use: {lease.place} trains in it, and this is {place}. Give all nodes the same --rdzv-backend,"
                     " --rdzv-endpoint and --rdzv-id, stop the other first, or take another --run-dir"

@@ -29,7 +29,7 @@ from elastic.report.verify import verify_run
 from elastic.storage.remote import check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import SystemClock
-from elastic.system.files import read_regular
+from elastic.system.files import open_regular
 
 # The frozen result of a command, whose fields are the keys of its JSON; what it shows of the result
 # without --json; and whether the runs are as they should be.
@@ -69,15 +69,14 @@ def _parent(run: RunDir) -> Parent | None:
 
 def _begun_with(run: RunDir) -> Identity | None:
     """It explains a difference and makes none: what cannot be read is left out."""
-    with suppress(UsageError):
+    with suppress(UsageError, OSError):
         return _identity(run, "the comparison reads there what the run was begun with")
     return None
 
 
 def _identity(run: RunDir, remedy: str) -> Identity | None:
-    with suppress(FileNotFoundError):
-        text = read_regular(run.local / identity.NAME, limit_bytes=SMALL_LIMIT_BYTES)
-        return identity.parse(text, remedy=remedy)
+    with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
+        return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
     return None
 
 

@@ -60,6 +60,8 @@ def hold() -> None:
 
 
 def _raise_terminated(_number: int, _frame: object) -> NoReturn:
+    for number in (signal.SIGTERM, signal.SIGINT):  # nothing interrupts the tidying
+        signal.signal(number, signal.SIG_IGN)
     raise Terminated
 
 

@@ -5,7 +5,6 @@ loop ask for a drain. Nothing but torchrun restarts workers here, and no snapsho
 """
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -31,6 +30,7 @@ from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system import forked_child, interrupt
+from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.scratch import open_scratch
@@ -116,15 +116,18 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
     run = run_without_agent(launch, ours)
     page = ControlPage.create()
-    told: tuple[str, str, bool] = ("", "", False)
+    told: tuple[str, bool] = ("", False)
     if groups.rank == 0:
         _take_lease(run, ours, ctrl_c)
         is_new = not list_commits(open_store(run.checkpoints_url), SystemClock())[0]
-        told = claim_uid(run, SystemClock()), secrets.token_hex(4), is_new
-    uid, tag, is_new = groups.from_rank0(told)
-    # The files of this launch are no other one's, also where machines have one name.
-    node = f"{socket.gethostname()}-{launch.rank // launch.local_world_size}-{tag}"
-    claim_local_copies(run, uid, is_new=is_new)
+        told = claim_uid(run, SystemClock()), is_new
+    uid, is_new = groups.from_rank0(told)
+    if groups.local_rank == 0:
+        claim_local_copies(run, uid, is_new=is_new)
+    # All copies are claimed once this has ended. The files of a launch are no other one's, also
+    # where machines have one name; ranks of one machine follow each other.
+    named = groups.all_gather(new_node_id() if groups.local_rank == 0 else "")
+    node = next(filter(None, reversed(named[: groups.rank + 1])), "") or new_node_id()
     generation, socket_path = 0, ""
     if groups.rank == 0:
         generation = 1 + newest_generation(run, SystemClock())

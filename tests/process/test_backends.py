@@ -44,6 +44,42 @@ def test_without_etcd_steps_go_on_and_only_the_next_rendezvous_waits(drill, undi
         servers.close()
 
 
+def test_etcd_that_lost_its_data_takes_no_save(drill, undisturbed, tmp_path):
+    """It is away for a moment, and comes back empty. The agent says so, saves go on, a second node
+    is refused with what to do, and a node that is told to leave loses nothing: 436 steps were lost.
+    """
+    (tmp_path / "etcd").mkdir()
+    servers = EtcdServers(tmp_path / "etcd")
+    try:
+        drill.shut(6, 13)
+        where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints, "--max-nodes", "2")
+        where += ("--last-call", "0s")
+        agent = drill.start(*where)
+        drill.stands(6, ranks=1)
+        servers.kill(0)
+        drill.waits_for(lambda: "training goes on" in agent.output, "the loss being said")
+        servers.wipe(0)
+        servers.start(0)
+        servers.wait_ready()
+        drill.waits_for(lambda: "it was deleted" in agent.output, "the loss of data being said")
+        drill.open(6)
+        drill.stands(13, ranks=1)
+        drill.happens("checkpoint_committed", step=8)
+        refused = drill.start(*where)
+        refused.ends_with(2)
+        assert "are not found there any more; has it lost its data? Stop them first" in refused.output
+        agent.signal(signal.SIGTERM)
+        drill.happens("drain_requested")
+        drill.open(13)
+        agent.ends_with(75)
+        assert "step 13 is saved" in agent.output.splitlines()[-1]
+        drill.start(*where).ends_with(0)
+        drill.is_like(undisturbed)
+        assert drill.values("restored", "step", "lost_steps") == [(0, 0), (13, 0)]
+    finally:
+        servers.close()
+
+
 def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, undisturbed):
     """SIGKILL to the agent with the store in its memory. The survivor is on the same machine, so
     the address is its own too and it serves a new store there.

@@ -45,6 +45,14 @@ def test_a_signal_raises_once_there_is_something_to_tidy_up(send, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_a_second_signal_leaves_the_tidying_alone():
+    tidy = (
+        f"try:\n    {TERMINATE}\nexcept KeyboardInterrupt:\n    {TERMINATE}\n    {PRESS}\n    print('tidy')\n"
+    )
+    done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tidy\n", "")
+
+
 def test_a_child_begins_with_what_a_new_interpreter_has():
     done = executed(f"{BOTH}interrupt.raise_from_here()\ninterrupt.restore()\n{TERMINATE}\n")
     assert done.returncode == -signal.SIGTERM

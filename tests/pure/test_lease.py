@@ -13,6 +13,7 @@ from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import replace_whole
+from elastic.system.interrupt import Terminated
 from elastic.testing.fakes import FakeClock
 
 KEEP_ALIVE_S = 2.0
@@ -129,6 +130,32 @@ def test_a_renewal_is_written_in_place(tmp_path: Path) -> None:
         write(first)
         assert (path.stat().st_ino, path.stat().st_size) == (about.st_ino, about.st_size)
     assert holder.is_released(first)
+
+
+@pytest.mark.parametrize("raised", [Terminated, UsageError("another run's")])
+def test_a_command_that_ends_as_it_takes_the_lease_leaves_none(
+    tmp_path: Path, raised: type[BaseException] | BaseException
+) -> None:
+    """The next one would watch for a minute whether it starts."""
+
+    def check() -> None:
+        if (tmp_path / "lease" / "000001").exists():
+            raise raised
+
+    with pytest.raises((Terminated, UsageError)):
+        RunLease(str(tmp_path), FakeClock()).take(
+            "a", keep_alive_s=1.0, holder=lambda _: Holder.ELSEWHERE, check=check, notify=print
+        )
+    assert RunLease(str(tmp_path), FakeClock()).newest() is None
+
+
+def test_nodes_that_are_not_found_where_they_met_are_said(tmp_path: Path) -> None:
+    """The place has lost its data: to name it as another place would contradict itself."""
+    first = take(tmp_path, "etcd at h, group g", FakeClock())
+    with pytest.raises(
+        UsageError, match="nodes that met in etcd at h, group g train in it, and are not found"
+    ):
+        take(tmp_path, "etcd at h, group g", renewing(tmp_path, first))
 
 
 def test_another_place_is_refused_while_the_holder_renews(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """The local copies of a run at a URL are not taken for those of another run at that URL."""
 
+import shutil
+import threading
+
 import pytest
 
 from elastic.agent.finished_run import has_recorded_end
@@ -62,3 +65,40 @@ def test_a_run_in_a_folder_has_no_copies(tmp_path):
     run = RunDir.parse(str(tmp_path / "run"))
     claim_local_copies(run, "run-1", is_new=True)
     assert not run.local.exists()
+
+
+@pytest.mark.parametrize("older", ["none", "another run's", "an earlier version's"])
+def test_processes_that_claim_at_one_moment_agree(run, older):
+    """The ranks of torchrun on one machine, or several agents. One renamed what another had just
+    claimed, or failed.
+    """
+    for number in range(30):
+        if older == "another run's":
+            claim_local_copies(run, f"older-{number}", is_new=False)
+        elif older == "an earlier version's":
+            (run.local / "uid").unlink(missing_ok=True)
+        if older != "none":
+            finish(run)
+        go = threading.Barrier(4)
+        failed = []
+
+        def claim(number=number, go=go, failed=failed):
+            go.wait()
+            try:
+                claim_local_copies(run, f"run-{number}", is_new=True)
+            except BaseException as error:
+                failed.append(error)
+
+        children = [threading.Thread(target=claim) for _ in range(4)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert not failed
+        assert (run.local / "uid").read_text() == f"run-{number}"
+        asides = list(run.local.parent.glob(f"{run.local.name}.old-*"))
+        assert not any(
+            (each / "uid").read_text() == f"run-{number}" for each in asides if (each / "uid").exists()
+        )
+        if older == "none":
+            shutil.rmtree(run.local)

@@ -52,15 +52,18 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("place", ["sweep/two", "two"])
-def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, place: str) -> None:
-    """It may train there: its processes would go on in a folder that nobody resumes from."""
+@pytest.mark.parametrize("mark", [NAME, UID])
+def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, place: str, mark: str) -> None:
+    """It may train there: its processes would go on in a folder that nobody resumes from. A script
+    without the library has no run.json.
+    """
     inner = run.local / place
-    inner.mkdir(parents=True)
-    (inner / NAME).write_text("{}")
+    (inner / "lease").mkdir(parents=True)
+    (inner / mark).write_text("{}")
     with pytest.raises(UsageError, match=f"found another one in {inner}"):
         set_aside(run, SystemClock(), print)
     assert not (run.local / "lease").exists()
-    (inner / NAME).rename(inner / "notes.json")
+    (inner / mark).rename(inner / "notes.json")
     set_aside(run, SystemClock(), print)
     assert not run.local.exists()
 
@@ -70,11 +73,13 @@ def test_a_run_below_the_url_of_another_one_is_not_moved_with_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDir.parse("memory://nested/run")
-    for name in (NAME, f"two/{NAME}"):
+    for name in (NAME, "two/lease/000001"):
         assert open_store(run.url).create(name, b"{}")
-    with pytest.raises(UsageError, match="found another one in memory://nested/run/two"):
-        set_aside(run, SystemClock(), print)
-    open_store(run.url).delete(f"two/{NAME}")
+    for mark in (NAME, UID):
+        assert open_store(run.url).create(f"two/{mark}", b"{}")
+        with pytest.raises(UsageError, match="found another one in memory://nested/run/two"):
+            set_aside(run, SystemClock(), print)
+        open_store(run.url).delete(f"two/{mark}")
     set_aside(run, SystemClock(), print)
     assert not any(each.name == NAME for each in open_store(run.url).list())
 
@@ -210,7 +215,7 @@ def names_in(url: str) -> list[str]:
 def is_left_alone(run: RunDir) -> None:
     """Another command that comes now is refused as soon as it has seen two renewals."""
     held = RunLease(run.url, FakeClock()).newest()
-    assert held is not None and held.place == "a command with --fresh"
+    assert held is not None and held.place.startswith("a command with --fresh on ")
 
     holder = RunLease(run.url, FakeClock())
     with pytest.raises(UsageError, match="is in use: a command with --fresh"):

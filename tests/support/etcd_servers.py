@@ -79,6 +79,10 @@ class EtcdServers:
         self._processes[member].kill()
         self._processes.pop(member).wait()
 
+    def wipe(self, member: int) -> None:
+        """Remove the data of a member that was killed."""
+        shutil.rmtree(self._folder / f"m{member}")
+
     def freeze(self, member: int) -> None:
         self._processes[member].send_signal(signal.SIGSTOP)
 

@@ -14,7 +14,8 @@ whether the group is as known and some nodes have all moved since this process l
 where that is so, its answer is a header.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
-error, and never taken for an empty group.
+error, and never taken for an empty group. The newest generation is shown again all the same, which
+saves need: while this group has the lease of the run directory no other one begins there.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class EtcdBackend:
         self._leased_s = float("-inf")
         self._newest = 0, b""  # revision and value
         self._moved: dict[str, int] = {}  # a revision since which the node has moved, or did at it
-        self._shown = 0
+        self._published = self._shown = 0
         self._shown_s = float("-inf")
 
     def read(self) -> tuple[int, bytes] | None:
@@ -62,9 +63,10 @@ class EtcdBackend:
         stored = next((each for keys in found.ranges for each in keys), None)
         revision = 0 if stored is None else int(stored.mod_revision)
         if revision < seen:
+            self.publish_generation(self._published)
             raise BackendFailed(
                 f"etcd should have {self._prefix}group at revision {seen} or newer, found {revision or 'none'}: it was deleted, or etcd was"
-                f" restored from an older copy; stop all agents of the run and start them again"
+                f" restored from an older copy; stop all agents of the run (SIGTERM: their last step is saved) and start them again"
             )
         if stored is None:
             return None
@@ -125,6 +127,7 @@ class EtcdBackend:
         }
 
     def publish_generation(self, generation: int) -> None:
+        self._published = max(self._published, generation)
         for _ in range(PUBLISH_TRIES):
             # Someone may have deleted the key since, as `_find_generation` advises.
             if self._shown >= generation and self._clock.monotonic() - self._shown_s < SHOWN_FOR_S:
