@@ -132,7 +132,7 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
     agent = NodeAgent.__new__(NodeAgent)
     agent._parts = SimpleNamespace(
         spawner=SimpleNamespace(renew=renew),
-        uploader=SimpleNamespace(revive=revive, is_back=lambda: False),
+        revive_uploader=revive,
         shutdown=shutdown,
         has_shared_state=None,
         leave_group=left.append,
