@@ -118,6 +118,7 @@ class FinalCheckpoint:
             if last is not None and (is_over() or (is_fenced and not others)):
                 self.report(f"checkpoint step={step} is not saved: {last.reason}")
                 return
+            # One try is made also where no time is left: a save that is handed over may still end.
             if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
                 is_first, last = last is None, self._commit(wait_until_s=deadline, meanwhile=meanwhile)
                 if last.state in (SaveState.COMMITTED, SaveState.DIFFERS):
