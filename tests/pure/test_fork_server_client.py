@@ -9,11 +9,12 @@ from elastic.agent.agent import NodeAgent
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.workers import fork_server_client
 from elastic.agent.workers.fork_server_client import ForkServerClient
+from elastic.agent.workers.process import ProcessStart
 from elastic.agent.workers.spawner import Spawner
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.system.fork_protocol import FromServer, Ready
+from elastic.system.fork_protocol import Exited, Forked, FromServer, Ready
 from elastic.system.json_lines import to_line
 from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock, MemoryBackend
@@ -60,7 +61,10 @@ class ImportingServer:
         return -9
 
     def becomes_ready(self):
-        self.connection.sendall(to_line(encode(FromServer(message=Ready()))))
+        self.says(Ready())
+
+    def says(self, *messages):
+        self.connection.sendall(b"".join(to_line(encode(FromServer(message=each))) for each in messages))
 
 
 class Questions:
@@ -91,6 +95,21 @@ def test_a_wait_for_a_server_that_imports_can_be_interrupted_and_repeated(import
     importing.becomes_ready()
     client.wait_ready()
     assert client.is_ready
+    client.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(importing, ends):
+    """With 32,768 numbers, a node comes back to one within hours. The second worker may end before
+    anyone has read that it began.
+    """
+    client, start = ForkServerClient(importing.start), ProcessStart(command=(), env={}, stdout=1, stderr=2)
+    importing.says(Ready(), Forked(pid=8), Exited(pid=8, code=0))
+    first = client.fork(start)
+    assert first.poll() == 0
+    first.forget()
+    importing.says(Forked(pid=8), *([Exited(pid=8, code=3)] if ends else []))
+    assert client.fork(start).poll() == (3 if ends else None)
     client.close()
 
 

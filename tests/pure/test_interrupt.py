@@ -9,7 +9,9 @@ import pytest
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.system.interrupt import EXIT_CTRL_C, SENTENCE
 
-BEGIN = "import os, signal, sys\nfrom elastic.system import interrupt\n"
+# A shell's background job ignores Ctrl-C, and so would what it starts.
+HEARD = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+BEGIN = f"import os, signal, sys\n{HEARD}\nfrom elastic.system import interrupt\n"
 BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by_sigterm()\n"
 PRESS, TERMINATE = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM"))
 

@@ -221,6 +221,11 @@ class ForkServerClient:
                 match decode(FromServer, line, what="a message of the fork server").message:
                     case Exited(pid=pid, code=code):
                         self._exit_codes[pid] = code
+                    case Forked(pid=pid) as answer:
+                        # An earlier worker had the number, which the kernel gives again once that
+                        # one is reaped: this worker would seem to have ended as that one did.
+                        self._exit_codes.pop(pid, None)
+                        self._answers.append(answer)
                     case answer:
                         self._answers.append(answer)
             has_ended = self._connection.has_ended
