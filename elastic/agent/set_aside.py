@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 
 from elastic.config.identity import NAME
-from elastic.config.run_dir import OWN_NAMES, UID, RunDir
+from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
@@ -87,13 +87,11 @@ def _nested_run(run: RunDir, stored: list[str]) -> str | None:
         is_mark = last == NAME or (
             last == UID and any(each.startswith(f"{folder}/lease/") for each in stored)
         )
-        if folder and is_mark and name.partition("/")[0] not in OWN_NAMES:
+        if folder and is_mark:
             return f"{run.url}/{folder}"
     for folder, below, files in os.walk(run.local):  # what cannot be listed is left out
-        is_top = folder == str(run.local)
-        if not is_top and (NAME in files or (UID in files and "lease" in below)):
+        if folder != str(run.local) and (NAME in files or (UID in files and "lease" in below)):
             return folder
-        below[:] = [name for name in below if not (is_top and name in OWN_NAMES)]
     return None
 
 

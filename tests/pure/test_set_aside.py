@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("place", ["sweep/two", "two"])
+@pytest.mark.parametrize("place", ["sweep/two", "two", "logs/two", "checkpoints/two"])
 @pytest.mark.parametrize("mark", [NAME, UID])
 def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, place: str, mark: str) -> None:
     """It may train there: its processes would go on in a folder that nobody resumes from. A script
