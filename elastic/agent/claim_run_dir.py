@@ -10,7 +10,7 @@ from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.observe.local_copies import claim_uid
+from elastic.observe.run_uid import claim_uid
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock

@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic.errors import UsageError
 
-UID = "uid"  # agent/claim_run_dir.py
+UID = "uid"  # observe/run_uid.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
 OWN_NAMES = frozenset(
     {

@@ -30,6 +30,7 @@ def end_at_once() -> None:
 
 
 def end_at_once_by_sigterm() -> None:
+    """From here on; for a command that trains."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -55,7 +56,7 @@ def code_of(raised: KeyboardInterrupt) -> int:
 
 
 def hold() -> None:
-    """The signals wait for those two functions, also across an exec."""
+    """SIGINT and SIGTERM wait for the functions that end at once, also across an exec."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 

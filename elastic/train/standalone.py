@@ -22,8 +22,9 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.observe.local_copies import claim_local_copies, claim_uid
+from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
+from elastic.observe.run_uid import claim_uid
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.rendezvous.shared_settings import LONGEST_NAME

@@ -44,7 +44,7 @@ def test_without_etcd_steps_go_on_and_only_the_next_rendezvous_waits(drill, undi
         servers.close()
 
 
-def test_etcd_that_lost_its_data_takes_no_save(drill, undisturbed, tmp_path):
+def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, tmp_path):
     """It is away for a moment, and comes back empty. The agent says so, a second node is refused
     with what to do, and a node that is told to leave loses nothing: 436 steps were lost.
     """
