@@ -45,7 +45,7 @@ from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import LogShipper
+from elastic.observe.log_shipper import LogShipper, upload_left_behind
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
@@ -117,8 +117,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             backend = open_backend(settings)
             return _run(settings, backend, max(newest, newest_generation(run, _CLOCK)), spawner)
         except GroupEnded:  # the place to meet does not answer any more
-            print(printable(finished_text(settings)))
-            return EXIT_COMPLETE
+            return _finished(settings)
 
 
 def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:
@@ -134,8 +133,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         is_new = settings.is_new or has_trained_nothing(settings)
         if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
-            print(printable(finished_text(settings)))
-            return EXIT_COMPLETE
+            return _finished(settings)
         renewal = _take_lease(settings, rendezvous, shutdown)
         stack.callback(lambda: renewal.stop(releases=rendezvous.is_deserted))
         full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
@@ -150,7 +148,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
-            stack.callback(_start_log_shipper(parts).close)
+            log_shipper = _start_log_shipper(parts)
+            stack.callback(lambda: _print_problem(log_shipper.close()))
         console.start()
         spawner.report = console.print_line
         stack.callback(console.stop)
@@ -167,6 +166,18 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         exit_code = report_exit(agent, parts)
         full_disk.close()
         return exit_code
+
+
+def _finished(settings: Settings) -> int:
+    if settings.run.is_remote:
+        _print_problem(upload_left_behind(settings.run))
+    print(printable(finished_text(settings)))
+    return EXIT_COMPLETE
+
+
+def _print_problem(text: str) -> None:
+    if text:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _rendezvous(

@@ -3,7 +3,7 @@
 A run directory in an object store has no files that grow, so each node writes into a local folder,
 and uploads what is new in immutable parts (`upload_parts.py`). Training never waits for it; only
 the end of the agent does, for `CLOSE_WITHIN_S` at most. A failure is reported once, and tried
-again.
+again. What has not arrived then stays in the folder, and the next agent there uploads it.
 
 It does not promise that the newest seconds survive the machine. The lines of all steps up to a
 checkpoint do: the uploader uploads them before it commits the checkpoint (`uploader/main.py`).
@@ -13,6 +13,8 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from elastic.config.run_dir import RunDir
@@ -21,6 +23,7 @@ from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
+from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile, read_from, size_bytes
@@ -30,8 +33,9 @@ FAILED_PAUSE_S = 10.0
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 30.0
 PART_BYTES = 4 * 1024 * 1024
+HANGS_S = 4.0  # at the end, until a request without an answer is made again beside it
 _LINES_PER_PART = 5000
-_ROUNDS_AT_THE_END = 3
+_CLOSE_POLL_S = 0.05
 
 
 class MetricsShipper:
@@ -102,6 +106,38 @@ class FileShipper:
         return True
 
 
+class NodeShipper:
+    """Uploads everything that one node writes, and what the killed agents of its folder left."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        node: str,
+        objects: Objects,
+        *,
+        is_first: Callable[[], bool],
+        ignored: frozenset[Path],
+        left_behind: list[Path],
+    ) -> None:
+        """is_first: as of `LogShipper`. ignored: of an older run. left_behind: files of metrics."""
+        self._files = FileShipper(run, objects, ignored=ignored)
+        self._left_behind = [MetricsShipper(path, path.stem, objects) for path in left_behind]
+        self._lines = MetricsShipper(run.metrics_of(node), node, objects)
+        self._is_first = is_first
+
+    def upload(self) -> bool:
+        """Upload what is new; returns whether that was everything. Raises StoreFailed, OSError."""
+        # Events before metrics: a reader that finds a step must find the event that says which
+        # state its generation restored.
+        is_done = self._files.upload()
+        while self._left_behind:
+            self._left_behind[-1].upload()
+            self._left_behind.pop()
+        if self._is_first():
+            self._lines.upload()
+        return is_done
+
+
 class LogShipper:
     """The thread that uploads what one node writes."""
 
@@ -121,7 +157,6 @@ class LogShipper:
         lines that it had not uploaded; this one uploads them. Raises UsageError where it cannot
         look at the folder: lines of the older run would be uploaded as those of the new one.
         """
-        objects = Objects(run.url, limit_s=PART_LIMIT_S)
         try:
             ignored = frozenset(_files(run) if is_new else [])
             others = [] if is_new else _with_suffix(run.copies, ".jsonl")
@@ -129,28 +164,56 @@ class LogShipper:
             raise UsageError(
                 f"expected to read the local copies in {run.local}, found: {error}; change its mode, or move it away"
             ) from error
-        self._files = FileShipper(run, objects, ignored=ignored)
-        self._left_behind = [MetricsShipper(path, path.stem, objects) for path in others if path.stem != node]
-        self._lines = MetricsShipper(run.metrics_of(node), node, objects)
+        left_behind = [path for path in others if path.stem != node]
+        self._open = partial(
+            NodeShipper, run, node, is_first=is_first, ignored=ignored, left_behind=left_behind
+        )
+        self._shipper = self._open(Objects(run.url, limit_s=PART_LIMIT_S))
         # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
         # Workers write events too, but those can wait for the next regular upload.
         self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
-        self._is_first = is_first
+        self._run = run
         self._print_line = print_line
         self._clock = SystemClock()
         self._began_s = self._clock.monotonic()
         self._has_failed = False
         self._closing = threading.Event()
+        self._ends_s = inf
+        self._has_arrived = threading.Event()  # everything, at the end
+        self._problem = "no answer"
         self._thread = threading.Thread(target=self._run_until_closed, name="uploads", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """Upload what is left, for `CLOSE_WITHIN_S` at most."""
+    def close(self) -> str:
+        """Upload what is left, for `CLOSE_WITHIN_S` at most.
+
+        Returns a sentence for the user, empty where everything arrived.
+        """
+        if not self._thread.is_alive():
+            return ""
+        began_s = self._clock.monotonic()
+        self._ends_s = began_s + CLOSE_WITHIN_S
         self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSE_WITHIN_S)
+        threads = [self._thread]
+        while (now_s := self._clock.monotonic()) < self._ends_s and any(each.is_alive() for each in threads):
+            if self._has_arrived.wait(_CLOSE_POLL_S):
+                return ""
+            if len(threads) == 1 and now_s >= began_s + HANGS_S:
+                # The thread's request may hang for longer than there is time, or a part be large.
+                # Both go on: a part that exists is never replaced.
+                again = self._open(Objects(self._run.url, limit_s=HANGS_S, first_limit_s=HANGS_S))
+                threads.append(
+                    threading.Thread(target=self._upload_the_rest, args=(again,), name="again", daemon=True)
+                )
+                threads[1].start()
+        if self._has_arrived.is_set():
+            return ""
+        return (
+            f"the last events and metrics of this node have not reached {self._run.url} ({self._problem}), so that report and status lack them; "
+            f"they stay in {self._run.local}, and the same command uploads them from there"
+        )
 
     def _run_until_closed(self) -> None:
         due_s, seen_bytes = 0.0, 0
@@ -163,21 +226,11 @@ class LogShipper:
             seen_bytes = written_bytes
             pause_s = FAILED_PAUSE_S if self._has_failed else upload_parts.pause_s(now_s - self._began_s)
             due_s = self._clock.monotonic() + pause_s
-        for _ in range(_ROUNDS_AT_THE_END):
-            if self._try():
-                break
+        self._upload_the_rest(self._shipper)
 
-    def _try(self) -> bool:
-        """Whether everything is uploaded."""
+    def _try(self) -> None:
         try:
-            # Events before metrics: a reader that finds a step must find the event that says which
-            # state its generation restored.
-            is_done = self._files.upload()
-            while self._left_behind:
-                self._left_behind[-1].upload()
-                self._left_behind.pop()
-            if self._is_first():
-                self._lines.upload()
+            self._shipper.upload()
         except Exception as error:
             # The thread's edge. If the thread died of a store that does not answer, a full disk or
             # a bug, the run's report would end here, and no message would say so.
@@ -186,11 +239,33 @@ class LogShipper:
                     f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
                 )
             self._has_failed = True
-            return False
+            return
         if self._has_failed:
             self._print_line("events and metrics reach the run directory again")
         self._has_failed = False
-        return is_done
+
+    def _upload_the_rest(self, shipper: NodeShipper) -> None:
+        """Until everything has arrived, a try fails in a way that cannot pass, or time is over."""
+        while self._clock.monotonic() < self._ends_s and not self._has_arrived.is_set():
+            try:
+                if shipper.upload():
+                    self._has_arrived.set()
+            except StoreUnavailable as error:
+                self._problem = str(error)
+                self._has_arrived.wait(TICK_S)
+            except Exception as error:
+                self._problem = str(error)
+                return
+
+
+def upload_left_behind(run: RunDir) -> str:
+    """Upload what killed or cut off agents of a run left in its local folder; as of `close`.
+
+    Raises UsageError.
+    """
+    shipper = LogShipper(run, "", is_first=lambda: False, is_new=False, print_line=lambda text: None)
+    shipper.start()
+    return shipper.close()
 
 
 def _files(run: RunDir) -> list[Path]:

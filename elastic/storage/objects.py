@@ -1,6 +1,6 @@
 """Small objects below a URL; every request ends within its limit, whatever the storage does.
 
-The limit is 5 s or what the caller gives, and a minute until the storage has answered once. A
+The limits are 5 s, and a minute until the storage has answered once, or what the caller gives. A
 reading of many objects makes one request for each 64 of them.
 
 It does not promise that a failed call had no effect: its answer may have been lost. What is read is
@@ -38,10 +38,11 @@ class Listed:
 class Objects:
     """Safe to use from several threads; not across a fork. Every call may raise StoreFailed."""
 
-    def __init__(self, url: str, *, limit_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, limit_s: float = 5.0, first_limit_s: float = FIRST_LIMIT_S) -> None:
         """No request is made yet. Raises UsageError for a URL that fsspec has no library for."""
         self.url = url.rstrip("/")
         self._limit_s = limit_s
+        self._first_limit_s = max(limit_s, first_limit_s)
         self._fs, self._root = open_url(url, call_limit_s=limit_s)
         self._has_answered = False
 
@@ -111,7 +112,7 @@ class Objects:
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""
-        limit_s = self._limit_s if self._has_answered else max(self._limit_s, FIRST_LIMIT_S)
+        limit_s = self._limit_s if self._has_answered else self._first_limit_s
         try:
             if self._fs.async_impl:
                 from fsspec.asyn import sync  # see remote.py

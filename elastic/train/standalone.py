@@ -37,6 +37,7 @@ from elastic.system.control_page import ControlPage
 from elastic.system.scratch import open_scratch
 from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups
+from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 
@@ -191,10 +192,15 @@ def _claim_again(run: RunDir, ours: Identity) -> bool:
     return identity.parse(there).run_id == ours.run_id
 
 
+def _print_problem(text: str) -> None:
+    if text:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
 def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str, ctrl_c: CtrlC) -> str:
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
-        _at_own_end(log_shipper.close)
+        _at_own_end(lambda: _print_problem(log_shipper.close()))
         log_shipper.start()
     scratch, _ = open_scratch()
     ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))

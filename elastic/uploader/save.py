@@ -32,6 +32,10 @@ FENCE_PATIENCE_S = 5.0
 OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"
 
 
+class _FenceRemoved(StoreUnavailable):
+    """The fence shows no generation."""
+
+
 class Saver:
     def __init__(
         self, store: Store, config: UploaderConfig, clock: Clock, reached: Callable[[str, int], None]
@@ -168,21 +172,25 @@ class Saver:
     def _newest_generation(self, fence: NewestGeneration, known: int) -> int:
         """What the fence shows, which was raised before `known`, a generation of 1 or more, began.
 
-        Raises StoreUnavailable where it shows nothing: it was removed, and its next number may be
-        any. Raises what the fence raises.
+        Raises StoreFailed where it shows nothing: it was removed, and its next number may be any.
+        Then the save fails, long before its deadline: who waits for it at the end of a node writes
+        the number before the next try. Raises what the fence raises.
         """
 
         def shown() -> int:
             newest = fence()
             if not newest and known and self._config.fence is not None:
-                raise StoreUnavailable(
+                raise _FenceRemoved(
                     f"expected {self._config.fence} to show generation {known} or a newer one, found none: it was removed; "
                     "nothing is committed until an agent has written it again"
                 )
             return newest
 
         # A poll of an agent, or of its mirror, is a fraction of a second away.
-        return retrying(shown, clock=self._clock, deadline=self._clock.monotonic() + FENCE_PATIENCE_S)
+        try:
+            return retrying(shown, clock=self._clock, deadline=self._clock.monotonic() + FENCE_PATIENCE_S)
+        except _FenceRemoved as error:
+            raise StoreFailed(str(error)) from error
 
     def _wait_until_entered(self, generation: int) -> bool:
         with self._membership:

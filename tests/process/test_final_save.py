@@ -3,8 +3,10 @@
 Whatever happens to its first try, the exit code is 75 and the same command loses no step.
 """
 
+import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from small_disk import SmallDisk
@@ -22,6 +24,12 @@ def stop_at_8(drill, agent):
     agent.signal(signal.SIGTERM)
     drill.happens("drain_requested")
     drill.open(8)
+
+
+def connections(path):
+    """Of a socket, also those that its process has not accepted yet."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(f" {path}") for line in lines)
 
 
 def nothing_is_lost(drill, agent, undisturbed):
@@ -45,19 +53,26 @@ def test_an_uploader_that_is_killed_in_it_is_started_again(drill, undisturbed, p
 
 @pytest.mark.parametrize("what", ["rendezvous", "run directory"])
 def test_a_fence_that_is_removed_meanwhile_is_written_again(drill, undisturbed, what):
-    """The upload is held while a person removes the folder, or moves the run away and puts a copy
-    of it back, which has a part of the payload.
+    """The uploader stands still while a person removes the folder, or moves the run away and puts
+    a copy of it back. The agent has handed the save over by then, and asks the group no more.
     """
     drill.shut(8)
-    agent = drill.start(*STOPPED, "--faults", "checkpoint 8 upload: pause 2s")
+    agent = drill.start(*STOPPED)
+    drill.stands(8, ranks=1)
+    uploader = drill.uploader_of(agent)
+    place = drill.socket_of_uploader(uploader)
+    os.kill(uploader, signal.SIGSTOP)
+    before = connections(place)
     stop_at_8(drill, agent)
-    drill.happens("fault_injected")
+    drill.waits_for(lambda: connections(place) > before, "the offer of the last step")
     if what == "rendezvous":
-        shutil.rmtree(drill.run.rendezvous)
+        drill.run.rendezvous.rename(drill.folder / "removed")  # at once: the node still writes in it
     else:
         moved = drill.run.local.rename(drill.folder / "moved")
         shutil.copytree(moved, drill.run.local, ignore=shutil.ignore_patterns("rendezvous"))
+    os.kill(uploader, signal.SIGCONT)
     nothing_is_lost(drill, agent, undisturbed)
+    assert "is not saved yet, and is tried again: expected file:" in agent.output
 
 
 def test_a_disk_that_has_room_again_within_the_grace_takes_it(drill, undisturbed):

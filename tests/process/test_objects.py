@@ -35,8 +35,13 @@ class Machines:
         machine.gates = self.all.gates
         machine.run = RunDir.parse(self.url)
         # Long enough for nodes on one busy machine; the default is 15 s in an object store.
-        words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
-        self.all.agents.append(machine.start(*words))
+        self._words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
+        self.all.agents.append(machine.start(*self._words))
+        return self.all.agents[-1]
+
+    def again(self, number):
+        """Give the command of `start` once more on a machine that has the run's files."""
+        self.all.agents.append(self._machines[number].start(*self._words))
         return self.all.agents[-1]
 
     def start_script(self, script):
@@ -275,6 +280,28 @@ def test_fresh_sets_aside_a_run_in_an_object_store_unless_an_agent_is_in_it(mach
     machines.start("--fresh").ends_with(0)
     report = machines.is_like(undisturbed)
     assert [one["generation"] for one in report["generations"]] == [3]
+
+
+def test_events_that_do_not_reach_the_store_at_the_end_come_with_the_next_command(
+    machines, undisturbed, storage
+):
+    """From the last step on, no part of an event log or of metrics is taken; saves go on."""
+    machines.all.shut(STEPS)
+    agent = machines.start()
+    machines.all.stands(STEPS, ranks=1)
+    storage.fail(
+        Deed.HANG, lambda method, path: method == "PUT" and ("/events/" in path or "/metrics/" in path)
+    )
+    machines.all.open(STEPS)
+    agent.ends_with(0)
+    assert f"have not reached {machines.url}" in agent.output
+    code, report = machines.inspects("report", machines.url)
+    assert (code, report["finished"]) == (0, False)
+    storage.heal()
+    again = machines.again(0)
+    again.ends_with(0)
+    assert "is finished" in again.output
+    machines.is_like(undisturbed)
 
 
 def test_a_recipe_without_an_agent_writes_its_metrics_to_the_store_too(machines, undisturbed, recipes):

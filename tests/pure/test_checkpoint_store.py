@@ -4,6 +4,7 @@ loopback speaks it.
 
 import errno
 import os
+import shutil
 import uuid
 
 import fsspec
@@ -169,6 +170,19 @@ def test_midway_comes_before_the_payload_is_complete(url, image):
     )
     assert len(seen) == 1
     assert seen[0].get("a/p", 0) < 10
+
+
+def test_the_size_of_a_payload_is_that_of_the_file_which_has_its_name(tmp_path, image):
+    """A person moves the run away during the upload, and puts a copy of it back."""
+    store, data = open_store(str(tmp_path / "run")), bytes(3 * CHUNK_BYTES)
+
+    def move_and_copy():
+        (tmp_path / "run").rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", tmp_path / "run")
+
+    stored = store.write("10/a-1-f/state.safetensors", image(data), move_and_copy)
+    assert 0 < stored < len(data)
+    assert stored == len(whole(store, "10/a-1-f/state.safetensors"))
 
 
 def test_a_checkpoint_is_saved_listed_and_loaded(url, image):

@@ -603,6 +603,26 @@ def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
+def test_a_save_whose_fence_is_removed_while_it_writes_fails_long_before_its_deadline(
+    config, tmp_path, slots, monkeypatch
+):
+    """Whoever waits for it writes the number before the next try: `FinalCheckpoint`."""
+    monkeypatch.setattr(save, "FENCE_PATIENCE_S", 0.0)
+    uploads = UploaderClient(config.socket_path)
+    with InThread(replace(config, save_deadline_s=1000 * LIMIT_S)) as uploader:
+        hand_over(uploads, slots, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        (tmp_path / "fence").unlink()
+        uploader.go_on.set()
+        result = uploads.wait(1, LIMIT_S)
+        assert result is not None and result.state is SaveState.FAILED
+        assert "it was removed" in result.reason
+        assert committed_steps(config) == []
+        replace_whole(tmp_path / "fence", b"1\n", fsync=False)
+        hand_over(uploads, slots, 1)
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+
+
 def test_the_owner_leaves_while_a_save_is_held(config, slots):
     """The end of the pipe comes first, the save's end after it: the loop must wait for the save."""
     uploads = UploaderClient(config.socket_path)

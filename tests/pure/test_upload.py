@@ -15,7 +15,7 @@ from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import log_shipper as shipper
 from elastic.observe import metrics
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper
+from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -57,7 +57,7 @@ def uploaded(run, name, **options):
     """As the agent does, from its start to its end."""
     one = log_shipper(run, name, **options)
     one.start()
-    one.close()
+    assert one.close() == ""
 
 
 def steps(run):
@@ -187,7 +187,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     proxy.heal()
     assert came.wait(120)
     log.record(RunFinished(steps=2, epochs=1, digest="d"))
-    one.close()
+    assert one.close() == ""
     assert len(reported) == 2 and "training goes on" in reported[0] and "again" in reported[1]
     assert steps(run) == [(1, 1), (2, 1)]
     with readable(run) as there:
@@ -196,6 +196,60 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
             "run_finished",
         ]
     proxy.close()
+
+
+@pytest.fixture
+def hanging(s3, monkeypatch):
+    """A store in front of which requests hang. Nothing waits for a clock: the limits are far."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 120.0)
+    monkeypatch.setattr(shipper, "PART_LIMIT_S", 240.0)
+    monkeypatch.setattr(shipper, "HANGS_S", 1.0)
+    yield proxy
+    proxy.close()
+
+
+def test_a_request_that_hangs_as_the_run_ends_is_made_again(node, hanging):
+    """The upload of the last event, and the first one beside it, get no answer."""
+    run = node("a")
+    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
+    assert Objects(run.url).read("anything") is None
+    hung = hanging.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
+    log.record(RunFinished(steps=2, epochs=1, digest="d"))
+    assert log_shipper(run, "a").close() == ""  # never started
+    uploaded(run, "a")
+    assert hung.struck == 2
+    with readable(run) as there:
+        assert [event["event"] for event in run_records.events(there.events)] == ["run_finished"]
+
+
+def test_what_has_not_arrived_at_the_end_is_said_and_uploaded_by_the_next_command(node, hanging, monkeypatch):
+    """All requests hang for the whole time that the end may take."""
+    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 3.0)
+    run = node("a")
+    restored(run, "a", 1, 0)
+    trained(run, "a", 1, 1, 3)
+    hanging.fail(Deed.HANG, lambda method, path: method == "PUT")
+    one = log_shipper(run, "a")
+    one.start()
+    said = one.close()
+    assert f"have not reached {run.url}" in said and f"they stay in {run.local}" in said
+    hanging.heal()
+    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 120.0)
+    assert upload_left_behind(run) == ""
+    assert steps(run) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_store_that_refuses_holds_up_no_end(node, hanging, monkeypatch):
+    """No time would help. The limits of this test are far beyond its own."""
+    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 10_000.0)
+    monkeypatch.setattr(shipper, "HANGS_S", 10_000.0)
+    run = RunDir(url="s3://no-such-bucket-at-all/run", local=node("a").local)
+    restored(run, "a", 1, 0)
+    one = log_shipper(run, "a")
+    one.start()
+    assert "no-such-bucket-at-all" in one.close()
 
 
 def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
