@@ -37,7 +37,6 @@ from elastic.system.control_page import ControlPage
 from elastic.system.scratch import open_scratch
 from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups
-from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 

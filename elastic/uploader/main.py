@@ -25,7 +25,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, 
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import PART_LIMIT_S, MetricsShipper
+from elastic.observe.log_shipper import MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.system.backlog import Backlog
@@ -35,6 +35,7 @@ from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
 from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
 from elastic.uploader.save import Saver, report_problem
 
+METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the grace may be short
 _MOST_SOURCES = 67  # 64 clients, and three of our own
 _MOST_FDS = 8  # that one client may send ahead of its offers
 
@@ -180,7 +181,8 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     faults = FaultInjector(config.faults or "", Path(config.faults_path), log, clock)
     metrics = None
     if config.metrics is not None:
-        objects = Objects(config.metrics.url, limit_s=PART_LIMIT_S)
+        limits = {"limit_s": METRICS_LIMIT_S, "first_limit_s": METRICS_LIMIT_S}
+        objects = Objects(config.metrics.url, **limits)
         metrics = MetricsShipper(Path(config.metrics.metrics), config.node, objects)
 
     def reached(point: str, step: int) -> None:
