@@ -9,7 +9,6 @@ never a guess. What a recovery took is measured in recovery.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from elastic import events as kinds
@@ -25,7 +24,8 @@ from elastic.observe.began_again import (
 )
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
-from elastic.report.recovery import Recovery, Start, planned_stop, recoveries
+from elastic.report.goodput import time_spent
+from elastic.report.recovery import Recovery, Start, recoveries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,8 @@ class Report:
 
     stopped: where the recipe ended the run before its last step, if it did. failed: how the newest
     generation ended, if training failed. goodput: the share of the run's time that went into steps
-    that count, 0 to 1; None before the first generation.
+    that count, 0 to 1; None before the first generation. badput_s: the other seconds, by what they
+    went to (goodput.py).
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
@@ -102,6 +103,7 @@ class Report:
     final_digest: str | None
     lost_steps: int
     goodput: float | None
+    badput_s: dict[str, float]
     step_time_s: StepTime
     checkpoints: CheckpointCounts
     audits: AuditCounts
@@ -128,6 +130,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
     finished = last(events, kinds.RunFinished)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
+    spent = time_spent(events, lines)
     steps = lines[-1].step if lines else 0
     return Report(
         finished=finished is not None,
@@ -137,7 +140,8 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         epochs=finished.event.epochs if finished else _epochs_done(steps, started),
         final_digest=finished.event.digest if finished else None,
         lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
-        goodput=_goodput(events, lines),
+        goodput=spent.goodput if spent else None,
+        badput_s=spent.badput_s if spent else {},
         step_time_s=_step_time_s(lines),
         checkpoints=CheckpointCounts(
             committed=len(of_kind(events, kinds.CheckpointCommitted)),
@@ -210,32 +214,6 @@ def _step_time_s(lines: Sequence[StepLine]) -> StepTime:
     if not seconds:
         return StepTime(median=None, p99=None)
     return StepTime(median=median(seconds), p99=seconds[math.ceil(0.99 * len(seconds)) - 1])
-
-
-def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
-    """The share of the run's time that went into steps that count.
-
-    The time is that from the first generation's start to the last event or step. A planned stop of
-    the whole run is not part of that time, a crash of all nodes is: the user chose the one, the
-    other is what goodput is there to show.
-    """
-    starts = of_kind(events, kinds.GenerationStarted)
-    if not starts:
-        return None
-    end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
-    wall_s = end - starts[0].time - _pauses_s(events)
-    useful_s = sum(float(line.seconds or 0.0) for line in lines)
-    # Steps that claim more time than passed come from clocks that disagree.
-    return min(1.0, useful_s / wall_s) if wall_s > 0 else None
-
-
-def _pauses_s(events: Events) -> float:
-    """How long the run lay still between planned stops and the generations that resumed it."""
-    return sum(
-        max(0.0, after.time - stop.time)
-        for before, after in pairwise(of_kind(events, kinds.GenerationStarted))
-        if (stop := planned_stop(events, before, after)) is not None
-    )
 
 
 def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:

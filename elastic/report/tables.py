@@ -95,6 +95,7 @@ def _report_facts(report: Report) -> dict[str, str]:
             "epochs": f"{report.epochs} complete",
             "lost steps": str(report.lost_steps),
             "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
+            "lost to": _badput(report.badput_s),
             "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
             "audits": f"{report.audits.done} done, {report.audits.failed} failed",
@@ -111,6 +112,12 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _named("draws without a seed", report.drawn_without_seed)
         | _named("logged, of rank 0 alone", report.logged_by_rank)
     )
+
+
+def _badput(badput_s: Mapping[str, float]) -> str:
+    """The longest first."""
+    parts = sorted(badput_s.items(), key=lambda part: -part[1])
+    return ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts) or "nothing"
 
 
 def _began_again(names: list[str]) -> dict[str, str]:

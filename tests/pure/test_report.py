@@ -241,6 +241,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "final_digest": None,
         "lost_steps": 0,
         "goodput": None,
+        "badput_s": {},
         "snapshots": None,
         "step_time_s": {"median": None, "p99": None},
         "checkpoints": {"committed": 0, "failed": 0},
@@ -398,6 +399,7 @@ def test_for_any_history_no_duration_is_negative_and_phases_add_up(history):
     assert len(found["recoveries"]) == len(found["generations"]) - 1
     assert found["lost_steps"] == sum(e.event.lost_steps for e in history[0] if isinstance(e.event, Restored))
     assert found["goodput"] is None or 0 <= found["goodput"] <= 1
+    assert all(seconds > 0 for seconds in found["badput_s"].values())
     for recovery in found["recoveries"]:
         phases = [recovery[key] for key in ("detect_s", "rendezvous_s", "restore_s", "first_step_s")]
         assert all(phase is None or phase >= 0 for phase in phases)

@@ -1,0 +1,100 @@
+"""Each second of a run went into a step that counts, or to something that has a name."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.observe.step_line import StepLine
+from elastic.report.goodput import time_spent
+from elastic.report.recovery import planned_stop
+
+CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
+
+
+def started(time, generation, cause):
+    return logged("generation_started", time, generation, world_size=2, nodes=["n1", "n2"], cause=cause)
+
+
+def step(number, time, generation, seconds=1.0):
+    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
+
+
+def test_the_time_around_a_restart_belongs_to_its_cause():
+    """Six of eight steps count when generation 2 goes on; its first step begins at 112.0."""
+    events = [
+        started(100.0, 1, "start"),
+        started(110.5, 2, "failure"),
+        logged("fault_injected", 120.0, 2, fault="kill", step=8),
+    ]
+    lines = [step(n, 102.0 + n, 1) for n in range(1, 7)] + [step(7, 113.0, 2), step(8, 114.5, 2)]
+    found = time_spent(events, lines)
+    assert (found.wall_s, found.useful_s) == (20.0, 8.0)
+    assert found.badput_s == {"start": 2.0, "failure": 4.0, "between steps": 0.5, "end": 5.5}
+
+
+def test_a_generation_without_a_step_is_a_part_of_the_way_to_the_next():
+    """And the last one, where there is no next, of the way to itself."""
+    events = [started(100.0, 1, "start"), started(103.0, 2, "failure"), started(105.0, 3, "node lost")]
+    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], [])
+    assert found.badput_s == {"failure": 3.0, "node lost": 6.0}
+    assert found.goodput == 0.0
+
+
+def test_a_planned_stop_takes_no_time():
+    """The node leaves at 104; the same command is given again at 1000."""
+    events = [
+        started(100.0, 1, "start"),
+        logged("run_interrupted", 104.0, 1, step=2),
+        started(1000.0, 2, "resume"),
+    ]
+    found = time_spent(events, [step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)])
+    assert (found.wall_s, found.useful_s, found.badput_s) == (6.0, 3.0, {"resume": 3.0})
+
+
+def test_before_the_first_generation_nothing_is_known():
+    assert time_spent([logged("fault_injected", 1.0, fault="kill", step=0)], []) is None
+
+
+@st.composite
+def histories(draw):
+    """Of one clock: each generation trains some steps, or none; some runs are stopped on purpose."""
+    durations = st.floats(0.0, 5.0)
+    now, number, events, lines = draw(durations), 0, [], []
+    for generation in range(1, draw(st.integers(1, 6)) + 1):
+        events.append(started(now, generation, "start" if generation == 1 else draw(st.sampled_from(CAUSES))))
+        for _ in range(draw(st.integers(0, 3))):
+            number, seconds = number + 1, draw(durations)
+            now += draw(durations) + seconds
+            lines.append(step(number, now, generation, seconds))
+        now += draw(durations)
+        if draw(st.booleans()):
+            events.append(logged("run_interrupted", now, generation, step=number))
+        now += draw(durations)
+    return events, lines
+
+
+@given(histories())
+def test_the_parts_add_up_to_the_whole(history):
+    events, lines = history
+    found = time_spent(events, lines)
+    assert sum(found.badput_s.values()) + found.useful_s == pytest.approx(found.wall_s, abs=1e-6)
+    starts = [each for each in events if each.event.name == "generation_started"]
+    stops = [(planned_stop(events, *pair), pair[1]) for pair in pairwise(starts)]
+    pauses_s = sum(after.time - stop.time for stop, after in stops if stop is not None)
+    last_s = max(each.time for each in [*events, *lines[-1:]])
+    assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
+
+
+@given(histories(), st.lists(st.floats(-1000.0, 1000.0), min_size=20, max_size=20))
+def test_whatever_the_clocks_say_no_part_is_negative(history, shifts):
+    events, lines = history
+    moved = [
+        step(line.step, line.time + shift, line.generation, line.seconds)
+        for line, shift in zip(lines, shifts, strict=False)
+    ]
+    found = time_spent(events, moved)
+    assert all(seconds > 0 for seconds in found.badput_s.values())
+    assert found.goodput is None or 0 <= found.goodput <= 1
