@@ -2,10 +2,10 @@
 
 The time is that from the first generation's start to the last event or step. A planned stop of the
 whole run is not part of that time, a crash of all nodes is: the user chose the one, the other is
-what goodput is there to show. The rest is divided at three marks in each generation, so that the
-parts add up to the whole where the nodes' clocks agree:
+what goodput is there to show. The rest is divided at marks in each generation, its first and its
+last step that counts, so that the parts add up to the whole where the nodes' clocks agree:
 
-    start ── its cause ──> first step that counts ── between steps ──> last one ── the next cause ──> next start
+    start ── its cause ──> first step ── between steps ──> last step ── next cause ──> next start
 
 It does not promise precision across nodes: each event carries the clock of the node that wrote it.
 """
