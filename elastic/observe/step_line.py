@@ -18,6 +18,8 @@ class StepLine:
     step: counted from 1; epoch: from 0. loss: a number, null where it was not finite. chain: see
     docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
     when the step ended. seconds: how long it took. audited: true if the step was (`--audit`).
+    slowest_rank: whose own work took longest. slowest_s: how long; others_s: the median of the
+    other ranks' own work, in seconds, without their waits for each other. None with one rank.
     values: what the recipe logged, by name, any JSON. Any marks what is printed and compared, not
     computed with.
     """
@@ -31,6 +33,9 @@ class StepLine:
     time: float | None = None
     seconds: float | None = None
     audited: bool | None = None
+    slowest_rank: int | None = None
+    slowest_s: float | None = None
+    others_s: float | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

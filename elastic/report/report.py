@@ -23,6 +23,7 @@ from elastic.observe.began_again import (
     unsaved,
 )
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_line import StepLine
 from elastic.report.goodput import time_spent
 from elastic.report.recovery import Recovery, Start, recoveries
@@ -84,6 +85,7 @@ class Report:
     generation ended, if training failed. goodput: the share of the run's time that went into steps
     that count, 0 to 1; None before the first generation. badput_s: the other seconds, by what they
     went to (goodput.py).
+    slow_ranks: those for which the group waited (slow_ranks.py).
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
@@ -110,6 +112,7 @@ class Report:
     snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
+    slow_ranks: list[SlowRank]
     lineage: list[Ancestor]
     divergences: list[Divergence]
     began_again: list[str]
@@ -154,6 +157,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, lines),
         recoveries=recoveries(events, lines),
+        slow_ranks=slow_ranks(events, lines),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
         began_again=began_again(events),

@@ -14,6 +14,7 @@ from rich.text import Text
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
 from elastic.observe.began_again import Unsaved
+from elastic.observe.slow_ranks import SlowRank
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
 from elastic.report.status import Status
@@ -97,6 +98,9 @@ def _report_facts(report: Report) -> dict[str, str]:
             "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
             "lost to": _badput(report.badput_s),
             "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
+        }
+        | _slow_ranks(report.slow_ranks)
+        | {
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
             "audits": f"{report.audits.done} done, {report.audits.failed} failed",
             "snapshots": _snapshots(report.snapshots),
@@ -118,6 +122,15 @@ def _badput(badput_s: Mapping[str, float]) -> str:
     """The longest first."""
     parts = sorted(badput_s.items(), key=lambda part: -part[1])
     return ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts) or "nothing"
+
+
+def _slow_ranks(found: list[SlowRank]) -> dict[str, str]:
+    """One line for each, if there are any."""
+    lines = [
+        f"rank {each.rank} on {each.node or 'an unknown node'}: the others waited for it for {each.share:.1%} of the time of the steps"
+        for each in found
+    ]
+    return {"slow": "\n".join(lines)} if lines else {}
 
 
 def _began_again(names: list[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The end of a step is one all-reduce of one vector, after which all ranks know the same.
 
-It carries losses, requests, votes on the state before the step, which gradients exist, and buffers.
+It carries losses, requests, votes on the state before the step, how long each rank worked, which
+gradients exist, and buffers.
 Then each rank has the step's gradients in `.grad` and the step's buffers in its modules.
 """
 
@@ -43,7 +44,8 @@ class StepEnd:
             flats = parts.gradients.wait()
         self.fault_point("mid-sum")
         asks = self.requests(self.number)
-        said = [*asks, *(() if parts.agreement is None else parts.agreement.numbers())]
+        votes = [] if parts.agreement is None else parts.agreement.numbers()
+        said = [*asks, *votes, *parts.pace.numbers()]
         contributions = self._contributions(said, losses)
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
@@ -51,7 +53,8 @@ class StepEnd:
         sizes = [of_shards, total.numel() - of_shards - parts.buffers.length, parts.buffers.length]
         head, used, buffers = torch.split(total, sizes)
         loss_sum, hashes, squares, *sums = head.tolist()
-        asked, votes = sums[: len(asks)], sums[len(asks) :]
+        own_s = parts.pace.read(sums[len(asks) + len(votes) :])
+        asked, votes = sums[: len(asks)], sums[len(asks) : len(asks) + len(votes)]
         if parts.agreement is not None:
             parts.agreement.read(votes, undo=parts.buffers.load)
         if not are_equal((hashes, squares), parts.exchange.shards):
@@ -71,15 +74,17 @@ class StepEnd:
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in trained),
             requests=Requests(*(count > 0 for count in asked)),
+            own_s=own_s,
         )
 
     def _contributions(self, said: list[float], losses: dict[int, float]) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [2] a number for the modes that it left and its square, [5] the fields
-        of Requests, [2 · ranks] votes on the state before this step (none with one rank),
-        [parameters] whether a gradient exists, [buffers.length] its buffers. What is said by ranks
-        and not by shards is in a rank's first shard alone.
+        of Requests, [2 · ranks] votes on the state before this step and [ranks] seconds that each
+        of them worked (none with one rank), [parameters] whether a gradient exists,
+        [buffers.length] its buffers. What is said by ranks and not by shards is in a rank's first
+        shard alone.
         """
         parts = self.parts
         of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])

@@ -12,6 +12,7 @@ from elastic.train.agreement import Agreement
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.frozen_inputs import FrozenInputs
+from elastic.train.pace import Pace
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
@@ -37,12 +38,13 @@ class StepOutcome:
     """What a step ends with, identical on all ranks.
 
     loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of.
+    the recipe makes its gradients of. own_s: see pace.py.
     """
 
     loss: float
     gradient_norms: tuple[float, ...]
     requests: Requests  # each is made if any rank made it
+    own_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class StepParts:
     forms: AgreedForms
     device: torch.device
     heartbeat: HeartbeatSender
+    pace: Pace
     order: SampleOrder
     agreement: Agreement | None = None
     side_effects: SideEffects | None = None
@@ -84,6 +87,7 @@ def step_parts(
         forms=AgreedForms(exchange, device),
         device=device,
         heartbeat=heartbeat,
+        pace=Pace(groups.rank, groups.world_size, heartbeat),
         order=order,
         agreement=agreement,
     )

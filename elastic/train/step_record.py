@@ -3,13 +3,17 @@
 import hashlib
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
+from typing import Any
 
 import torch
 
 from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
+from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train import logged_numbers
@@ -22,6 +26,9 @@ from elastic.train.replay_check import ReplayCheck
 from elastic.train.resume import Resumed
 from elastic.train.step import Step
 from elastic.train.step_parts import StepOutcome
+
+_DIGITS = 6  # of seconds
+_LOOK_EVERY = 50  # steps, for ranks that are slow
 
 
 class StepRecorder:
@@ -38,6 +45,7 @@ class StepRecorder:
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
         self._logged = LoggedNumbers()
         self._said = set[str]()
+        self._pace, self._slow = Tally(), set[int]()
         self._began_s = parts.clock.monotonic()
 
     def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
@@ -59,6 +67,7 @@ class StepRecorder:
             time=parts.clock.wall(),
             seconds=seconds,
             audited=None if step.audit is None else True,
+            **slowest_of(outcome.own_s),
             values=step.logged,
         )
         self._replay.check(line, groups)
@@ -74,8 +83,22 @@ class StepRecorder:
             parts.output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
             if step.number == self._first_new:
                 parts.output.log.record(FirstStep(step=step.number))
+            self._note_slow_ranks(line)
         self._began_s = parts.clock.monotonic()
         return self.info(step.number, step.epoch, line)
+
+    def _note_slow_ranks(self, line: StepLine) -> None:
+        """Each once in a generation, on the console."""
+        self._pace.add(line)
+        if line.step % _LOOK_EVERY == 0:
+            for rank, cost_s in self._pace.costs_s().items():
+                if rank not in self._slow:
+                    self._slow.add(rank)
+                    print(
+                        f"note: rank {rank} is slower than the others, which have waited for it for {cost_s / self._pace.seconds:.0%}"
+                        f" of the time since this generation began; elastic-train report {self._parts.restorer.run_url} names its node",
+                        flush=True,
+                    )
 
     def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
         """Name numbers that are others on other ranks. Raises PeerLost."""
@@ -126,6 +149,19 @@ class StepRecorder:
             self._data = epoch, record
             self._text = self._data[1].to_json()
         return self._text
+
+
+def slowest_of(own_s: Sequence[float]) -> dict[str, Any]:
+    """The fields of a line; none where nothing was measured."""
+    if len(own_s) < 2:
+        return {}
+    slowest = max(range(len(own_s)), key=own_s.__getitem__)
+    others_s = median(seconds for rank, seconds in enumerate(own_s) if rank != slowest)
+    return {
+        "slowest_rank": slowest,
+        "slowest_s": round(own_s[slowest], _DIGITS),
+        "others_s": round(others_s, _DIGITS),
+    }
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:

@@ -13,6 +13,7 @@ or a peer that nccl waits for, in the phase in which it next needs a result.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
 
@@ -28,7 +29,11 @@ WARMUP_STEPS = 2
 
 
 class HeartbeatSender:
-    def __init__(self, page: ControlPage, local_rank: int) -> None:
+    """waited_s: seconds that this rank has spent in `waiting` so far."""
+
+    def __init__(self, page: ControlPage, local_rank: int, clock: Clock | None = None) -> None:
+        self.waited_s = 0.0
+        self._clock: Clock = clock or SystemClock()
         self._page = page
         self._local_rank = local_rank
         self._phase = Phase.START
@@ -55,9 +60,10 @@ class HeartbeatSender:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around an operation that ends only when other ranks do their part."""
-        before = self._phase
+        before, began_s = self._phase, self._clock.monotonic()
         self.enter(before if before in COLLECTIVE_PHASES else Phase.WAIT)
         try:
             yield
         finally:
+            self.waited_s += self._clock.monotonic() - began_s
             self.enter(before)

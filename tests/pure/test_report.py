@@ -248,6 +248,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "audits": {"done": 0, "failed": 0},
         "generations": [],
         "recoveries": [],
+        "slow_ranks": [],
         "lineage": [],
         "divergences": [],
         "began_again": [],

@@ -1,0 +1,106 @@
+"""A rank is named when it is slower than noise explains, and no rank of equals is."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logged import logged
+from steps import NoPage
+
+from elastic.observe.slow_ranks import SlowRank, Tally, slow_ranks
+from elastic.observe.step_line import StepLine, parse
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
+from elastic.train.pace import Pace
+from elastic.train.step_record import slowest_of
+from elastic.worker.heartbeat import HeartbeatSender
+
+
+def line(step, own_s, generation=1):
+    """Of a step whose ranks worked so long; it takes as long as the slowest."""
+    fields = slowest_of(own_s)
+    return StepLine(step=step, generation=generation, world_size=len(own_s), seconds=max(own_s), **fields)
+
+
+def costs_s(lines):
+    tally = Tally()
+    for each in lines:
+        tally.add(each)
+    return tally.costs_s()
+
+
+@given(st.integers(2, 16), st.integers(0, 2**32), st.floats(0.0, 0.5))
+@settings(max_examples=50)
+def test_of_equal_ranks_none_is_named(ranks, seed, noise):
+    draw = random.Random(seed)
+    lines = [line(n, [1.0 + noise * draw.random() for _ in range(ranks)]) for n in range(1, 400)]
+    assert costs_s(lines) == {}
+
+
+@given(st.integers(2, 8), st.integers(0, 2**32), st.data())
+@settings(max_examples=50)
+def test_a_rank_that_is_a_third_slower_is_named_with_its_cost(ranks, seed, data):
+    """Noise of a tenth. The others wait a third of a second in each of 200 steps, about."""
+    draw, slow = random.Random(seed), data.draw(st.integers(0, ranks - 1))
+    lines = [
+        line(n, [(4 / 3 if rank == slow else 1.0) + 0.1 * draw.random() for rank in range(ranks)])
+        for n in range(1, 201)
+    ]
+    found = costs_s(lines)
+    assert found.keys() == {slow}
+    assert found[slow] == pytest.approx(200 / 3, rel=0.15)
+
+
+def test_two_slow_ranks_of_many_are_both_named():
+    draw = random.Random(1)
+    lines = [
+        line(n, [(1.5 if rank in (2, 5) else 1.0) + 0.1 * draw.random() for rank in range(8)])
+        for n in range(1, 301)
+    ]
+    assert costs_s(lines).keys() == {2, 5}
+
+
+def test_a_rank_is_named_with_its_node_of_that_generation():
+    """In generation 2 rank 1 is on another node, and is as fast as the others."""
+    started = [
+        logged("worker_started", 1.0, generation, node, rank=rank, pid=7)
+        for generation, rank, node in [(1, 0, "a"), (1, 1, "b"), (2, 0, "a"), (2, 1, "c")]
+    ]
+    lines = [line(n, [1.0, 2.0]) for n in range(1, 101)]
+    lines += [line(n, [1.0, 1.001] if n % 2 else [1.001, 1.0], 2) for n in range(101, 201)]
+    (found,) = slow_ranks(started, lines)
+    assert (found.rank, found.node) == (1, "b")
+    assert found.share == pytest.approx(100 / sum(each.seconds for each in lines))
+
+
+def test_a_run_of_one_worker_has_no_slow_rank():
+    assert slow_ranks([], [StepLine(step=n, seconds=1.0) for n in range(1, 100)]) == []
+    assert slowest_of([]) == slowest_of([1.0]) == {}
+
+
+def test_few_steps_name_nobody():
+    assert slow_ranks([], [line(n, [1.0, 2.0]) for n in range(1, 20)]) == []
+
+
+def test_the_fields_of_a_line_are_read_back():
+    one = line(1, [0.25, 0.125, 0.5])
+    assert (one.slowest_rank, one.slowest_s, one.others_s) == (2, 0.5, 0.1875)
+    assert parse(one.to_json()) == one
+    assert SlowRank(rank=1, node="a", share=0.1).share == 0.1
+
+
+def test_a_ranks_own_seconds_leave_out_its_waits():
+    """Rank 1 of 2 works for 3 s, waits for 5 s and works for 1 s between two sums."""
+    clock = FakeClock()
+    heartbeat = HeartbeatSender(NoPage(), 1, clock)
+    pace = Pace(1, 2, heartbeat, clock)
+    assert pace.numbers() == [0.0, 0.0]  # nothing is measured before the first sum
+    assert pace.read([0.0, 0.0]) == ()
+    clock.now += 3.0
+    with heartbeat.waiting():
+        clock.now += 5.0
+    clock.now += 1.0
+    assert pace.numbers() == [0.0, 4.0]
+    assert pace.read([9.0, 4.0]) == (9.0, 4.0)
+    assert Pace(0, 1, heartbeat, SystemClock()).numbers() == []
