@@ -20,10 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from elastic.config.run_dir import RunDir
-from elastic.events import RunStarted
-from elastic.observe.log import read_events
+from elastic.events import FirstStep, RunStarted
+from elastic.observe import logged_event
+from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
-from elastic.observe.metrics import newest
+from elastic.observe.metrics import newest, newest_lines
+from elastic.observe.recovery_line import recovery_line
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
@@ -109,6 +111,7 @@ class ConsoleFollower:
     def __init__(self, run: RunDir, node: str, screen: Screen, clock: Clock) -> None:
         self._run = run
         self._metrics = run.metrics_of(node)
+        self._of_rank0 = GrowingFile(run.events / f"{node}-worker0.jsonl")  # where that is rank 0
         self._screen = screen
         self._clock = clock
         self._followed: dict[str, GrowingFile] = {}
@@ -161,6 +164,7 @@ class ConsoleFollower:
             self._requests.popleft()()
         for prefix, log in self._followed.items():
             self._print(prefix, _new_lines(log))
+        self._show_recoveries()
         self._show_progress()
 
     def _follow(self, prefix: str, log: GrowingFile) -> None:
@@ -181,6 +185,15 @@ class ConsoleFollower:
             if line.startswith((SAME_AS.encode(), QUOTED.encode())):
                 continue  # in the log alone
             self._screen.print_line(f"[{prefix}] {_shown(line)}")
+
+    def _show_recoveries(self) -> None:
+        """Say what each one cost, once its generation has brought a new step."""
+        for each in parse_lines(_new_lines(self._of_rank0), logged_event.parse):
+            if isinstance(each.event, FirstStep):
+                with suppress(OSError):  # unreadable events cost the line
+                    events, lines = read_events(self._run.events), newest_lines(self._metrics)
+                    if line := recovery_line(events, lines, each.generation):
+                        self._screen.print_line(printable(line))
 
     def _show_progress(self) -> None:
         line = self._newest()

@@ -194,6 +194,14 @@ def newest(path: Path) -> StepLine | None:
     return _last_line(metrics_files.newest_file(path))
 
 
+def newest_lines(path: Path) -> list[StepLine]:
+    """Some of the last lines, in order: as many as are read at once."""
+    try:
+        return list(parse_lines(last_lines(metrics_files.newest_file(path), _TAIL_BYTES), step_line.parse))
+    except FileNotFoundError:
+        return []
+
+
 def _highest(file: Path) -> int:
     line = _last_line(file)
     return 0 if line is None else line.step

@@ -22,11 +22,11 @@ from elastic.observe.began_again import (
     ordered_by_address,
     unsaved,
 )
+from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.recovery import Recovery, Start, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_line import StepLine
-from elastic.report.goodput import time_spent
-from elastic.report.recovery import Recovery, Start, recoveries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
+from elastic.observe.goodput import time_spent
+from elastic.observe.recovery import planned_stop
 from elastic.observe.step_line import StepLine
-from elastic.report.goodput import time_spent
-from elastic.report.recovery import planned_stop
 
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
 

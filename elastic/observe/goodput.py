@@ -17,8 +17,8 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.recovery import Start, planned_stop
 from elastic.observe.step_line import StepLine
-from elastic.report.recovery import Start, planned_stop
 
 BETWEEN_STEPS = "between steps"
 END = "end"

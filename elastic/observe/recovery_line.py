@@ -1,0 +1,75 @@
+"""What a recovery cost, in one line for the console: where the run is back, how soon, and why.
+
+It does not promise to know why: where no event tells, it says the cause of the generation.
+"""
+
+from collections.abc import Sequence
+
+from elastic import events as kinds
+from elastic.observe.logged_event import Events, in_generation, of_kind
+from elastic.observe.recovery import Start, recoveries
+from elastic.observe.step_line import StepLine
+
+_LONGEST_MESSAGE = 100
+
+
+def recovery_line(events: Events, lines: Sequence[StepLine], generation: int) -> str | None:
+    """Of the recovery that ended with the first new step of this generation, None if none did.
+
+    lines: of metrics, those of the last steps are enough.
+    """
+    starts = of_kind(events, kinds.GenerationStarted)
+    later = [each for each in starts if each.event.cause != "start"]
+    found = dict(zip((each.generation for each in later), recoveries(events, lines), strict=True))
+    recovery = found.get(generation)
+    step = next(
+        (each.event.step for each in of_kind(in_generation(events, generation), kinds.FirstStep)), None
+    )
+    if recovery is None or recovery.total_s is None or step is None:
+        return None
+    place = next(i for i, each in enumerate(starts) if each.generation == generation)
+    why = recovery.cause if place == 0 else _why(events, starts[place - 1], starts[place])
+    lost = f"{recovery.lost_steps} step{'' if recovery.lost_steps == 1 else 's'} lost"
+    return f"back at step {step} after {recovery.total_s:.2f} s: {why}, {lost}"
+
+
+def _why(events: Events, before: Start, after: Start) -> str:
+    """What ended the generation before."""
+    then, now = set(before.event.nodes), set(after.event.nodes)
+    match after.event.cause:
+        case "failure":
+            return _failure(in_generation(events, before.generation)) or "failure"
+        case "node lost" if then - now:
+            return f"{_nodes(then - now)} lost"
+        case "node left" if then - now:
+            return f"{_nodes(then - now)} left"
+        case "node joined" if now - then:
+            return f"{_nodes(now - then)} joined"
+        case cause:
+            return str(cause)
+
+
+def _nodes(ids: set[str]) -> str:
+    names = ", ".join(sorted(ids))
+    return f"node {names}" if len(ids) == 1 else f"nodes {names}"
+
+
+def _failure(own: Events) -> str | None:
+    """The first worker that failed by itself; a hang and an exception say more than the exit."""
+    messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
+    for event in (each.event for each in own):
+        if isinstance(event, kinds.HangDetected):
+            return f"rank {event.rank} hung"
+        if isinstance(event, kinds.WorkerFailed):
+            return f"rank {event.rank} failed ({_short(event.message)})"
+        if isinstance(event, kinds.WorkerExited) and not event.victim and event.signal is not None:
+            return f"rank {event.rank} was killed by {event.signal}"
+        if isinstance(event, kinds.WorkerExited) and not event.victim and event.code:
+            said = messages.get(event.rank, f"exit code {event.code}")
+            return f"rank {event.rank} failed ({_short(said)})"
+    return None
+
+
+def _short(message: str) -> str:
+    first = message.strip().partition("\n")[0]
+    return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE]}..."

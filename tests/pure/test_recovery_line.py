@@ -1,0 +1,68 @@
+"""The console says in one line what each recovery cost, and why it was."""
+
+import pytest
+from logged import logged
+
+from elastic.observe.recovery_line import recovery_line
+from elastic.observe.step_line import StepLine
+
+LINES = [StepLine(step=n, time=100.0 + n, generation=1, seconds=1.0) for n in range(1, 7)]
+
+
+def started(time, generation, cause, nodes):
+    return logged("generation_started", time, generation, world_size=2, nodes=nodes, cause=cause)
+
+
+def history(cause, *signs, before=("a", "b"), after=("a", "b"), lost=0):
+    return [
+        started(100.0, 1, "start", [*before]),
+        *signs,
+        logged("generation_ended", 107.0, cause=cause, step=6),
+        started(107.1, 2, cause, [*after]),
+        logged("restored", 107.2, 2, step=6, source="snapshot", lost_steps=lost, seconds=0.1),
+        logged("first_step", 107.26, 2, step=7),
+    ]
+
+
+def exited(rank, code=None, signal=None, victim=False):
+    return logged("worker_exited", 106.9, rank=rank, pid=7, code=code, signal=signal, victim=victim)
+
+
+KILLED = exited(1, signal="SIGKILL")
+VICTIM = exited(0, code=70, victim=True)
+RAISED = logged("worker_failed", 106.95, rank=0, message="ValueError: no\nmore", traceback="")
+HUNG = logged(
+    "hang_detected", 106.9, rank=1, place="step", silence_s=0.5, limit_s=0.4, reason="it stands still"
+)
+
+
+@pytest.mark.parametrize(
+    ("cause", "signs", "nodes", "said"),
+    [
+        ("failure", [VICTIM, KILLED], {}, "after 0.36 s: rank 1 was killed by SIGKILL, 0 steps lost"),
+        ("failure", [exited(0, code=1), RAISED], {}, "rank 0 failed (ValueError: no), 0 steps lost"),
+        ("failure", [exited(0, code=3)], {}, "rank 0 failed (exit code 3), 0 steps lost"),
+        ("failure", [HUNG, KILLED], {}, "after 0.86 s: rank 1 hung, 0 steps lost"),
+        ("failure", [VICTIM], {}, "after 0.36 s: failure, 0 steps lost"),
+        ("node lost", [], {"after": ["a"]}, "node b lost, 0 steps lost"),
+        ("node left", [], {"before": ["a", "b", "c"], "after": ["a"]}, "nodes b, c left, 0 steps lost"),
+        ("node joined", [], {"before": ["a"]}, "node b joined, 0 steps lost"),
+        ("node joined", [], {"lost": 1}, "node joined, 1 step lost"),
+    ],
+)
+def test_the_line_says_where_the_run_is_back_and_why(cause, signs, nodes, said):
+    line = recovery_line(history(cause, *signs, **nodes), LINES, 2)
+    assert line.startswith("back at step 7 after ")
+    assert line.endswith(said)
+
+
+def test_a_start_is_no_recovery_and_a_recovery_without_a_new_step_is_none_yet():
+    events = history("failure", KILLED)
+    assert recovery_line(events, LINES, 1) is None
+    assert recovery_line(events[:-1], LINES, 2) is None
+
+
+def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told_too():
+    """At an object store a node has its own events alone."""
+    line = recovery_line(history("resume")[-3:], [], 2)
+    assert line == "back at step 7 after 0.16 s: resume, 0 steps lost"
