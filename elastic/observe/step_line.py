@@ -47,6 +47,7 @@ class StepLine:
 
 # In the order in which a line is written.
 _KINDS: dict[str, Any] = {each.name: each.type for each in fields(StepLine) if each.name != "values"}
+OWN_NAMES = frozenset(_KINDS) - {"loss"}  # that the run itself sets
 
 
 def parse(record: dict[str, Any]) -> StepLine:

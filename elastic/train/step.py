@@ -24,6 +24,7 @@ from torch import Tensor
 from elastic.data import random_streams
 from elastic.data.loader import Batch
 from elastic.errors import ElasticError, UsageError
+from elastic.observe.step_line import OWN_NAMES
 from elastic.system.phase import Phase
 from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
@@ -118,7 +119,8 @@ class Step:
     def log(self, **values: float | str) -> None:
         """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
 
-        Raises UsageError for a tensor of more, and for what JSON cannot hold.
+        Raises UsageError for a tensor of more, for what JSON cannot hold, and for another value of
+        what the line has already (`OWN_NAMES` in step_line.py).
         """
         for name, value in values.items():
             if isinstance(value, Tensor) and value.numel() != 1:
@@ -132,6 +134,10 @@ class Step:
                 raise UsageError(
                     f"step.log({name}=...): expected a number or a text, found {described(value)} ({error})"
                 ) from error
+            if name in OWN_NAMES and plain != {"step": self.number, "epoch": self.epoch}.get(name):
+                raise UsageError(
+                    f"step.log({name}=...): expected a name of the recipe's own, found one that the run itself writes into the line of each step; take another"
+                )
             self.logged[name] = plain
 
     @public("step.sum", is_of_all_ranks=True)

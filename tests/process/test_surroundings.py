@@ -157,7 +157,7 @@ def loss_of(batch):
 for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
     step.mean_loss(loss_of)
     optimizer.step()
-    step.log(part=seen["first"], rate=0.01, seconds=time.monotonic())
+    step.log(part=seen["first"], rate=0.01, clock=time.monotonic())
 """
 
 

@@ -10,6 +10,7 @@ from steps import ALONE, BATCH, CLASSES, FEATURES, steps
 from torch import nn
 
 from elastic.errors import UsageError
+from elastic.observe.step_line import OWN_NAMES
 from elastic.train.state import State
 
 
@@ -187,6 +188,20 @@ def test_what_no_line_of_the_metrics_can_hold_is_refused_where_it_is_logged(valu
     _, step = step_of()
     with pytest.raises(UsageError, match=r"step\.log\(value=\.\.\.\): expected a number or a text"):
         step.log(value=value)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_NAMES))
+def test_a_name_that_the_run_itself_writes_is_refused(name):
+    """The recipe's value would be lost without a word."""
+    _, step = step_of()
+    with pytest.raises(UsageError, match=rf"step\.log\({name}=\.\.\.\): expected a name of the recipe's own"):
+        step.log(**{name: 0.125})
+
+
+def test_a_loss_and_the_steps_own_numbers_may_be_logged():
+    _, step = step_of()
+    step.log(loss=0.5, step=step.number, epoch=step.epoch)
+    assert step.logged == {"loss": 0.5, "step": 1, "epoch": 0}
 
 
 def test_a_logged_tensor_of_several_elements_is_refused_by_its_name():
