@@ -45,7 +45,7 @@ class TimeSpent:
 
 
 @dataclass(slots=True)
-class _Steps:
+class CountedSteps:
     """Of a generation: when its first step that counts began, when the last one ended."""
 
     begin: float
@@ -59,7 +59,7 @@ def time_spent(events: Events, lines: Sequence[StepLine]) -> TimeSpent | None:
     if not starts:
         return None
     end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
-    steps = _by_generation(lines)
+    steps = steps_by_generation(lines)
     badput_s: dict[str, float] = defaultdict(float)
     pauses_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
@@ -76,7 +76,7 @@ def time_spent(events: Events, lines: Sequence[StepLine]) -> TimeSpent | None:
 
 
 def _lost_s(
-    start: Start, after: Start | None, steps: Mapping[int, _Steps], until: float
+    start: Start, after: Start | None, steps: Mapping[int, CountedSteps], until: float
 ) -> list[tuple[str, float]]:
     """Of one generation, up to the next one or the end."""
     own = steps.get(start.generation)
@@ -89,13 +89,13 @@ def _lost_s(
     ]
 
 
-def _by_generation(lines: Sequence[StepLine]) -> dict[int, _Steps]:
-    found: dict[int, _Steps] = {}
+def steps_by_generation(lines: Sequence[StepLine]) -> dict[int, CountedSteps]:
+    found: dict[int, CountedSteps] = {}
     for line in lines:
         if line.time is None:
             continue
         seconds = float(line.seconds or 0.0)
-        own = found.setdefault(line.generation, _Steps(begin=line.time - seconds, end=line.time))
+        own = found.setdefault(line.generation, CountedSteps(begin=line.time - seconds, end=line.time))
         own.end = line.time
         own.seconds += seconds
     return found

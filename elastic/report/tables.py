@@ -23,7 +23,7 @@ from elastic.system.untrusted import printable
 
 
 def report_tables(name: str, report: Report) -> RenderableType:
-    parts: list[RenderableType] = [_facts(name, _report_facts(report)), _generations(report.generations)]
+    parts: list[RenderableType] = [_facts(name, report_facts(report)), _generations(report.generations)]
     if report.recoveries:
         columns: tuple[str, ...] = (
             "cause",
@@ -84,7 +84,8 @@ def _compared(name: str, run: ComparedRun) -> str:
     return f"{name}: {run.steps} steps, {end}"
 
 
-def _report_facts(report: Report) -> dict[str, str]:
+def report_facts(report: Report) -> dict[str, str]:
+    """What the report says beside its tables, by label."""
     step_time, checkpoints, failed = report.step_time_s, report.checkpoints, report.failed
     return (
         {

@@ -1,0 +1,70 @@
+"""The checkpoints of a run: how many, and how old the newest one was at each moment.
+
+That age is what the death of all nodes would have cost. It does not promise precision across nodes:
+each commit carries the clock of the node that saved.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from elastic import events as kinds
+from elastic.observe.logged_event import Events, of_kind
+from elastic.report.picture import series
+from elastic.report.picture.series import Point, Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """age: seconds, over seconds since the run began; it grows from the start and from each commit.
+
+    newest_step, size_bytes: of the newest one. seconds: median of what one took. longest_age: of
+    the newest one, while nodes trained or came together; a planned stop does not count.
+    """
+
+    committed: int
+    failed: int
+    newest_step: int | None
+    size_bytes: int | None
+    seconds: float | None
+    longest_age: float
+    age: Series
+
+
+def checkpoints(events: Events, pieces: Sequence[tuple[float, float]], began: float) -> Checkpoints:
+    """pieces: (begin, end) of each generation, seconds since `began`, in their order."""
+    commits = of_kind(events, kinds.CheckpointCommitted)
+    newest = max(commits, key=lambda each: each.time, default=None)
+    ages = _ages(sorted(max(0.0, each.time - began) for each in commits), pieces)
+    return Checkpoints(
+        committed=len(commits),
+        failed=len(of_kind(events, kinds.CheckpointFailed)),
+        newest_step=newest.event.step if newest else None,
+        size_bytes=newest.event.size_bytes if newest else None,
+        seconds=median(each.event.seconds for each in commits) if commits else None,
+        longest_age=max((age for _, age in ages if age is not None), default=0.0),
+        age=series.of_points("age", ages, unit="s", most=600),
+    )
+
+
+def _ages(commits: Sequence[float], pieces: Sequence[tuple[float, float]]) -> list[Point]:
+    """The corners of a saw: up to the age before a commit, down to 0 at it; a gap at a stop."""
+    points: list[Point] = []
+    left = deque(commits)
+    age = 0.0
+    for begin, end in pieces:
+        if points and begin > points[-1][0]:
+            points.append((begin, None))
+        while left and left[0] < begin:  # what was saved while nodes were away, at a planned stop
+            left.popleft()
+            age = 0.0
+        points.append((begin, age))
+        at = begin
+        while left and left[0] <= end:
+            commit = left.popleft()
+            points += [(commit, age + commit - at), (commit, 0.0)]
+            at, age = commit, 0.0
+        age += end - at
+        points.append((end, age))
+    return points

@@ -1,0 +1,92 @@
+"""What happened at one moment of a run: faults, drains, saves that failed, and verdicts.
+
+Committed checkpoints are not among them: there are too many, and they have a chart of their own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elastic import events as kinds
+from elastic.observe.logged_event import Events
+from elastic.report.picture.words import short
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """at: seconds since the run began. lane: the index of the node's lane, None without one.
+
+    kind: fault, drain, save, state or end; it decides the sign, and `text` says the rest.
+    """
+
+    at: float
+    lane: int | None
+    kind: str
+    text: str
+
+
+def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[Mark]:
+    """In the order of their times. lane_of: by node."""
+    found = [
+        Mark(
+            at=max(0.0, round(each.time - began, 3)),
+            lane=lane_of.get(each.node),
+            kind=kind,
+            text=short(text),
+        )
+        for each in events
+        if (rule := _RULES.get(type(each.event))) is not None
+        for kind, text in [(rule[0], rule[1](each.event))]
+        if text
+    ]
+    return sorted(found, key=lambda mark: mark.at)
+
+
+def both_ends(items: Sequence[T], most: int) -> tuple[list[T], int]:
+    """The first and the last ones, `most` together, and how many are left out between."""
+    if len(items) <= most:
+        return [*items], 0
+    half = most // 2
+    return [*items[:half], *items[-half:]], len(items) - 2 * half
+
+
+def _exited(event: kinds.WorkerExited) -> str:
+    """Empty for one that ended as it should, or because another one had failed."""
+    if event.victim or (event.signal is None and event.code in (0, 75)):
+        return ""
+    how = event.signal if event.signal is not None else f"exit code {event.code}"
+    return f"rank {event.rank} ended: {how}"
+
+
+# What each kind of event is shown as: the sign, and what it says; an event that is not here is not
+# shown.
+_RULES: dict[type[kinds.Event], tuple[str, Callable[[Any], str]]] = {
+    kinds.FaultInjected: ("fault", lambda event: f"injected: {event.fault}"),
+    kinds.WorkerExited: ("fault", _exited),
+    kinds.WorkerFailed: ("fault", lambda event: f"rank {event.rank}: {event.message}"),
+    kinds.HangDetected: ("fault", lambda event: f"rank {event.rank} hangs: {event.reason}"),
+    kinds.UploaderDied: ("save", lambda event: f"the uploader ended: {event.reason}"),
+    kinds.CheckpointFailed: ("save", lambda event: f"save of step {event.step} failed: {event.reason}"),
+    kinds.CheckpointFenced: ("save", lambda event: f"save of step {event.step} dropped: {event.reason}"),
+    kinds.CheckpointDiffers: ("save", lambda event: f"save of step {event.step} differs: {event.reason}"),
+    kinds.CheckpointRejected: (
+        "save",
+        lambda event: f"checkpoint of step {event.step} not used: {event.reason}",
+    ),
+    kinds.SnapshotRejected: ("save", lambda event: f"snapshot of step {event.step} not used: {event.reason}"),
+    kinds.DrainRequested: ("drain", lambda event: f"drain: {event.reason}"),
+    kinds.RunInterrupted: ("drain", lambda event: f"left; newest checkpoint at step {event.step}"),
+    kinds.AuditFailed: ("state", lambda event: f"audit of step {event.step}: shard {event.shard} differed"),
+    kinds.DivergenceDetected: ("state", lambda event: f"ranks differ after step {event.step}"),
+    kinds.DivergenceJudged: (
+        "state",
+        lambda event: f"step {event.step} judged: {event.verdict} {', '.join(event.nodes)}",
+    ),
+    kinds.ReplayDiffered: ("state", lambda event: f"step {event.step} gave another result when done again"),
+    kinds.RecipeEdited: ("state", lambda event: f"the recipe was edited after step {event.step}"),
+    kinds.Stopped: ("end", lambda event: f"stopped by the recipe: {event.reason}"),
+    kinds.RunFailed: ("end", lambda event: f"failed, exit code {event.exit_code}: {event.reason}"),
+    kinds.RunFinished: ("end", lambda event: f"finished after step {event.steps}"),
+}

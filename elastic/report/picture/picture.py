@@ -1,0 +1,134 @@
+"""A picture is all that the page shows of a run: one JSON document of bounded size.
+
+It follows from events, metrics, report and status alone. Texts of a run are foreign: they are cut
+here, and escaped where they are shown (page.py, static/).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic import events as kinds
+from elastic.observe.logged_event import Events, last
+from elastic.observe.step_line import StepLine
+from elastic.report.diff import Difference
+from elastic.report.goodput import time_spent
+from elastic.report.picture import series
+from elastic.report.picture.checkpoints import Checkpoints, checkpoints
+from elastic.report.picture.headline import generation_counts, headline, time_went_to
+from elastic.report.picture.series import MOST_POINTS, Series
+from elastic.report.picture.slow_ranks import SlowRankShare, slow_ranks, slowest_series
+from elastic.report.picture.timeline import Timeline, timeline
+from elastic.report.picture.words import short, shortened_at_front
+from elastic.report.report import Report
+from elastic.report.status import Status
+
+_MOST_TRACEBACK = 6000  # letters
+_MOST_FACT = 600  # letters of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """headline, went_to: sentences. wall_s, useful_s, badput_s: as in goodput.py; 0 and empty
+    before the first generation. causes: how many generations had each cause.
+
+    logged: the loss and the recipe's values over steps. step_time, slowest, others: seconds, over
+    steps; slowest and others are those of the slowest rank and the median of the others, None where
+    no step says them. clock: when a step ended, in seconds since the run began. facts: what the
+    tables of `report` say. traceback: of the newest worker that failed; empty if the run did not.
+    """
+
+    name: str
+    state: str
+    headline: str
+    went_to: str
+    wall_s: float
+    useful_s: float
+    goodput: float | None
+    badput_s: dict[str, float]
+    causes: dict[str, int]
+    lost_steps: int
+    timeline: Timeline | None
+    logged: list[Series]
+    names_left_out: int
+    step_time: Series
+    slowest: Series | None
+    others: Series | None
+    clock: Series
+    slow_ranks: list[SlowRankShare]
+    checkpoints: Checkpoints
+    facts: dict[str, str]
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two pictures, A and B, and what `diff` says of the runs."""
+
+    same: bool
+    reason: str
+    first_difference: int | None
+    settings: list[str]
+    a: Picture
+    b: Picture
+
+
+def picture(
+    name: str,
+    runs: tuple[Events, Sequence[StepLine], Report, Status],
+    facts: Mapping[str, str],
+    most_points: int = MOST_POINTS,
+) -> Picture:
+    """name: of the run. most_points: of each series."""
+    events, lines, report, status = runs
+    spent = time_spent(events, lines)
+    drawn = timeline(events, lines, report)
+    began = drawn.began if drawn else 0.0
+    logged, names_left_out = series.logged(lines, most_points)
+    slowest, others = slowest_series(lines, most_points)
+    step_time = series.over_steps(lines, lambda line: line.seconds)
+    clock = series.over_steps(lines, lambda line: None if line.time is None else line.time - began)
+    return Picture(
+        name=short(name),
+        state=status.state,
+        headline=headline(status, report, spent),
+        went_to=time_went_to(report, spent),
+        wall_s=spent.wall_s if spent else 0.0,
+        useful_s=spent.useful_s if spent else 0.0,
+        goodput=report.goodput,
+        badput_s={short(kind): seconds for kind, seconds in report.badput_s.items()},
+        causes=generation_counts(report.generations),
+        lost_steps=report.lost_steps,
+        timeline=drawn,
+        logged=logged,
+        names_left_out=names_left_out,
+        step_time=series.of_points("step time", step_time, unit="s", most=most_points),
+        slowest=slowest,
+        others=others,
+        clock=series.of_points("clock", clock, unit="s", most=600),
+        slow_ranks=slow_ranks(report),
+        checkpoints=checkpoints(events, _pieces(drawn), began),
+        facts={short(label): short(text, _MOST_FACT) for label, text in facts.items()},
+        traceback=_traceback(events, report),
+    )
+
+
+def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:
+    return Comparison(
+        same=difference.same,
+        reason=short(difference.reason),
+        first_difference=difference.first_difference,
+        settings=[
+            short(f"{each.setting}: {each.a} in A, {each.b} in B") for each in difference.settings[:20]
+        ],
+        a=a,
+        b=b,
+    )
+
+
+def _pieces(drawn: Timeline | None) -> list[tuple[float, float]]:
+    return [(each.begins, each.ends) for each in drawn.generations] if drawn else []
+
+
+def _traceback(events: Events, report: Report) -> str:
+    failed = last(events, kinds.WorkerFailed) if report.failed else None
+    return "" if failed is None else shortened_at_front(failed.event.traceback, _MOST_TRACEBACK)

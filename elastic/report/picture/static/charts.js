@@ -1,0 +1,149 @@
+"use strict";
+// Lines over steps, drawn by uPlot. The charts of a page share one cursor and one zoom.
+
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// A chart over steps. series: [{series, color, dash?, label?}, ...], one or two, of picture/series.py.
+class StepChart {
+  constructor(charts, title, lines, options = {}) {
+    this.charts = charts;
+    this.lines = lines;
+    this.options = options;
+    this.value = element("span", { class: "value" });
+    this.host = element("div");
+    this.figure = element("figure", { class: options.wide ? "chart wide" : "chart", "data-name": title },
+      element("figcaption", {}, element("b", {}, title), options.aside ? element("span", {}, options.aside) : null, this.value), this.host);
+    const notes = lines.flatMap((line) => this.notes(line));
+    if (notes.length) this.figure.append(element("p", { class: "note" }, `${notes.join("; ")}.`));
+    charts.push(this);
+  }
+
+  notes({ series, label }) {
+    const of = label ? `${label}: ` : "";
+    const found = [];
+    if (series.bucket > 1) found.push(`${of}the lowest and the highest of each ${grouped(series.bucket)} steps are drawn`);
+    if (series.gaps) found.push(`${of}not finite at ${grouped(series.gaps)} ${series.gaps === 1 ? "step" : "steps"}, first at step ${grouped(series.first_gap)}`);
+    return found;
+  }
+
+  data() {
+    const tables = this.lines.map(({ series }) => [series.at, this.isLog() ? series.values.map((value) => (value > 0 ? value : null)) : series.values]);
+    return tables.length === 1 ? tables[0] : uPlot.join(tables);
+  }
+
+  // Times that differ by orders of magnitude would be one line along the bottom.
+  isLog() {
+    if (!this.options.isTime) return false;
+    const values = this.lines.flatMap(({ series }) => series.values).filter((value) => value > 0).sort((a, b) => a - b);
+    return values.length > 2 && values[values.length - 1] > 30 * values[values.length >> 1];
+  }
+
+  format(value) {
+    return this.options.isTime ? duration(value) : significant(value);
+  }
+
+  draw(zoom) {
+    const width = this.host.clientWidth;
+    if (!width) return;
+    if (this.plot) this.plot.destroy();
+    const axis = { stroke: color("soft"), font: `12px ${getComputedStyle(document.body).fontFamily}`, grid: { stroke: color("line"), width: 1 }, ticks: { show: false } };
+    const isLog = this.isLog();
+    this.plot = new uPlot({
+      width, height: this.options.wide ? 230 : 168,
+      padding: [8, 8, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, sync: { key: "steps", setSeries: false }, drag: { x: true, y: false, setScale: true }, points: { size: 7 } },
+      scales: { x: { time: false, ...(zoom ? { range: () => [zoom.from, zoom.to] } : { range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }) }, y: isLog ? { distr: 3 } : {} },
+      axes: [
+        { ...axis, grid: { show: false }, gap: 6, size: 30, space: 70, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? grouped(tick) : "")) },
+        { ...axis, size: 66, gap: 8, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null || (isLog && !/^1(e|0*$)/.test(String(tick < 1 ? 1 / tick : tick).replace(/\.0+$/, "")))) ? "" : this.format(tick)) },
+      ],
+      series: [{}, ...this.lines.map((line) => ({ stroke: color(line.color), width: 1.5, dash: line.dash, points: { show: line.series.at.length < 60 ? undefined : false, size: 5 } }))],
+      hooks: {
+        setCursor: [(plot) => this.told(plot)],
+        setSelect: [(plot) => this.selected(plot)],
+        draw: [(plot) => this.ticks(plot)],
+      },
+    }, this.data(), this.host);
+    this.plot.over.addEventListener("dblclick", () => this.charts.onZoom(null));
+    this.told(this.plot);
+  }
+
+  // The values under the cursor; without one, the newest.
+  told(plot) {
+    const parts = [];
+    const index = plot.cursor.idx;
+    this.lines.forEach((line, at) => {
+      const own = line.series;
+      const shown = index === null || index === undefined ? own.values[own.values.length - 1] : plot.data[at + 1][index];
+      const words = shown === undefined ? "" : this.format(shown);
+      if (this.lines.length === 1) parts.push(element("span", {}, words));
+      else if (words) parts.push(element("span", { class: at ? "b" : "a" }, `${line.label} ${words} `));
+    });
+    if (index !== null && index !== undefined) parts.push(` at step ${grouped(plot.data[0][index])}`);
+    this.value.replaceChildren(...parts);
+  }
+
+  selected(plot) {
+    if (plot.select.width < 4) return;
+    const from = plot.posToVal(plot.select.left, "x"), to = plot.posToVal(plot.select.left + plot.select.width, "x");
+    this.charts.onZoom(to - from < 1 ? null : { from, to });
+  }
+
+  // A tick at the bottom for each value that is not finite, and a line where two runs part.
+  ticks(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height + 6);
+    ctx.clip();
+    ctx.fillStyle = color("fault");
+    for (const { series } of this.lines) {
+      if (!series.gaps) continue;
+      series.at.forEach((at, index) => {
+        if (series.values[index] === null) ctx.fillRect(plot.valToPos(at, "x", true) - 1, bbox.top + bbox.height - 8 * devicePixelRatio, 2 * devicePixelRatio, 8 * devicePixelRatio);
+      });
+    }
+    if (this.options.parts) {
+      ctx.strokeStyle = color("fault");
+      ctx.lineWidth = 1.5 * devicePixelRatio;
+      ctx.beginPath();
+      const x = plot.valToPos(this.options.parts, "x", true);
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+}
+
+// Seconds over the time of the run: a saw that falls to 0 at each commit.
+function ageChart(age, ends, began) {
+  const host = element("div");
+  const value = element("span", { class: "value" });
+  const figure = element("figure", { class: "chart wide", "data-name": "age" },
+    element("figcaption", {}, element("b", {}, "time since the newest checkpoint"), element("span", {}, "what the end of all nodes would have cost"), value), host);
+  let plot = null;
+  const draw = () => {
+    if (!host.clientWidth) return;
+    if (plot) plot.destroy();
+    const axis = { stroke: color("soft"), font: `12px ${getComputedStyle(document.body).fontFamily}`, ticks: { show: false } };
+    plot = new uPlot({
+      width: host.clientWidth, height: 130, padding: [8, 8, 0, 0], legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      scales: { x: { time: false, range: [0, Math.max(ends, 0.001)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.08, 0.001)] } },
+      axes: [
+        { ...axis, grid: { show: false }, size: 30, gap: 6, splits: (u) => timeTicks(0, ends, u.width / 95), values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : duration(tick))) },
+        { ...axis, grid: { stroke: color("line"), width: 1 }, size: 66, gap: 8, splits: (_, __, low, high) => timeTicks(low, high, 3), values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : duration(tick))) },
+      ],
+      series: [{}, { stroke: color("save"), width: 1.5, points: { show: false } }],
+      hooks: { setCursor: [(u) => {
+        const index = u.cursor.idx;
+        value.textContent = index === null || index === undefined ? "" : `${duration(u.data[1][index])} at ${clockTime(began + u.data[0][index], false)}`;
+      }] },
+    }, [age.at, age.values], host);
+  };
+  return { figure, draw };
+}

@@ -1,0 +1,110 @@
+"use strict";
+// Draws the page from the picture in it, and in live mode from each newer one that the server has.
+
+const POLL_MS = 2000;
+const tip = document.getElementById("tip");
+
+function showTip(event, words) {
+  tip.replaceChildren(...words.map(([text, kind]) => element("p", kind === "dim" ? { class: "dim" } : {}, kind === "b" ? element("b", {}, text) : text)));
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  const x = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
+  tip.style.left = `${Math.max(6, x)}px`;
+  tip.style.top = `${Math.max(6, Math.min(event.clientY + 18, innerHeight - height - 6))}px`;
+}
+
+function hideTip() {
+  tip.hidden = true;
+}
+
+class Page {
+  constructor() {
+    this.views = [];
+    this.zoom = null;
+    this.charts = [];
+    this.timelines = [];
+  }
+
+  show(shown) {
+    const pictures = shown.a ? [{ label: "A", picture: shown.a }, { label: "B", picture: shown.b }] : [{ label: "", picture: shown }];
+    this.heading(shown, pictures);
+    for (const chart of this.charts) if (chart.plot) chart.plot.destroy();
+    this.charts = [];
+    this.charts.onZoom = (zoom) => this.zoomed(zoom);
+    const parts = shown.first_difference || undefined;
+    const [timeline, views] = timelineSection(pictures, this.views);
+    this.timelines = views;
+    const single = pictures.length === 1 ? shown : null;
+    const [saved, ages] = single ? checkpointsSection(single) : [null, null];
+    this.ages = ages;
+    const sections = [
+      single && tracebackSection(single), timeSection(pictures), timeline, logsSection(pictures, this.charts, parts),
+      stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single), saved, single && factsSection(single),
+    ];
+    document.getElementById("main").replaceChildren(...sections.filter((each) => each));
+    this.draw();
+  }
+
+  heading(shown, pictures) {
+    const run = document.getElementById("run");
+    const names = pictures.map(({ label, picture }) => element("span", {}, label ? `${label}: ${picture.name}` : picture.name));
+    const state = shown.a ? null : element("span", { class: "state", "data-state": shown.state }, shown.state);
+    run.replaceChildren(...(state ? [state] : []), ...names);
+    const reason = shown.a ? shown.reason.charAt(0).toUpperCase() + shown.reason.slice(1) + "." : shown.headline;
+    document.getElementById("headline").textContent = reason;
+    document.getElementById("went-to").textContent = shown.a ? (shown.settings.length && !shown.same ? `Begun with other settings: ${shown.settings.join("; ")}.` : "") : shown.went_to;
+  }
+
+  draw() {
+    for (const view of this.timelines) view.draw();
+    for (const chart of this.charts) chart.draw(this.zoom);
+    if (this.ages) this.ages.draw();
+  }
+
+  zoomed(zoom) {
+    this.zoom = zoom;
+    // Not at once: uPlot is still in the event that zoomed.
+    requestAnimationFrame(() => this.charts.forEach((chart) => chart.draw(zoom)));
+  }
+}
+
+const page = new Page();
+page.show(JSON.parse(document.getElementById("picture").textContent));
+
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === width) return; // a phone hides its address bar
+  width = innerWidth;
+  requestAnimationFrame(() => page.draw());
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.draw());
+addEventListener("beforeprint", () => {
+  document.documentElement.setAttribute("data-print", "");
+  page.draw();
+});
+addEventListener("afterprint", () => {
+  document.documentElement.removeAttribute("data-print");
+  page.draw();
+});
+
+async function poll() {
+  const notice = document.getElementById("notice");
+  let wait_ms = POLL_MS;
+  try {
+    if (!document.hidden) {
+      const answer = await fetch("picture.json", { headers: page.tag ? { "If-None-Match": page.tag } : {}, cache: "no-store" });
+      if (answer.status === 200) {
+        page.tag = answer.headers.get("ETag");
+        page.show(await answer.json());
+      } else if (answer.status !== 304) throw new Error(await answer.text());
+      notice.hidden = true;
+    }
+  } catch (error) {
+    notice.textContent = `Not up to date: ${error.name === "TypeError" ? "elastic-train serve does not answer; start it again" : error.message}`;
+    notice.hidden = false;
+    wait_ms = 5 * POLL_MS;
+  }
+  setTimeout(poll, wait_ms);
+}
+
+if (document.documentElement.dataset.mode === "live") poll();

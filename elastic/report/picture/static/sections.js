@@ -1,0 +1,162 @@
+"use strict";
+// The parts of the page, each from a picture. Every text of a run is set as text, never as markup.
+
+const CAUSES = {
+  start: "the start", failure: "failures", "node lost": "nodes lost", "node joined": "nodes that joined", "node left": "nodes that left",
+  resume: "resumes", "between steps": "between steps: evaluations, saves", end: "after the last step",
+};
+
+function timeParts(picture) {
+  const lost = Object.entries(picture.badput_s).sort((a, b) => b[1] - a[1]);
+  return [["training", picture.useful_s, "train"], ...lost.map(([kind, seconds]) => [kind, seconds, kind === "between steps" ? "between" : "lost"])];
+}
+
+function timeBar(picture) {
+  const parts = timeParts(picture);
+  const whole = parts.reduce((sum, part) => sum + part[1], 0) || 1;
+  let x = 0;
+  const shapes = parts.map(([kind, seconds, color]) => {
+    const width = (1000 * seconds) / whole;
+    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${kind}: ${duration(seconds)}`));
+    x += width;
+    return part;
+  });
+  return shape("svg", { class: "bar", viewBox: "0 0 1000 22", preserveAspectRatio: "none", role: "img", "aria-label": "where the time went" }, ...shapes);
+}
+
+function timeTable(picture) {
+  const whole = picture.wall_s || 1;
+  const rows = timeParts(picture).map(([kind, seconds, color]) => {
+    const name = element("span", {}, element("i", { class: `swatch ${color}` }), kind === "training" ? "training" : CAUSES[kind] || kind);
+    const times = picture.causes[kind];
+    return [name, duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
+  });
+  return table({ class: "causes" }, [["", false], ["time", true], ["share", true], ["times", true]], rows);
+}
+
+function timeSection(pictures) {
+  if (pictures.every(({ picture }) => !picture.timeline)) return null;
+  const parts = pictures.flatMap(({ label, picture }) => [
+    label ? element("p", { class: "run-label" }, element("b", {}, label), `${picture.headline} ${picture.went_to}`) : null,
+    timeBar(picture),
+    label ? null : element("div", { class: "scroll" }, timeTable(picture)),
+  ]);
+  return section("time", "Where the time went", null, ...parts);
+}
+
+function timelineSection(pictures, views) {
+  const drawn = pictures.filter(({ picture }) => picture.timeline);
+  if (!drawn.length) return [null, []];
+  const made = drawn.map(({ label, picture }, index) => {
+    const view = new TimelineView(picture, views[index] || null, (next) => { views[index] = next; });
+    return { label, picture, view };
+  });
+  const parts = made.flatMap(({ label, picture, view }) => {
+    const { timeline } = picture;
+    const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines that were in for the fewest generations"], [timeline.marks_left_out, "marks in the middle"]]
+      .filter(([number]) => number).map(([number, words]) => `${grouped(number)} ${words}`);
+    return [
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. Drag to zoom. `, view.reset),
+      element("div", {}, view.svg),
+      timelineKey(view),
+      left.length ? element("p", { class: "note" }, `Left out, for want of room: ${left.join(", ")}.`) : null,
+    ];
+  });
+  return [section("timeline", "Who was in, and when", null, ...parts), made.map(({ view }) => view)];
+}
+
+function pairOf(pictures, find) {
+  const colors = [{ color: "train" }, { color: "plan", dash: [6, 4] }];
+  return pictures.map(({ label, picture }, index) => ({ series: find(picture), label, ...colors[index] })).filter((line) => line.series && line.series.at.length);
+}
+
+function logsSection(pictures, charts, parts) {
+  const names = [...new Set(pictures.flatMap(({ picture }) => picture.logged.map((series) => series.name)))];
+  const figures = names.map((name, index) => {
+    const lines = pairOf(pictures, (picture) => picture.logged.find((series) => series.name === name));
+    return lines.length ? new StepChart(charts, name, lines, { wide: index === 0, parts }).figure : null;
+  });
+  if (!figures.some((figure) => figure)) return null;
+  const key = pictures.length > 1 ? element("div", { class: "key" }, element("span", {}, element("i"), `A: ${pictures[0].picture.name}`), element("span", {}, element("i", { class: "b" }), `B: ${pictures[1].picture.name}`)) : null;
+  const left = Math.max(...pictures.map(({ picture }) => picture.names_left_out));
+  const note = left ? element("p", { class: "note" }, `${left} more names were logged; metrics.jsonl has them.`) : null;
+  const made = section("logged", "What the recipe logged", "over steps; drag to zoom, double-click for all", key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
+  made.classList.add("long");
+  return made;
+}
+
+function stepTimeSection(pictures, charts, parts) {
+  const lines = pairOf(pictures, (picture) => picture.step_time);
+  if (!lines.length) return null;
+  const figures = [new StepChart(charts, "step time", lines, { wide: true, isTime: true, parts, aside: pictures.length === 1 ? pictures[0].picture.facts["step time"] : "" }).figure];
+  const [{ picture }] = pictures;
+  const found = [];
+  if (pictures.length === 1 && picture.slowest) {
+    const own = [{ series: picture.slowest, color: "fault", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
+    figures.push(new StepChart(charts, "own time of the slowest rank, beside the others' median", own, { wide: true, isTime: true }).figure);
+    found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
+  }
+  if (pictures.length === 1 && picture.slow_ranks.length) {
+    found.push(table({}, [["slow rank", true], ["node", false], ["lost to it, of the group's time", true]], picture.slow_ranks.map((each) => [String(each.rank), each.node, percent(each.share)])));
+  }
+  return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
+}
+
+const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
+const FEW = 10;
+
+function recoveriesSection(picture) {
+  const all = (picture.timeline ? picture.timeline.generations : []).filter((each) => each.recovery);
+  if (!all.length) return null;
+  const sum = ({ recovery }) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
+  const ranked = [...all].sort((a, b) => sum(b) - sum(a));
+  const longest = sum(ranked[0]) || 1;
+  const bars = (each) => {
+    let x = 0;
+    const drawn = PHASES.map(([key, kind, words]) => {
+      const seconds = each.recovery[key] || 0;
+      const part = shape("rect", { class: kind, x, y: 2, width: Math.max(0, (seconds / longest) * 1000 - 1), height: 10 }, shape("title", {}, `${words}: ${duration(seconds)}`));
+      x += (seconds / longest) * 1000;
+      return part;
+    });
+    return shape("svg", { class: "bars", viewBox: "0 0 1000 14", preserveAspectRatio: "none" }, ...drawn);
+  };
+  const rows = ranked.map((each) => [grouped(each.number), each.recovery.cause, each.recovery.source || "–", grouped(each.recovery.lost_steps), each.recovery.total_s === null ? "no new step" : duration(each.recovery.total_s), bars(each)]);
+  const columns = [["generation", true], ["cause", false], ["state from", false], ["lost steps", true], ["total", true], ["phases", false]];
+  const shown = table({ class: "wide-table" }, columns, rows.slice(0, FEW));
+  const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
+  key.querySelectorAll("i").forEach((each) => { each.style.border = "0"; each.style.width = "10px"; each.style.verticalAlign = "0"; });
+  const holder = element("div", { class: "scroll" }, shown);
+  const aside = rows.length > FEW ? `the ${FEW} longest of ${rows.length}` : "the longest first";
+  const made = section("recoveries", "Recoveries, by phase", aside, holder, key);
+  if (rows.length > FEW) {
+    const more = element("button", { type: "button" }, `show all ${rows.length}`);
+    more.addEventListener("click", () => {
+      holder.replaceChildren(table({ class: "wide-table" }, columns, rows));
+      more.remove();
+    });
+    made.querySelector(".top").append(more);
+  }
+  return made;
+}
+
+function checkpointsSection(picture) {
+  if (!picture.timeline) return [null, null];
+  const { committed, failed, newest_step, size_bytes, seconds, longest_age, age } = picture.checkpoints;
+  const figure = (number, words) => element("div", {}, number, element("span", {}, words));
+  const figures = element("div", { class: "figures" },
+    figure(grouped(committed), `committed${failed ? `, ${grouped(failed)} failed` : ""}`),
+    figure(newest_step === null ? "–" : `step ${grouped(newest_step)}`, "newest"), figure(bytes(size_bytes), "size"),
+    figure(duration(seconds), "took, median"), figure(duration(longest_age), "longest without a new one"));
+  const chart = ageChart(age, picture.timeline.ends, picture.timeline.began);
+  return [section("checkpoints", "Checkpoints", null, figures, chart.figure), chart];
+}
+
+function factsSection(picture) {
+  const rows = Object.entries(picture.facts).flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]);
+  return rows.length ? section("facts", "The report in words", null, element("dl", {}, ...rows)) : null;
+}
+
+function tracebackSection(picture) {
+  return picture.traceback ? section("traceback", "Why it failed", "the newest worker that failed", element("pre", {}, picture.traceback)) : null;
+}

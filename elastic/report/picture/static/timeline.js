@@ -1,0 +1,291 @@
+"use strict";
+// Who was in which generation, over time. Drag to zoom, double-click to see all; the keys + - 0 and
+// the arrows do the same. Every rectangle is drawn again at each change of the view: there are few.
+
+const MARKS = {
+  fault: ["M0 -6 L5.5 4.5 L-5.5 4.5 Z", "fault"],
+  drain: ["M0 -5.5 L5.5 0 L0 5.5 L-5.5 0 Z", "drain, a node leaves"],
+  save: ["M-4.5 -4.5 H4.5 V4.5 H-4.5 Z", "a save failed"],
+  state: ["M0 -5 A5 5 0 1 1 -0.01 -5 Z", "states differed"],
+  end: ["M-1.5 -6 H1.5 V6 H-1.5 Z", "the end"],
+};
+const LEFT = 150, TOP = 22, STRIP = 26, LANE = 15, GAP = 7, SAVES = 18;
+
+class TimelineView {
+  constructor(picture, view, onView) {
+    this.picture = picture;
+    this.shown = picture.timeline;
+    this.view = view; // {from, to} in seconds, or null for all
+    this.onView = onView;
+    this.commits = picture.checkpoints.age.at.filter((_, at) => picture.checkpoints.age.values[at] === 0 && at > 0);
+    this.svg = shape("svg", { class: "timeline", tabindex: "0", role: "img" });
+    this.reset = element("button", { type: "button", class: "reset", hidden: "" }, "show all");
+    this.reset.addEventListener("click", () => this.show(null));
+    this.svg.addEventListener("pointermove", (event) => this.moved(event));
+    this.svg.addEventListener("pointerleave", () => this.left());
+    this.svg.addEventListener("pointerdown", (event) => this.pressed(event));
+    this.svg.addEventListener("pointerup", (event) => this.released(event));
+    this.svg.addEventListener("pointercancel", () => { this.from = undefined; this.left(); });
+    this.svg.addEventListener("dblclick", () => this.show(null));
+    this.svg.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  get from_() { return this.view ? this.view.from : 0; }
+  get to_() { return this.view ? this.view.to : Math.max(this.shown.ends, 0.001); }
+
+  x(seconds) { return this.left_ + ((seconds - this.from_) / (this.to_ - this.from_)) * (this.width - this.left_ - 6); }
+  at(x) {
+    const share = (x - this.left_) / (this.width - this.left_ - 6);
+    return this.from_ + Math.min(1, Math.max(0, share)) * (this.to_ - this.from_);
+  }
+
+  show(view) {
+    this.view = view;
+    this.onView(view);
+    this.draw();
+  }
+
+  draw() {
+    this.width = Math.max(280, this.svg.parentNode.clientWidth);
+    this.left_ = this.width < 600 ? 84 : LEFT;
+    const lanes = this.shown.lanes.length;
+    this.bottom = TOP + STRIP + GAP + lanes * (LANE + 3) + (this.commits.length ? SAVES : 0);
+    const height = this.bottom + 4;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
+    this.svg.setAttribute("height", height);
+    const { generations, lanes_left_out } = this.shown;
+    this.svg.setAttribute("aria-label", `${generations.length} generations on ${lanes + lanes_left_out} machines over ${duration(this.shown.ends)}`);
+    this.clip = shape("clipPath", { id: this.clipName() }, shape("rect", { x: this.left_, y: 0, width: this.width - this.left_, height }));
+    this.hair = shape("line", { class: "hair", y1: TOP - 4, y2: this.bottom, visibility: "hidden" });
+    this.picked = shape("rect", { class: "picked", y: TOP, height: this.bottom - TOP, visibility: "hidden" });
+    const body = shape("g", { "clip-path": `url(#${this.clipName()})` }, ...this.tracks(), ...this.lanes(), ...this.strip(), ...this.saves(), ...this.marks(), this.picked, this.hair);
+    this.svg.replaceChildren(shape("defs", {}, this.clip), ...this.axis(), ...this.names(), body);
+    this.reset.hidden = this.view === null;
+  }
+
+  clipName() {
+    TimelineView.clips = TimelineView.clips || new WeakMap();
+    if (!TimelineView.clips.has(this.svg)) TimelineView.clips.set(this.svg, `clip-${(TimelineView.counter = (TimelineView.counter || 0) + 1)}`);
+    return TimelineView.clips.get(this.svg);
+  }
+
+  laneY(index) { return TOP + STRIP + GAP + index * (LANE + 3); }
+  isSeen(begins, ends) { return ends >= this.from_ && begins <= this.to_; }
+
+  box(kind, begins, ends, y, height, extra = {}) {
+    const from = this.x(Math.max(begins, this.from_)), to = this.x(Math.min(ends, this.to_));
+    return shape("rect", { class: kind, x: from.toFixed(2), y, width: Math.max(0.8, to - from).toFixed(2), height, ...extra });
+  }
+
+  axis() {
+    const ticks = timeTicks(this.from_, this.to_, (this.width - this.left_) / 95);
+    return ticks.flatMap((at) => {
+      const x = this.x(at).toFixed(1);
+      return [shape("line", { class: "grid", x1: x, x2: x, y1: TOP - 4, y2: this.bottom }),
+        shape("text", { x, y: 12, "text-anchor": this.x(at) > this.width - 34 ? "end" : "middle" }, at === 0 ? "0" : duration(at))];
+    });
+  }
+
+  names() {
+    const text = (y, words, kind) => shape("text", { x: 0, y, class: kind }, fitting(words, this.left_ - 12), shape("title", {}, words));
+    const found = [text(TOP + STRIP / 2 + 4, "group", "name")];
+    this.shown.lanes.forEach((lane, index) => {
+      const words = lane.nodes > 1 ? `${lane.name} (${lane.nodes} in turn)` : lane.name;
+      found.push(text(this.laneY(index) + LANE - 3, words, ""));
+    });
+    if (this.commits.length) found.push(text(this.bottom - 4, "saves", ""));
+    return found;
+  }
+
+  tracks() {
+    const width = this.width - this.left_;
+    return this.shown.lanes.map((_, index) => shape("rect", { class: "track", x: this.left_, y: this.laneY(index), width, height: LANE }));
+  }
+
+  // The whole group: it trains in a generation from its first step that counts to its last one.
+  strip() {
+    const found = [];
+    this.shown.generations.forEach((each, index) => {
+      const hidden = !this.isSeen(each.begins, each.ends);
+      const trains = each.trains ?? each.ends, trained = each.trained ?? each.ends;
+      const own = shape("g", { class: "generation-group", "data-number": each.number });
+      if (!hidden) {
+        if (trains > each.begins) own.append(this.box("lost", each.begins, trains, TOP, STRIP));
+        if (each.trained !== null) own.append(this.box(index % 2 ? "generation odd" : "generation", trains, trained, TOP, STRIP));
+        if (each.ends > trained) own.append(this.box("lost", trained, each.ends, TOP, STRIP));
+        const next = this.shown.generations[index + 1];
+        if (next && next.begins > each.ends) own.append(this.pause(each.ends, next.begins));
+        const from = this.x(Math.max(trains, this.from_)), to = this.x(Math.min(trained, this.to_));
+        if (to - from > 14 + 6 * String(each.number).length) own.append(shape("text", { class: "count", x: (from + to) / 2, y: TOP + STRIP / 2 + 4, "text-anchor": "middle" }, String(each.number)));
+      }
+      found.push(own);
+    });
+    return found;
+  }
+
+  pause(begins, ends) {
+    const y = TOP + STRIP / 2;
+    return shape("g", {}, this.box("pause", begins, ends, TOP, STRIP),
+      shape("line", { class: "pause-line", x1: this.x(begins), x2: this.x(ends), y1: y, y2: y }));
+  }
+
+  lanes() {
+    const { generations, lanes } = this.shown;
+    const found = [];
+    lanes.forEach((lane, index) => {
+      const y = this.laneY(index);
+      for (const [first, last] of lane.spans) {
+        for (const [from, to] of this.unbroken(first, last)) {
+          const begins = generations[from].begins, ends = generations[to].ends;
+          if (this.isSeen(begins, ends)) found.push(this.box("in", begins, ends, y, LANE));
+        }
+      }
+    });
+    const bottom = this.laneY(lanes.length) - 3;
+    generations.forEach((each, index) => {
+      const x = this.x(each.begins);
+      const width = this.x(each.ends) - x;
+      if (index && width > 3 && this.isSeen(each.begins, each.begins)) found.push(shape("line", { class: "edge", x1: x, x2: x, y1: TOP + STRIP + GAP, y2: bottom }));
+    });
+    return found;
+  }
+
+  // Parts of a span between which the whole run stood still as planned.
+  unbroken(first, last) {
+    const { generations } = this.shown;
+    const parts = [];
+    let from = first;
+    for (let at = first; at < last; at += 1) {
+      if (generations[at + 1].begins > generations[at].ends) {
+        parts.push([from, at]);
+        from = at + 1;
+      }
+    }
+    parts.push([from, last]);
+    return parts;
+  }
+
+  saves() {
+    const y = this.bottom - SAVES + 4;
+    let drawn = -9;
+    return this.commits.filter((at) => this.isSeen(at, at)).map((at) => this.x(at)).filter((x) => {
+      if (x - drawn < 2.5) return false;
+      drawn = x;
+      return true;
+    }).map((x) => shape("line", { class: "saved", x1: x, x2: x, y1: y, y2: y + 11 }));
+  }
+
+  marks() {
+    return this.shown.marks.filter((mark) => this.isSeen(mark.at, mark.at)).map((mark) => {
+      const y = mark.lane === null ? TOP + STRIP / 2 : this.laneY(mark.lane) + LANE / 2;
+      return shape("path", { class: `mark ${mark.kind}`, d: MARKS[mark.kind][0], transform: `translate(${this.x(mark.at).toFixed(1)} ${y})` });
+    });
+  }
+
+  // What is under the pointer.
+
+  position(event) {
+    const box = this.svg.getBoundingClientRect();
+    return [((event.clientX - box.left) * this.width) / box.width, event.clientY - box.top];
+  }
+
+  moved(event) {
+    const [x, y] = this.position(event);
+    if (x < this.left_) return this.left();
+    this.hair.setAttribute("x1", x);
+    this.hair.setAttribute("x2", x);
+    this.hair.setAttribute("visibility", "visible");
+    if (this.from !== undefined) {
+      this.picked.setAttribute("x", Math.min(x, this.from));
+      this.picked.setAttribute("width", Math.abs(x - this.from));
+      this.picked.setAttribute("visibility", "visible");
+    }
+    showTip(event, this.words(x, y));
+  }
+
+  words(x, y) {
+    const at = this.at(x);
+    const { began, generations, marks } = this.shown;
+    const step = stepAt(this.picture.clock, at);
+    const found = [[`${duration(at)}, ${clockTime(began + at, true)}${step === null ? "" : `, step ${grouped(step)}`}`, "dim"]];
+    const index = generations.findLastIndex((each) => each.begins <= at);
+    if (index >= 0) found.push(...this.generationWords(index, at));
+    const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) < 7);
+    const inLane = near.filter((mark) => mark.lane !== null && Math.abs(this.laneY(mark.lane) + LANE / 2 - y) < LANE);
+    const told = inLane.length ? inLane : near;
+    for (const mark of told.slice(0, 4)) found.push([mark.text, ""]);
+    if (told.length > 4) found.push([`and ${told.length - 4} more`, "dim"]);
+    return found;
+  }
+
+  generationWords(index, at) {
+    const each = this.shown.generations[index];
+    if (at > each.ends && index + 1 < this.shown.generations.length) return [["between two commands: the run lay still as planned", "b"]];
+    const steps = each.first_step === null ? "no step" : `steps ${grouped(each.first_step)} to ${grouped(each.last_step)}`;
+    const words = [[`generation ${each.number}: ${each.cause}`, "b"], [`${each.world_size} ${each.world_size === 1 ? "worker" : "workers"} on ${each.num_nodes} ${each.num_nodes === 1 ? "node" : "nodes"}, ${steps}`, ""]];
+    const trains = each.trains ?? each.ends, trained = each.trained ?? each.ends;
+    const next = this.shown.generations[index + 1];
+    if (at < trains) words.push([`${duration(trains - each.begins)} before its first step that counts`, ""]);
+    else if (at > trained) words.push([`${duration(each.ends - trained)} after its last step that counts${next ? `, lost to ${next.cause}` : ""}`, ""]);
+    return words;
+  }
+
+  left() {
+    if (this.hair) this.hair.setAttribute("visibility", "hidden");
+    hideTip();
+  }
+
+  pressed(event) {
+    const [x] = this.position(event);
+    if (event.button !== 0 || x < this.left_ || event.pointerType === "touch") return;
+    this.from = x;
+    this.svg.setPointerCapture(event.pointerId);
+  }
+
+  released(event) {
+    const from = this.from;
+    this.from = undefined;
+    if (from === undefined) return;
+    const [x] = this.position(event);
+    this.picked.setAttribute("visibility", "hidden");
+    if (Math.abs(x - from) > 5) this.show({ from: this.at(Math.min(x, from)), to: this.at(Math.max(x, from)) });
+  }
+
+  key(event) {
+    const size = this.to_ - this.from_, middle = (this.from_ + this.to_) / 2;
+    const moves = { "+": [middle, size / 2], "=": [middle, size / 2], "-": [middle, size * 2], ArrowLeft: [middle - size / 4, size], ArrowRight: [middle + size / 4, size], 0: [0, Infinity] };
+    if (!(event.key in moves) || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    const [center, wanted] = moves[event.key];
+    if (wanted >= this.shown.ends) return this.show(null);
+    const from = Math.min(Math.max(0, center - wanted / 2), this.shown.ends - wanted);
+    this.show({ from, to: from + wanted });
+  }
+}
+
+function fitting(words, width) {
+  const most = Math.floor(width / 6.6);
+  return words.length <= most ? words : `${words.slice(0, most - 1)}…`;
+}
+
+// The newest step that had ended by then; null before the first one.
+function stepAt(clock, seconds) {
+  let low = 0, high = clock.at.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (clock.values[middle] <= seconds) low = middle + 1;
+    else high = middle;
+  }
+  return low === 0 ? null : clock.at[low - 1];
+}
+
+function timelineKey(view) {
+  const present = new Set(view.shown.marks.map((mark) => mark.kind));
+  const sign = (drawn, words) => element("span", {}, shape("svg", { viewBox: "-6 -6 12 12", "aria-hidden": "true" }, drawn), words);
+  const found = [sign(shape("rect", { class: "train", x: -6, y: -5, width: 12, height: 10 }), "training"), sign(shape("rect", { class: "lost", x: -6, y: -5, width: 12, height: 10 }), "lost")];
+  if (view.commits.length) found.push(sign(shape("line", { class: "saved", x1: 0, x2: 0, y1: -6, y2: 6 }), "checkpoint"));
+  for (const [kind, [path, words]] of Object.entries(MARKS)) {
+    if (present.has(kind)) found.push(sign(shape("path", { class: `mark ${kind}`, d: path }), words));
+  }
+  return element("div", { class: "key" }, ...found);
+}
