@@ -186,11 +186,15 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
+    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`.
+
+    html: the file that gets the page of `report` or `diff`; None without `--html`.
+    """
 
     command: str
     runs: tuple[str, ...]
     as_json: bool
+    html: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -224,20 +228,29 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def parse_inspection(argv: Sequence[str]) -> Inspection:
-    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError."""
+    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError.
+
+    `report` and `diff` take `--html FILE` in place of `--json`.
+    """
     command, *rest = argv
+    draws = command in {"report", "diff"}
     parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(html=None)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true")
+    if draws:
+        how.add_argument("--html")
     known, runs = parser.parse_known_args(rest)
     if unknown := [word for word in runs if word.startswith("-")]:
-        raise UsageError(f"{command} knows --json and no other option, found {unknown[0]}")
+        options = "--json and --html FILE" if draws else "--json"
+        raise UsageError(f"{command} knows {options} and no other option, found {unknown[0]}")
     wanted = 2 if command == "diff" else 1
     if len(runs) != wanted:
         raise UsageError(
             f"{command} needs {wanted} run director{'ies' if wanted > 1 else 'y'}, found {len(runs)};"
             f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
         )
-    return Inspection(command=command, runs=tuple(runs), as_json=known.json)
+    return Inspection(command=command, runs=tuple(runs), as_json=known.json, html=known.html)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

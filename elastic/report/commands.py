@@ -1,35 +1,33 @@
-"""A command that only reads a run prints all that it found, as tables or as one JSON object.
+"""A command that only reads a run prints all that it found, as tables or as one JSON object,
+or writes it as one page.
 
 The runs stay as they are. Nothing here imports torch, which would take longer than most commands.
 """
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from elastic.config import identity
-from elastic.config.identity import Identity
 from elastic.config.options import Inspection
-from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report import tables
+from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import compare
 from elastic.report.download import readable
+from elastic.report.picture.draw import draw, draw_pair, write_page
 from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.verify import verify_run
 from elastic.storage.remote import check_url
-from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import SystemClock
-from elastic.system.files import open_regular
 
 # The frozen result of a command, whose fields are the keys of its JSON; what it shows of the result
 # without --json; and whether the runs are as they should be.
@@ -45,6 +43,8 @@ def inspect(inspection: Inspection) -> int:
                 for run in runs:
                     check_url(run.url)
                 runs = [stack.enter_context(readable(run)) for run in runs]
+            if inspection.html is not None:
+                return _draw(inspection.html, runs)
             found, shown, is_good = _COMMANDS[inspection.command](*runs)
         except OSError as error:
             raise UsageError(
@@ -57,27 +57,19 @@ def inspect(inspection: Inspection) -> int:
     return EXIT_COMPLETE if is_good else EXIT_FAILED
 
 
+def _draw(html: str, runs: list[RunDir]) -> int:
+    """The page of one run, or of two; two that differ give the exit code of `diff`."""
+    if len(runs) == 1:
+        print(write_page(draw(*runs), html))
+        return EXIT_COMPLETE
+    pair = draw_pair(*runs)
+    print(f"{pair.reason}\n{write_page(pair, html)}")
+    return EXIT_COMPLETE if pair.same else EXIT_FAILED
+
+
 def _report(run: RunDir) -> Answer:
-    found = summarise(read_events(run.events), metrics.read(run.metrics), _parent(run))
+    found = summarise(read_events(run.events), metrics.read(run.metrics), parent_of(run))
     return found, tables.report_tables(run.url, found), True
-
-
-def _parent(run: RunDir) -> Parent | None:
-    found = _identity(run, "the report reads there what the run descends from")
-    return None if found is None else found.parent
-
-
-def _begun_with(run: RunDir) -> Identity | None:
-    """It explains a difference and makes none: what cannot be read is left out."""
-    with suppress(UsageError, OSError):
-        return _identity(run, "the comparison reads there what the run was begun with")
-    return None
-
-
-def _identity(run: RunDir, remedy: str) -> Identity | None:
-    with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
-        return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
-    return None
 
 
 def _status(run: RunDir) -> Answer:
@@ -91,7 +83,7 @@ def _diff(a: RunDir, b: RunDir) -> Answer:
     lines_a, lines_b = metrics.read(a.metrics), metrics.read(b.metrics)
     report_a = summarise(read_events(a.events), lines_a)
     report_b = summarise(read_events(b.events), lines_b)
-    found = compare(report_a, lines_a, report_b, lines_b, (_begun_with(a), _begun_with(b)))
+    found = compare(report_a, lines_a, report_b, lines_b, (begun_with(a), begun_with(b)))
     return found, tables.diff_text(found), found.same
 
 

@@ -1,0 +1,57 @@
+"""The page of a run, or of two, made of the files in its folder and written as one file."""
+
+from pathlib import Path
+
+from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
+from elastic.observe import metrics
+from elastic.observe.log import read_events
+from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
+from elastic.report.begun_with import begun_with, parent_of
+from elastic.report.diff import Difference, compare
+from elastic.report.picture.page import page
+from elastic.report.picture.picture import Comparison, Picture, comparison, picture
+from elastic.report.picture.series import MOST_POINTS
+from elastic.report.report import summarise
+from elastic.report.status import status
+from elastic.report.tables import report_facts
+from elastic.system.clock import SystemClock
+from elastic.system.files import replace_whole
+from elastic.system.untrusted import printable
+
+
+def draw(run: RunDir, most_points: int = MOST_POINTS) -> Picture:
+    """Raises OSError, and StoreFailed where the heartbeats are in a store that does not answer."""
+    now = SystemClock().wall()
+    events, lines = read_events(run.events), metrics.read(run.metrics)
+    report = summarise(events, lines, parent_of(run))
+    ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
+    newest = lines[-1] if lines else None
+    found = status(events, newest, ages_s, now)
+    return picture(run.url, (events, lines, report, found), report_facts(report), most_points)
+
+
+def draw_pair(a: RunDir, b: RunDir) -> Comparison:
+    """Raises as `draw`."""
+    return comparison(_difference(a, b), draw(a, MOST_POINTS // 2), draw(b, MOST_POINTS // 2))
+
+
+def write_page(shown: Picture | Comparison, text: str) -> str:
+    """Write the page to the file that `text` names, and say so. Raises UsageError."""
+    path, data = Path(text), page(shown).encode()
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        replace_whole(path, data, fsync=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"expected a file that can be written behind --html, found: {error}; give another one"
+        ) from error
+    return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
+
+
+def _difference(a: RunDir, b: RunDir) -> Difference:
+    lines_a, lines_b = metrics.read(a.metrics), metrics.read(b.metrics)
+    report_a = summarise(read_events(a.events), lines_a)
+    report_b = summarise(read_events(b.events), lines_b)
+    return compare(report_a, lines_a, report_b, lines_b, (begun_with(a), begun_with(b)))
