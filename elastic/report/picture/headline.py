@@ -6,7 +6,7 @@ What they count is what the report has: the causes of goodput.py, and the genera
 from collections import Counter
 from collections.abc import Sequence
 
-from elastic.report.goodput import BETWEEN_STEPS, END, TimeSpent
+from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent
 from elastic.report.picture.words import count, duration, grouped, short
 from elastic.report.report import GenerationSummary, Report
 from elastic.report.status import Status

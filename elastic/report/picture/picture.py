@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic import events as kinds
+from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, last
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import Difference
-from elastic.report.goodput import time_spent
 from elastic.report.picture import series
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
 from elastic.report.picture.headline import generation_counts, headline, time_went_to

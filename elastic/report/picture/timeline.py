@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from elastic import events as kinds
+from elastic.observe.goodput import CountedSteps, steps_by_generation
 from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.recovery import Recovery, Start, planned_stop
 from elastic.observe.step_line import StepLine
-from elastic.report.goodput import CountedSteps, steps_by_generation
 from elastic.report.picture.marks import Mark, both_ends, marks_of
 from elastic.report.picture.words import short
-from elastic.report.recovery import Recovery, Start, planned_stop
 from elastic.report.report import GenerationSummary, Report
 
 MOST_GENERATIONS = 600
