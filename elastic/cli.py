@@ -17,10 +17,12 @@ from elastic.config.options import (
     CHECK,
     COMMANDS,
     OPTIONS_HELP,
+    WATCH,
     asks_for,
     parse,
     parse_check,
     parse_inspection,
+    parse_watch,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt
@@ -37,6 +39,7 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
   elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
   elastic-train report RUN [--json]                      steps, time lost, recoveries, the digest
   elastic-train status RUN [--json]                      where a run stands now
+  elastic-train watch  RUN [--once]                      the same live, in a terminal
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
   elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
 
@@ -128,6 +131,12 @@ def _dispatch(words: list[str]) -> int:
 
         interrupt.raise_from_here()
         return run_check(parse_check(words[1:]))
+    if words and words[0] == WATCH:
+        from elastic.report.watch import watch
+
+        interrupt.raise_from_here()
+        wanted = parse_watch(words[1:])
+        return watch(wanted.run, once=wanted.once)
     return _train(words)
 
 

@@ -19,6 +19,7 @@ from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
+WATCH = "watch"
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
 the run:
@@ -251,6 +252,28 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
             f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
         )
     return Inspection(command=command, runs=tuple(runs), as_json=known.json, html=known.html)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """`elastic-train watch RUN [--once]`."""
+
+    run: str
+    once: bool
+
+
+def parse_watch(argv: Sequence[str]) -> WatchOptions:
+    """Read the words after `elastic-train watch`; raises UsageError."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--once", action="store_true")
+    known, runs = parser.parse_known_args(list(argv))
+    if unknown := [word for word in runs if word.startswith("-")]:
+        raise UsageError(f"watch knows --once and no other option, found {unknown[0]}")
+    if len(runs) != 1:
+        raise UsageError(
+            f"watch needs 1 run directory, found {len(runs)}; write elastic-train watch runs/NAME"
+        )
+    return WatchOptions(run=runs[0], once=known.once)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

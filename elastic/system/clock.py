@@ -42,6 +42,11 @@ def processor_s() -> float:
     return time.process_time()
 
 
+def time_of_day(wall_s: float) -> str:
+    """Local time as 23:59:59."""
+    return time.strftime("%H:%M:%S", time.localtime(wall_s))
+
+
 def timestamp(wall_s: float) -> str:
     """Local time as 20250131-235959, for names of files."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(wall_s))

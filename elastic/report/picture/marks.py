@@ -33,15 +33,19 @@ def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[M
         Mark(
             at=max(0.0, round(each.time - began, 3)),
             lane=lane_of.get(each.node),
-            kind=kind,
+            kind=_RULES[type(each.event)][0],
             text=short(text),
         )
         for each in events
-        if (rule := _RULES.get(type(each.event))) is not None
-        for kind, text in [(rule[0], rule[1](each.event))]
-        if text
+        if (text := text_of(each.event))
     ]
     return sorted(found, key=lambda mark: mark.at)
+
+
+def text_of(event: kinds.Event) -> str:
+    """What the event says; empty for one that is not shown."""
+    rule = _RULES.get(type(event))
+    return "" if rule is None else rule[1](event)
 
 
 def both_ends(items: Sequence[T], most: int) -> tuple[list[T], int]:

@@ -84,7 +84,9 @@ def timeline(events: Events, lines: Sequence[StepLine], report: Report) -> Timel
     if not starts:
         return None
     began = starts[0].time
-    ends = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
+    ends = max(
+        [*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)]
+    )
     generations = _generations(events, lines, report, ends)
     shown, generations_left_out = both_ends(generations, MOST_GENERATIONS)
     index_of = {each.number: index for index, each in enumerate(shown)}
@@ -104,9 +106,7 @@ def timeline(events: Events, lines: Sequence[StepLine], report: Report) -> Timel
     )
 
 
-def _generations(
-    events: Events, lines: Sequence[StepLine], report: Report, ends: float
-) -> list[Generation]:
+def _generations(events: Events, lines: Sequence[StepLine], report: Report, ends: float) -> list[Generation]:
     starts = of_kind(events, kinds.GenerationStarted)
     steps = steps_by_generation(lines)
     recoveries = iter(report.recoveries)
@@ -188,9 +188,7 @@ def _lanes(starts: Sequence[Start], index_of: Mapping[int, int]) -> tuple[list[L
             lanes.append(Lane(name=short(node), nodes=1, spans=own))
         else:
             before = lanes[free]
-            lanes[free] = Lane(
-                name=short(_host(node)), nodes=before.nodes + 1, spans=[*before.spans, *own]
-            )
+            lanes[free] = Lane(name=short(_host(node)), nodes=before.nodes + 1, spans=[*before.spans, *own])
         lane_of[node] = free
     return lanes, lane_of
 

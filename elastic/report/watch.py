@@ -1,0 +1,218 @@
+"""A run live in a terminal: where it stands, what it does, and what happened lately.
+
+It reads the run's files again and again, less often where that takes longer, and changes nothing.
+It ends when the run has finished or failed; a run that was interrupted may go on.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elastic import events as kinds
+from elastic.config.run_dir import RunDir
+from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
+from elastic.observe import metrics
+from elastic.observe.goodput import TimeSpent, time_spent
+from elastic.observe.log import read_events
+from elastic.observe.logged_event import Events
+from elastic.observe.recovery_line import recovery_line
+from elastic.observe.slow_ranks import SlowRank, slow_ranks
+from elastic.observe.step_line import StepLine
+from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
+from elastic.report.download import readable
+from elastic.report.picture.marks import text_of
+from elastic.report.picture.words import count, duration, short
+from elastic.report.status import Status, status
+from elastic.storage.remote import check_url
+from elastic.system.clock import SystemClock, time_of_day
+
+PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0
+_PAUSE_PER_READ = 5.0  # so that reading takes a sixth of the time at most
+_RECENT_STEPS = 50
+_MOST_EVENTS = 8
+_MOST_WORKERS = 16
+_OVER = ("finished", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the terminal shows of a run. step_s: the median of the newest steps, in seconds.
+
+    lately: (seconds since 1970, node, what happened), oldest first.
+    """
+
+    name: str
+    status: Status
+    loss: object
+    step_s: float | None
+    spent: TimeSpent | None
+    slow: list[SlowRank]
+    lately: list[tuple[float, str, str]]
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the last step, at the pace of the newest ones."""
+        if self.step_s is None or self.status.steps is None or self.status.state != "running":
+            return None
+        return (self.status.steps - self.status.step) * self.step_s
+
+
+def watch(url: str, *, once: bool) -> int:
+    """Show the run until it is over, or one time. Raises UsageError, StoreFailed."""
+    run, clock, console = RunDir.parse(url), SystemClock(), Console(highlight=False)
+    check_url(run.url)
+    if once:
+        console.print(drawn(_look(run)))
+        return EXIT_COMPLETE
+    if not console.is_terminal:
+        raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
+    view = _look(run)  # a run that is not there is said before the screen changes
+    # Ctrl-C is the way to leave.
+    with suppress(KeyboardInterrupt), Live(drawn(view), console=console, auto_refresh=False) as live:
+        while view.status.state not in _OVER:
+            began_s = clock.monotonic()
+            problem: list[Text] = []
+            try:
+                view = _look(run)
+            except (OSError, ElasticError) as error:
+                problem = [Text(f"cannot be read now, and is tried again: {short(str(error))}")]
+            live.update(Group(drawn(view), *problem), refresh=True)
+            taken_s = clock.monotonic() - began_s
+            clock.sleep(max(REMOTE_PAUSE_S if run.is_remote else PAUSE_S, _PAUSE_PER_READ * taken_s))
+    return EXIT_COMPLETE
+
+
+def _look(run: RunDir) -> View:
+    """Raises OSError, UsageError, StoreFailed."""
+    with readable(run) as there:
+        now = SystemClock().wall()
+        ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
+        events, lines = read_events(there.events), metrics.read(there.metrics)
+    found = status(events, lines[-1] if lines else None, ages_s, now)
+    return view_of(run.url, events, lines, found)
+
+
+def view_of(name: str, events: Events, lines: Sequence[StepLine], found: Status) -> View:
+    recent = [float(line.seconds) for line in lines[-_RECENT_STEPS:] if line.seconds is not None]
+    return View(
+        name=name,
+        status=found,
+        loss=lines[-1].loss if lines else None,
+        step_s=median(recent) if recent else None,
+        spent=time_spent(events, lines),
+        slow=slow_ranks(events, lines),
+        lately=_lately(events, lines),
+    )
+
+
+def _lately(events: Events, lines: Sequence[StepLine]) -> list[tuple[float, str, str]]:
+    found: list[tuple[float, str, str]] = []
+    for each in sorted(events, key=lambda each: each.time)[::-1]:
+        if text := _text(events, lines, each.event, each.generation):
+            found.append((each.time, each.node, text))
+        if len(found) == _MOST_EVENTS:
+            break
+    return found[::-1]
+
+
+def _text(events: Events, lines: Sequence[StepLine], event: kinds.Event, generation: int) -> str:
+    """Empty for what is not shown."""
+    if isinstance(event, kinds.GenerationStarted):
+        nodes = count(len(event.nodes), "node", "nodes")
+        return f"generation {generation} ({short(event.cause)}): {count(event.world_size, 'worker', 'workers')} on {nodes}"
+    if isinstance(event, kinds.FirstStep):
+        return recovery_line(events, lines, generation) or ""
+    if isinstance(event, kinds.CheckpointCommitted):
+        return f"checkpoint of step {event.step} committed"
+    return text_of(event)
+
+
+def drawn(view: View) -> RenderableType:
+    parts: list[RenderableType] = [_title(view), _progress(view), _facts(view)]
+    if view.status.workers:
+        parts.append(_workers(view.status))
+    if view.lately:
+        parts.append(_events(view))
+    return Group(*parts)
+
+
+def _title(view: View) -> Text:
+    return Text.assemble((short(view.name), "bold"), "  ", (view.status.state, _STYLES[view.status.state]))
+
+
+# Foreign texts are shown as `Text`, without markup.
+_STYLES = {
+    "running": "green",
+    "finished": "bold green",
+    "failed": "bold red",
+    "drained": "yellow",
+    "interrupted": "yellow",
+}
+
+
+def _progress(view: View) -> RenderableType:
+    step, steps = view.status.step, view.status.steps
+    row = Table.grid(padding=(0, 1))
+    left = "" if view.left_s is None else f"about {duration(view.left_s)} left"
+    row.add_row(
+        ProgressBar(total=steps or 1, completed=step, width=40), f"step {step} of {steps or '?'}", left
+    )
+    return row
+
+
+def _facts(view: View) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    found, spent = view.status, view.spent
+    loss = f"{view.loss:.6g}" if isinstance(view.loss, int | float) else "-"
+    saved = found.last_checkpoint
+    rows = {
+        "loss": loss,
+        "step time": "-" if view.step_s is None else f"{view.step_s:.3g} s",
+        "generation": f"{found.generation}, {count(found.world_size, 'worker', 'workers')}"
+        if found.workers
+        else f"{found.generation}, no workers",
+        "last checkpoint": f"step {saved.step}, {duration(saved.age_s)} ago" if saved else "none",
+        "goodput": "-" if spent is None or spent.goodput is None else f"{spent.goodput:.1%}",
+    }
+    if spent is not None and spent.badput_s:
+        lost = sorted(spent.badput_s.items(), key=lambda part: -part[1])
+        rows["lost to"] = ", ".join(f"{short(kind)} {duration(seconds)}" for kind, seconds in lost)
+    if view.slow:
+        rows["slow"] = ", ".join(
+            f"rank {each.rank} on {short(each.node)} (the others wait for it {each.share:.0%} of the time)"
+            for each in view.slow
+        )
+    for label, text in rows.items():
+        table.add_row(label, Text(text))
+    return table
+
+
+def _workers(found: Status) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("rank", "node", "pid"):
+        table.add_column(column)
+    for worker in found.workers[:_MOST_WORKERS]:
+        table.add_row(str(worker.rank), Text(short(worker.node)), str(worker.pid))
+    if (more := len(found.workers) - _MOST_WORKERS) > 0:
+        table.add_row("", f"and {more} more", "")
+    return table
+
+
+def _events(view: View) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(style="dim")
+    table.add_column(style="dim", overflow="fold")
+    table.add_column(overflow="fold")
+    for at_s, node, text in view.lately:
+        table.add_row(time_of_day(at_s), Text(short(node)), Text(short(text)))
+    return table

@@ -1,0 +1,84 @@
+"""What a terminal shows of a run follows from its files, and obeys none of their texts."""
+
+import io
+
+import pytest
+from logged import logged
+from rich.console import Console
+
+from elastic.config.options import WatchOptions, parse_watch
+from elastic.errors import UsageError
+from elastic.observe.step_line import StepLine
+from elastic.report.status import status
+from elastic.report.watch import drawn, view_of
+
+
+def started(time, generation, cause, nodes=("a", "b")):
+    return logged("generation_started", time, generation, world_size=2, nodes=[*nodes], cause=cause)
+
+
+EVENTS = [
+    started(100.0, 1, "start"),
+    logged("run_started", 100.5, steps=20, epochs=1, seed=0, global_batch=8, shards=8),
+    logged("worker_started", 100.1, 1, "a", rank=0, pid=7),
+    logged("worker_started", 100.1, 1, "b", rank=1, pid=8),
+    logged("worker_exited", 106.9, 1, "b", rank=1, pid=8, code=None, signal="SIGKILL", victim=False),
+    logged("generation_ended", 107.0, cause="failure", step=6),
+    started(107.1, 2, "failure"),
+    logged("worker_started", 107.1, 2, "a", rank=0, pid=9),
+    logged("worker_started", 107.1, 2, "b[red]\x1b[31m", rank=1, pid=10),
+    logged("restored", 107.2, 2, step=6, source="snapshot", lost_steps=0, seconds=0.1),
+    logged("first_step", 108.2, 2, step=7),
+    logged("checkpoint_committed", 108.5, 2, step=7, size_bytes=1, seconds=0.1, digest="d"),
+]
+LINES = [StepLine(step=n, time=100.5 + n, generation=1, seconds=1.0, loss=0.5) for n in range(1, 7)]
+LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
+
+
+def shown(events=EVENTS, lines=LINES, now=110.0):
+    view = view_of("runs/x", events, lines, status(events, lines[-1] if lines else None, {"a": 0.5}, now))
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(drawn(view))
+    return view, out.getvalue()
+
+
+def test_a_run_that_trains_is_shown_with_what_happened_lately():
+    view, text = shown()
+    assert view.left_s == pytest.approx(13.0)
+    for part in (
+        "runs/x  running",
+        "step 7 of 20",
+        "loss             0.25",
+        "2, 2 workers",
+        "step 7, 1.5\u202fs ago",
+        "generation 2 (failure): 2 workers on 2 nodes",
+        "back at step 7 after 1.30 s: rank 1 was killed by SIGKILL, 0 steps lost",
+        "checkpoint of step 7 committed",
+        "goodput          82.4%",
+    ):
+        assert part in text
+
+
+def test_a_nodes_name_commands_no_terminal():
+    _, text = shown()
+    assert "b[red]" in text
+    assert "\x1b" not in text
+
+
+def test_a_run_that_has_not_begun_is_shown():
+    view, text = shown(events=[], lines=[])
+    assert view.left_s is None
+    assert "step 0 of ?" in text and "no workers" in text
+
+
+def test_of_many_workers_the_first_are_shown():
+    many = [logged("worker_started", 107.1, 2, "a", rank=r, pid=100 + r) for r in range(2, 40)]
+    _, text = shown(events=[*EVENTS, *many])
+    assert "and 24 more" in text
+
+
+def test_the_words_of_the_command():
+    assert parse_watch(["runs/x", "--once"]) == WatchOptions(run="runs/x", once=True)
+    for words in ([], ["a", "b"], ["runs/x", "--json"]):
+        with pytest.raises(UsageError, match="watch"):
+            parse_watch(words)
