@@ -7,7 +7,7 @@ parts of one node together around its agent.
 import signal
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
+from elastic.events import NodeScheduled
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -143,6 +144,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         parts = _parts(
             settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
         )
+        if (job := environment.SlurmJob.read()) is not None:
+            parts.log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
         agent = NodeAgent(parts, rendezvous, host)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
