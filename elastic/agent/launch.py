@@ -144,8 +144,6 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         parts = _parts(
             settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
         )
-        if (job := environment.SlurmJob.read()) is not None:
-            parts.log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
         agent = NodeAgent(parts, rendezvous, host)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
@@ -295,8 +293,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     full_disk: FullDisk,
 ) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
-    events = run.events / f"{settings.node}-agent.jsonl"
-    log = EventLog(events, node=settings.node, clock=_CLOCK, backlog=full_disk.backlog)
+    log = _open_log(settings, full_disk.backlog)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
@@ -330,6 +327,14 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         run_dir_watch=RunDirWatch(run, report, _CLOCK),
         clock=_CLOCK,
     )
+
+
+def _open_log(settings: Settings, backlog: Backlog) -> EventLog:
+    path = settings.run.events / f"{settings.node}-agent.jsonl"
+    log = EventLog(path, node=settings.node, clock=_CLOCK, backlog=backlog)
+    if (job := environment.SlurmJob.read()) is not None:
+        log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
+    return log
 
 
 def _start_log_shipper(parts: AgentParts) -> LogShipper:

@@ -4,8 +4,9 @@ torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, i
 adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
-for the options of the same names. Slurm's variables say which job started an agent. Code outside this package (torch, gloo, OpenMP, NCCL) reads its
-own variables; `variables` hands them on to the processes and clients that need them.
+for the options of the same names. Slurm's variables say which job started an agent. Code outside
+this package (torch, gloo, OpenMP, NCCL) reads its own variables; `variables` hands them on to the
+processes and clients that need them.
 """
 
 import json

@@ -180,7 +180,9 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
 
 
 def _scheduled(events: Events) -> list[ScheduledNode]:
-    return [ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)]
+    return [
+        ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)
+    ]
 
 
 def _divergences(events: Events) -> list[Divergence]:

@@ -17,7 +17,7 @@ from slurm import Slurm, wait_for
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 SCRIPTS = ROOT / "deploy" / "slurm"
-PATIENCE_S = 100.0
+PATIENCE_S = 240.0
 
 
 @dataclass(slots=True)
@@ -79,15 +79,18 @@ class JobRun:
         first: run_records.Record = found[0]
         return first
 
-    def begins_again(self, job: str, restarts: int = 1) -> None:
-        """Wait until Slurm has requeued the job, and have it begin at once."""
+    def hosts(self) -> list[str]:
+        """Slurm's names of the nodes on which agents have begun to meet the others."""
+        return [str(event["host"]) for event in self.events("node_scheduled")]
 
-        def is_requeued() -> bool:
+    def is_requeued(self, job: str) -> None:
+        """Wait until Slurm has requeued the job, once, and its processes are gone."""
+
+        def waits_again() -> bool:
             state = self.slurm.state(job)
-            return state["JobState"] == "PENDING" and int(state["Restarts"]) == restarts
+            return (state["JobState"], state["Restarts"]) == ("PENDING", "1")
 
-        self.wait_for(is_requeued, f"job {job} to be requeued")
-        self.slurm.begin_now(job)
+        self.wait_for(waits_again, f"job {job} to be requeued")
 
     def ends(self, job: str, state: str = "COMPLETED") -> None:
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")

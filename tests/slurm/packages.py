@@ -30,7 +30,7 @@ COMMANDS = {
 DOWNLOAD_S = 60.0
 
 
-class NoSlurm(Exception):
+class NoSlurm(Exception):  # noqa: N818 - a state of this machine; the caller decides
     """Slurm cannot be had, or does not start, on this machine; the message says why."""
 
 

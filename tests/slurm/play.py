@@ -32,7 +32,7 @@ from rich.table import Table
 from scenarios import SCENARIOS, time_limit
 from slurm import slurm
 
-UNDISTURBED_S = 100.0
+UNDISTURBED_S = 240.0
 
 Scenario = Callable[[JobRun], None]
 
@@ -164,7 +164,13 @@ def _table(results: list[CaseResult]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("digest", no_wrap=True)
     for each in results:
-        row = each.title, "no" if each.problem else "yes", f"{each.took_s:.0f}", str(each.starts), each.digest[:16]
+        row = (
+            each.title,
+            "no" if each.problem else "yes",
+            f"{each.took_s:.0f}",
+            str(each.starts),
+            each.digest[:16],
+        )
         table.add_row(*row)
     return table
 

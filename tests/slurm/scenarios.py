@@ -5,11 +5,8 @@ where they do not.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from job_run import JobRun
-
-LOW, MAIN = ("--partition=low",), ("--partition=main",)
 
 
 def array(run: JobRun) -> None:
@@ -43,7 +40,7 @@ def node_drained(run: JobRun) -> None:
         _one_leaves(run, drain)
     finally:
         run.slurm.call("scontrol", "update", f"nodename={drained[0]}", "state=resume")
-    hosts = [each["host"] for each in run.report()["scheduled"]]
+    hosts = run.hosts()
     if hosts.count(drained[0]) != 1:
         raise RuntimeError(f"expected no second start on the drained node {drained[0]}, found {hosts}")
 
@@ -59,21 +56,26 @@ def preempted(run: JobRun) -> None:
         run.jobs.append(high)
 
     def preemptor_ends() -> None:
-        run.wait_for(lambda: run.slurm.state(run.jobs[-1])["JobState"] == "RUNNING", "the job of higher priority")
+        run.wait_for(
+            lambda: run.slurm.state(run.jobs[-1])["JobState"] == "RUNNING", "the job of higher priority"
+        )
         over.touch()
         run.ends(run.jobs[-1])
 
-    _one_leaves(run, preempt, *LOW, before_it_returns=preemptor_ends)
+    _one_leaves(run, preempt, "--partition=low", before_it_returns=preemptor_ends)
 
 
 def time_limit(run: JobRun) -> None:
     """A job reaches its time limit"""
     run.shut(6)
-    job = run.submit("array.sbatch", "--array=0", "--time=1", "--signal=B:USR1@5")
+    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60")
     run.stands(6, ranks=1)
+    run.slurm.end_soon(f"{job}_0")
     run.happens("drain_requested")
     run.open(6)
-    run.begins_again(f"{job}_0")
+    run.is_requeued(f"{job}_0")
+    run.slurm.unlimit(f"{job}_0")
+    run.slurm.begin_now(f"{job}_0")
     run.ends(f"{job}_0")
 
 
@@ -99,8 +101,26 @@ def several_nodes(run: JobRun) -> None:
     run.slurm.call("scontrol", "requeue", job)
     run.happens("drain_requested", count=2)
     run.open(6)
-    run.begins_again(job)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
     run.ends(job)
+
+
+def node_failed(run: JobRun) -> None:
+    """A node of the job by srun fails, and the other one completes the run"""
+    run.shut(6)
+    job = run.submit("nodes.sbatch", "--nodes=2", options=("--snapshot-every", "1"))
+    run.stands(6, ranks=2)
+    first = run.slurm.state(job)["BatchHost"]
+    failed = next(host for host in run.hosts() if host != first)
+    run.slurm.call("scontrol", "update", f"nodename={failed}", "state=down", "reason=test")
+    run.happens("generation_started", generation=2, world_size=1)
+    run.open(6)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
+    run.ends(job)
+    if len(run.hosts()) != 2:
+        raise RuntimeError(f"expected that a complete run starts no agent, found {run.hosts()}")
 
 
 def _one_leaves(
@@ -122,7 +142,8 @@ def _one_leaves(
     gone = run.wait_for(
         lambda: [task for task in tasks if run.slurm.state(task)["Restarts"] == "1"], "a task to be requeued"
     )
-    run.begins_again(gone[0])
+    run.is_requeued(gone[0])
+    run.slurm.begin_now(gone[0])
     run.happens("drain_requested", generation=2)
     run.open(12)
     for task in tasks:
@@ -139,4 +160,5 @@ SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     node_drained,
     cancelled,
     several_nodes,
+    node_failed,
 )

@@ -61,6 +61,15 @@ class Slurm:
         """End the two minutes that Slurm has a requeued job wait."""
         self.call("scontrol", "update", f"jobid={job}", "starttime=now")
 
+    def end_soon(self, job: str) -> None:
+        """Have the time limit of a running job end in 45 to 105 seconds. Limits are minutes."""
+        hours, minutes, seconds = map(int, self.state(job)["RunTime"].split(":"))
+        limit = hours * 60 + minutes + (1 if seconds < 15 else 2)
+        self.call("scontrol", "update", f"jobid={job}", f"timelimit={limit}")
+
+    def unlimit(self, job: str) -> None:
+        self.call("scontrol", "update", f"jobid={job}", "timelimit=60")
+
 
 def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
     """The first true value of `condition`. Raises TimeoutError."""
@@ -151,5 +160,7 @@ def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
 def _logs(folder: Path) -> str:
     """The last lines of each daemon."""
     return "\n".join(
-        f"{path.name}: {line}" for path in sorted(folder.glob("*.log")) for line in path.read_text().splitlines()[-3:]
+        f"{path.name}: {line}"
+        for path in sorted(folder.glob("*.log"))
+        for line in path.read_text().splitlines()[-3:]
     )
