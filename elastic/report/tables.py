@@ -41,8 +41,8 @@ def report_tables(name: str, report: Report) -> RenderableType:
         rows = map(astuple, report.divergences)
         parts.append(_table("steps after which the ranks' states differed: who was wrong", columns, rows))
     if report.scheduled:
-        rows = ((each.node, _job(each), each.restarts, each.host) for each in report.scheduled)
-        parts.append(_table("nodes that Slurm started", ("node", "job", "requeued", "host"), rows))
+        jobs = ((each.node, _job(each), each.restarts, each.host) for each in report.scheduled)
+        parts.append(_table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
 

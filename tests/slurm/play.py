@@ -118,7 +118,7 @@ def _undisturbed(folder: Path) -> Iterator[Callable[[], str]]:
     def digest() -> str:
         if code := process.wait(UNDISTURBED_S):
             raise RuntimeError(f"expected the recipe to train without Slurm, found exit code {code}")
-        return report_of(url)["final_digest"]
+        return str(report_of(url)["final_digest"])
 
     try:
         yield digest
