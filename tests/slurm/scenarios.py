@@ -123,6 +123,22 @@ def node_failed(run: JobRun) -> None:
         raise RuntimeError(f"expected that a complete run starts no agent, found {run.hosts()}")
 
 
+def requeue_exit(run: JobRun) -> None:
+    """RequeueExit=75 requeues a job whose script does not"""
+    run.slurm.configure("RequeueExit=75")
+    script = run.folder / "plain.sbatch"
+    script.write_text('#!/bin/bash\nexec srun elastic-train "$@"\n')
+    run.shut(6)
+    job = run.submit(str(script), "--requeue", "--open-mode=append")
+    run.stands(6, ranks=1)
+    run.slurm.call("scancel", "--signal=TERM", job)
+    run.happens("drain_requested")
+    run.open(6)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
+    run.ends(job)
+
+
 def _one_leaves(
     run: JobRun,
     leave: Callable[[str], object],
@@ -161,4 +177,5 @@ SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     cancelled,
     several_nodes,
     node_failed,
+    requeue_exit,
 )

@@ -58,8 +58,11 @@ class Slurm:
         return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
 
     def begin_now(self, job: str) -> None:
-        """End the two minutes that Slurm has a requeued job wait."""
-        self.call("scontrol", "update", f"jobid={job}", "starttime=now")
+        """End the two minutes that Slurm has a requeued job wait.
+
+        Not in the second in which it ended: the daemons refuse what was allowed before its end.
+        """
+        self.call("scontrol", "update", f"jobid={job}", "starttime=now+2")
 
     def end_soon(self, job: str) -> None:
         """Have the time limit of a running job end in 45 to 105 seconds. Limits are minutes."""
@@ -69,6 +72,12 @@ class Slurm:
 
     def unlimit(self, job: str) -> None:
         self.call("scontrol", "update", f"jobid={job}", "timelimit=60")
+
+    def configure(self, line: str) -> None:
+        """Add a line to slurm.conf, for all jobs from now on."""
+        with (self.folder / "slurm.conf").open("a") as file:
+            file.write(f"{line}\n")
+        self.call("scontrol", "reconfigure")
 
 
 def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
