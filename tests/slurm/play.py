@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ from job_run import TINY, JobRun, report_of
 from packages import NoSlurm
 from rich.console import Console
 from rich.table import Table
-from scenarios import SCENARIOS, time_limit
+from scenarios import SCENARIOS
 from slurm import slurm
 
 UNDISTURBED_S = 240.0
+LANES = 2
 
 Scenario = Callable[[JobRun], None]
 
@@ -87,20 +89,24 @@ def _play(scenarios: list[Scenario], folder: Path) -> int:
     with _undisturbed(folder) as digest, slurm(folder / "slurm") as found:
         print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
 
-        def run(scenario: Scenario) -> None:
-            result = _run(scenario, JobRun(found, folder / scenario.__name__), digest)
-            results.append(result)
-            print(f"{result.title}: {result.problem or 'survived'}, {result.took_s:.0f} s", flush=True)
+        waiting = deque(scenarios)
 
-        # Slurm looks at time limits twice a minute. The other scenarios are played meanwhile.
-        limited = threading.Thread(target=run, args=[time_limit], daemon=True)
-        if time_limit in scenarios:
-            limited.start()
-        for scenario in scenarios:
-            if scenario is not time_limit:
-                run(scenario)
-        if time_limit in scenarios:
-            limited.join()
+        def play() -> None:
+            while True:
+                try:
+                    scenario = waiting.popleft()
+                except IndexError:
+                    return
+                result = _run(scenario, JobRun(found, folder / scenario.__name__), digest)
+                results.append(result)
+                print(f"{result.title}: {result.problem or 'survived'}, {result.took_s:.0f} s", flush=True)
+
+        # Most of a scenario is waiting, for Slurm and for a node to start.
+        lanes = [threading.Thread(target=play, daemon=True) for _ in range(LANES)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
     Console().print(_table(results))
     print(f"{len(results)} scenarios in {time.monotonic() - began_s:.0f} s")
     return 1 if any(result.problem for result in results) else 0

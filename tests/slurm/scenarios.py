@@ -167,12 +167,13 @@ def _one_leaves(
     run.happens("generation_started", generation=3, world_size=2)
 
 
+# Two of them are played at a time. Slurm looks at time limits twice a minute only.
 SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
+    time_limit,
     array,
     signalled,
     requeued,
     preempted,
-    time_limit,
     node_drained,
     cancelled,
     several_nodes,
