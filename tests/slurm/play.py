@@ -43,7 +43,7 @@ Scenario = Callable[[JobRun], None]
 class CaseResult:
     """problem: empty for a run that survived. starts: of agents."""
 
-    title: str
+    name: str
     took_s: float
     problem: str = ""
     starts: int = 0
@@ -62,7 +62,7 @@ def main() -> int:
         parser.error(f"expected names of scenarios (--list), found {', '.join(sorted(unknown))}")
     if wanted.list:
         for name, scenario in scenarios.items():
-            print(f"{name:16}{_title(scenario)}")
+            print(f"{name:16}{scenario.__doc__}")
         return 0
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -99,7 +99,7 @@ def _play(scenarios: list[Scenario], folder: Path) -> int:
                     return
                 result = _run(scenario, JobRun(found, folder / scenario.__name__), digest)
                 results.append(result)
-                print(f"{result.title}: {result.problem or 'survived'}, {result.took_s:.0f} s", flush=True)
+                print(f"{result.name}: {result.problem or 'survived'}, {result.took_s:.0f} s", flush=True)
 
         # Most of a scenario is waiting, for Slurm and for a node to start.
         lanes = [threading.Thread(target=play, daemon=True) for _ in range(LANES)]
@@ -149,7 +149,7 @@ def _run(scenario: Scenario, run: JobRun, digest: Callable[[], str]) -> CaseResu
             run.slurm.call("scancel", "--signal=KILL", "--full", job)
             run.slurm.call("scancel", job)
     return CaseResult(
-        title=_title(scenario),
+        name=scenario.__name__,
         took_s=time.monotonic() - began_s,
         problem=problem,
         starts=len(report.get("scheduled", [])),
@@ -157,21 +157,16 @@ def _run(scenario: Scenario, run: JobRun, digest: Callable[[], str]) -> CaseResu
     )
 
 
-def _title(scenario: Scenario) -> str:
-    assert scenario.__doc__ is not None, "its title"
-    return scenario.__doc__
-
-
 def _table(results: list[CaseResult]) -> Table:
     table = Table(title="What survives what under Slurm")
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
     table.add_column("survived")
     for name in ("seconds", "starts of agents"):
         table.add_column(name, justify="right")
     table.add_column("digest", no_wrap=True)
     for each in results:
         row = (
-            each.title,
+            each.name,
             "no" if each.problem else "yes",
             f"{each.took_s:.0f}",
             str(each.starts),

@@ -22,7 +22,7 @@ from elastic.system.processes import adopt_orphans, die_with_parent, kill_childr
 
 TEMPLATE = Path(__file__).with_name("slurm.conf")
 NODES = 8
-START_S, COMMAND_S, STOP_S, POLL_S = 60.0, 60.0, 10.0, 0.1
+START_S, COMMAND_S, STOP_S, POLL_S = 60.0, 60.0, 10.0, 0.25
 
 T = TypeVar("T")
 
