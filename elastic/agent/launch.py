@@ -7,7 +7,7 @@ parts of one node together around its agent.
 import signal
 import sys
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
+from elastic.events import NodeScheduled
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -311,8 +312,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     full_disk: FullDisk,
 ) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
-    events = run.events / f"{settings.node}-agent.jsonl"
-    log = EventLog(events, node=settings.node, clock=_CLOCK, backlog=full_disk.backlog)
+    log = _open_log(settings, full_disk.backlog)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
@@ -346,6 +346,14 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         run_dir_watch=RunDirWatch(run, report, _CLOCK),
         clock=_CLOCK,
     )
+
+
+def _open_log(settings: Settings, backlog: Backlog) -> EventLog:
+    path = settings.run.events / f"{settings.node}-agent.jsonl"
+    log = EventLog(path, node=settings.node, clock=_CLOCK, backlog=backlog)
+    if (job := environment.SlurmJob.read()) is not None:
+        log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
+    return log
 
 
 def _start_log_shipper(parts: AgentParts) -> LogShipper:

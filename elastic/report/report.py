@@ -64,6 +64,19 @@ class GenerationSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledNode:
+    """An agent that a scheduler started; the fields are those of the event `node_scheduled`."""
+
+    node: str
+    scheduler: str
+    job: str
+    array_job: str | None
+    array_task: int | None
+    restarts: int | None
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     """The ranks' states differed after a step.
 
@@ -94,7 +107,8 @@ class Report:
     another recipe, or other numbers that it reads, went on. world_size_reads: where the
     recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
     drawn_without_seed: where it draws from the operating system or the clock.
-    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone.
+    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
+    agents that a scheduler started, by the time of their starts.
     """
 
     finished: bool
@@ -123,6 +137,7 @@ class Report:
     ordered_by_address: list[str]
     drawn_without_seed: list[str]
     logged_by_rank: list[str]
+    scheduled: list[ScheduledNode]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -168,7 +183,14 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         ordered_by_address=ordered_by_address(events),
         drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
+        scheduled=_scheduled(events),
     )
+
+
+def _scheduled(events: Events) -> list[ScheduledNode]:
+    return [
+        ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)
+    ]
 
 
 def _divergences(events: Events) -> list[Divergence]:

@@ -16,7 +16,7 @@ from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopp
 from elastic.observe.began_again import Unsaved
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.diff import ComparedRun, Difference
-from elastic.report.report import GenerationSummary, Report
+from elastic.report.report import GenerationSummary, Report, ScheduledNode
 from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
@@ -41,6 +41,9 @@ def report_tables(name: str, report: Report) -> RenderableType:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, report.divergences)
         parts.append(_table("steps after which the ranks' states differed: who was wrong", columns, rows))
+    if report.scheduled:
+        jobs = ((each.node, _job(each), each.restarts, each.host) for each in report.scheduled)
+        parts.append(_table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
 
@@ -77,6 +80,11 @@ def verify_text(name: str, found: Verification) -> RenderableType:
         return Text(f"{name}: no checkpoint was committed yet")
     steps = ", ".join(map(str, found.committed))
     return Text(f"{name}: no damage; every checkpoint is as it was committed (steps {steps})")
+
+
+def _job(node: ScheduledNode) -> str:
+    """As `squeue` shows it: 12, or 12_3 for task 3 of the array 12."""
+    return node.job if node.array_job is None else f"{node.array_job}_{_text(node.array_task)}"
 
 
 def _compared(name: str, run: ComparedRun) -> str:
