@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.config import environment
+from elastic.config.care_options import CARE
 from elastic.config.options import (
     CHECK,
     COMMANDS,
@@ -39,6 +40,11 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
   elastic-train status RUN [--json]                      where a run stands now
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
   elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
+  elastic-train runs   [FOLDER] [--json]                 all runs below a folder or URL [runs]
+  elastic-train clean  RUN [--yes] [--json]              remove what a finished run needs no more
+  elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
+                                                         the weights of a committed step, as
+                                                         .safetensors, .pth or .pt [--entry model]
 
 RECIPE is a Python script; RUN is a run directory, or the URL of one.
 
@@ -123,6 +129,10 @@ def _dispatch(words: list[str]) -> int:
         from elastic.report.commands import inspect
 
         return inspect(parse_inspection(words))
+    if words and words[0] in CARE:
+        from elastic.care.commands import care
+
+        return care(words[0], words[1:])
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
@@ -142,7 +152,7 @@ def _train(words: list[str]) -> int:
         die_with_parent(check.pid)
     options = parse(words)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS])
+        commands = ", ".join([CHECK, *COMMANDS, *CARE])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )

@@ -226,7 +226,7 @@ def parse(argv: Sequence[str]) -> Options:
 def parse_inspection(argv: Sequence[str]) -> Inspection:
     """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError."""
     command, *rest = argv
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     known, runs = parser.parse_known_args(rest)
     if unknown := [word for word in runs if word.startswith("-")]:
@@ -256,7 +256,7 @@ class CheckOptions:
 def parse_check(argv: Sequence[str]) -> CheckOptions:
     """Read the words after `elastic-train check`; raises UsageError."""
     ours, recipe_args = _split(argv)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=partial(_whole, 3))
     known, rest = parser.parse_known_args(ours)
@@ -275,14 +275,14 @@ def asks_for(argv: Sequence[str], *flags: str) -> bool:
     return any(word in flags for word in _split(argv)[0])
 
 
-class _Parser(argparse.ArgumentParser):
+class WordParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 def _run_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     kinds = get_type_hints(Options, include_extras=True)
     for name, flag in _FLAGS.items():
         if kinds[name] is bool:
