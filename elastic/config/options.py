@@ -7,11 +7,11 @@ here reads files or the environment, prints or exits.
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, cast, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
@@ -178,7 +178,8 @@ class Options:
         return self.meeting_protocol in _EXCLUSIVE
 
 
-_FLAGS = {
+# By field of Options.
+FLAGS = {
     each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
     for each in fields(Options)[2:]
 }
@@ -193,15 +194,17 @@ class Inspection:
     as_json: bool
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Options:
     """Read a training command line. Raises UsageError.
 
-    Options stand before or after RECIPE; words after `--` belong to the recipe.
+    Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
+    of options that the command line does not give (option_variables.py).
     """
     ours, recipe_args = _split(argv)
-    given, rest = _run_parser().parse_known_args(ours)
+    found, rest = _run_parser().parse_known_args(ours)
     recipe = _only_recipe(rest)
-    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | vars(given)
+    given = dict(otherwise or {}) | vars(found)
+    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | given
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
     if options.meets_in_objects and "keep_alive_s" not in given:
         options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
@@ -283,14 +286,21 @@ class WordParser(argparse.ArgumentParser):
 def _run_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
     parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    kinds = get_type_hints(Options, include_extras=True)
-    for name, flag in _FLAGS.items():
-        if kinds[name] is bool:
+    for name, flag in FLAGS.items():
+        if (read := reader_of(name)) is None:
             parser.add_argument(flag, dest=name, action="store_true")
         else:
-            (read,) = getattr(kinds[name], "__metadata__", (str,))
             parser.add_argument(flag, dest=name, type=read)
     return parser
+
+
+def reader_of(name: str) -> Callable[[str], Any] | None:
+    """What reads the text of an option, and raises argparse.ArgumentTypeError; None for a flag."""
+    kind = get_type_hints(Options, include_extras=True)[name]
+    if kind is bool:
+        return None
+    (read,) = getattr(kind, "__metadata__", (str,))
+    return cast("Callable[[str], Any]", read)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -316,7 +326,7 @@ def _only_recipe(rest: list[str]) -> str:
 
 
 def _advice(word: str) -> str:
-    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], _FLAGS.values(), n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], FLAGS.values(), n=1, cutoff=0.75)
     if close:
         return f"did you mean {close[0]}?"
     return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"
