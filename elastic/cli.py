@@ -47,6 +47,7 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
   elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
                                                          the weights of a committed step, as
                                                          .safetensors, .pth or .pt [--entry model]
+  elastic-train completion bash|zsh                      a script that has the shell complete these
 
 RECIPE is a Python script; RUN is a run directory, or the URL of one.
 

@@ -11,7 +11,16 @@ from dataclasses import asdict
 from rich.console import Console
 
 from elastic.care.leftovers import Leftover
-from elastic.config.care_options import CLEAN, EXPORT, RUNS, parse_clean, parse_export, parse_runs
+from elastic.config.care_options import (
+    CLEAN,
+    COMPLETION,
+    EXPORT,
+    RUNS,
+    parse_clean,
+    parse_completion,
+    parse_export,
+    parse_runs,
+)
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, UsageError
 from elastic.system import interrupt
@@ -84,4 +93,16 @@ def _export(words: Sequence[str]) -> int:
     return EXIT_COMPLETE
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {RUNS: _runs, CLEAN: _clean, EXPORT: _export}
+def _completion(words: Sequence[str]) -> int:
+    from elastic.care.completion import script
+
+    print(script(parse_completion(words)), end="")
+    return EXIT_COMPLETE
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    RUNS: _runs,
+    CLEAN: _clean,
+    EXPORT: _export,
+    COMPLETION: _completion,
+}

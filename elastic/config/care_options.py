@@ -1,4 +1,4 @@
-"""The command lines of what is done with runs that are there: runs, clean, export.
+"""The command lines of what is done with runs that are there, and of the completion of them all.
 
 Nothing here reads files or the environment, prints or exits.
 """
@@ -11,8 +11,9 @@ from elastic.config.options import WordParser
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 
-RUNS, CLEAN, EXPORT = "runs", "clean", "export"
-CARE = (RUNS, CLEAN, EXPORT)
+RUNS, CLEAN, EXPORT, COMPLETION = "runs", "clean", "export", "completion"
+CARE = (RUNS, CLEAN, EXPORT, COMPLETION)
+SHELLS = ("bash", "zsh")
 DEFAULT_FOLDER = "runs"
 DEFAULT_ENTRY = "model"
 EXPORT_FORM = "RUN[@STEP]"
@@ -86,6 +87,16 @@ def parse_export(words: Sequence[str]) -> ExportOptions:
     return ExportOptions(
         origin=origin, file=file, entry=entry or DEFAULT_ENTRY, overwrite=flags["--overwrite"]
     )
+
+
+def parse_completion(words: Sequence[str]) -> str:
+    """The shell."""
+    if len(words) != 1 or words[0] not in SHELLS:
+        raise UsageError(
+            f"completion takes the name of a shell, {' or '.join(SHELLS)}, found {' '.join(words) or 'none'};"
+            ' write eval "$(elastic-train completion bash)" in ~/.bashrc'
+        )
+    return words[0]
 
 
 def _read(
