@@ -24,6 +24,7 @@ from elastic.observe.began_again import (
     unsaved,
 )
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.recovery import Recovery, Start, planned_stop, recoveries
 
@@ -120,15 +121,19 @@ class Report:
     logged_by_rank: list[str]
 
 
-def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
-    """`events` as `read_events` gives them, `lines` of metrics in the order of their steps.
+def summarise(
+    events: Events, lines: Sequence[StepLine] | StepColumns, parent: Parent | None = None
+) -> Report:
+    """`events` as `read_events` gives them, `lines` of metrics in the order of their steps, or what
+    counts of them.
 
     parent: what the run began from, if that was another run.
     """
+    trained = lines if isinstance(lines, StepColumns) else columns_of(lines)
     finished = last(events, kinds.RunFinished)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
-    steps = lines[-1].step if lines else 0
+    steps = trained.last_step
     return Report(
         finished=finished is not None,
         stopped=stopped_early(events),
@@ -137,19 +142,19 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         epochs=finished.event.epochs if finished else _epochs_done(steps, started),
         final_digest=finished.event.digest if finished else None,
         lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
-        goodput=_goodput(events, lines),
-        step_time_s=_step_time_s(lines),
+        goodput=_goodput(events, trained),
+        step_time_s=_step_time_s(trained),
         checkpoints=CheckpointCounts(
             committed=len(of_kind(events, kinds.CheckpointCommitted)),
             failed=len(of_kind(events, kinds.CheckpointFailed)),
         ),
         audits=AuditCounts(
-            done=sum(line.audited is True for line in lines),
+            done=trained.num_audited,
             failed=len(of_kind(events, kinds.AuditFailed)),
         ),
         snapshots=snapshots.event if snapshots else None,
-        generations=_generations(events, lines),
-        recoveries=recoveries(events, lines),
+        generations=_generations(events, trained),
+        recoveries=recoveries(events, trained),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
         began_again=began_again(events),
@@ -205,14 +210,14 @@ def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> i
     return steps * started.event.epochs // started.event.steps
 
 
-def _step_time_s(lines: Sequence[StepLine]) -> StepTime:
-    seconds = sorted(float(line.seconds) for line in lines if line.seconds is not None)
+def _step_time_s(trained: StepColumns) -> StepTime:
+    seconds = sorted(trained.seconds)
     if not seconds:
         return StepTime(median=None, p99=None)
     return StepTime(median=median(seconds), p99=seconds[math.ceil(0.99 * len(seconds)) - 1])
 
 
-def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
+def _goodput(events: Events, trained: StepColumns) -> float | None:
     """The share of the run's time that went into steps that count.
 
     The time is that from the first generation's start to the last event or step. A planned stop of
@@ -222,9 +227,10 @@ def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
-    end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
+    last_s = [] if trained.last_time_s is None else [trained.last_time_s]
+    end = max([*(each.time for each in events), *last_s])
     wall_s = end - starts[0].time - _pauses_s(events)
-    useful_s = sum(float(line.seconds or 0.0) for line in lines)
+    useful_s = sum(trained.seconds)
     # Steps that claim more time than passed come from clocks that disagree.
     return min(1.0, useful_s / wall_s) if wall_s > 0 else None
 
@@ -238,10 +244,9 @@ def _pauses_s(events: Events) -> float:
     )
 
 
-def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:
-    last_kept = {line.generation: line.step for line in lines}
+def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
     return [
-        _generation(start, in_generation(events, start.generation), last_kept.get(start.generation, 0))
+        _generation(start, in_generation(events, start.generation), trained.last_of.get(start.generation, 0))
         for start in of_kind(events, kinds.GenerationStarted)
     ]
 
