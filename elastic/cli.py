@@ -8,17 +8,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from elastic.config import environment
+from elastic.config.care_options import CARE
+from elastic.config.option_variables import in_force, misspelt, values_of
 from elastic.config.options import (
     CHECK,
     COMMANDS,
     OPTIONS_HELP,
     WATCH,
+    Options,
     asks_for,
     parse,
     parse_check,
@@ -44,6 +47,12 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
   elastic-train watch  RUN [--once]                      the same live, in a terminal
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
   elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
+  elastic-train runs   [FOLDER] [--json]                 all runs below a folder or URL [runs]
+  elastic-train clean  RUN [--yes] [--json]              remove what a finished run needs no more
+  elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
+                                                         the weights of a committed step, as
+                                                         .safetensors, .pth or .pt [--entry model]
+  elastic-train completion bash|zsh                      a script that has the shell complete these
 
 RECIPE is a Python script; RUN is a run directory, or the URL of one.
 
@@ -55,6 +64,10 @@ examples:
   elastic-train report runs/barlow                       what happened
 
 {options}
+
+Each option has a variable of the environment: ELASTIC_RUN_DIR, ELASTIC_FROM, ELASTIC_MAX_NODES and
+so on; ELASTIC_FRESH is 1 or 0. An option of the command line counts more; an empty variable says
+nothing. What a recipe starts does not see them.
 
 A snapshot is a copy of the training state in the memory of every node: it survives the workers.
 A checkpoint is a copy in the run directory: it survives everything else.
@@ -128,10 +141,15 @@ def _dispatch(words: list[str]) -> int:
         from elastic.report.commands import inspect
 
         return inspect(parse_inspection(words))
+    if words and words[0] in CARE:
+        from elastic.care.commands import care
+
+        return care(words[0], words[1:])
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
         interrupt.raise_from_here()
+        environment.drop_variables_of_options()
         return run_check(parse_check(words[1:]))
     if words and words[0] == WATCH:
         from elastic.report.watch import watch
@@ -151,15 +169,19 @@ def _version() -> str:
 def _train(words: list[str]) -> int:
     if (check := environment.read().check) is not None:
         die_with_parent(check.pid)
-    options = parse(words)
+    variables = {name: value for name, value in environment.variables_of_options().items() if value}
+    values = values_of(variables)
+    with _named(variables):
+        options = parse(words, values)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS])
+        commands = ", ".join([CHECK, *COMMANDS, *CARE])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         environment.restart_interpreter()  # before imports, which it would repeat
+    _tell_of_variables(options, variables)
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
@@ -169,7 +191,8 @@ def _train(words: list[str]) -> int:
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
     if preflight.imports_library(recipe):
         second_loop.refuse(recipe, recipe.read_bytes())
-    preflight.check_command(options)
+    with _named(variables):
+        preflight.check_command(options)
     environment.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
@@ -185,6 +208,26 @@ def _train(words: list[str]) -> int:
         code = launch(options, spawner)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
     return code
+
+
+def _tell_of_variables(options: Options, variables: dict[str, str]) -> None:
+    """And take them out of the environment: a recipe may start another command."""
+    if named := in_force(options, values_of(variables)):
+        print(f"the environment sets {named}", flush=True)
+    for sentence in misspelt(environment.variables(), environment.NO_OPTIONS):
+        print(printable(sentence), flush=True)
+    environment.drop_variables_of_options()
+
+
+@contextlib.contextmanager
+def _named(variables: dict[str, str]) -> Iterator[None]:
+    """A mistake may be what one of them says, alone or beside the other options."""
+    try:
+        yield
+    except UsageError as error:
+        if not variables:
+            raise
+        raise UsageError(f"{error} (the environment has {', '.join(variables)})") from error
 
 
 if __name__ == "__main__":

@@ -86,10 +86,6 @@ def check_command(options: Options) -> None:
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
         )
-    if options.from_ is None and environment.FROM in environment.variables():
-        raise UsageError(
-            f"expected --from, found the variable {environment.FROM}, which stands for it without elastic-train; give --from, or unset it"
-        )
     if options.from_ is not None:
         check_url(options.from_.run_dir.checkpoints_url)
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed

@@ -8,11 +8,11 @@ import argparse
 import difflib
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
@@ -211,7 +211,8 @@ class Options:
         return self.meeting_protocol in _EXCLUSIVE
 
 
-_FLAGS = {
+# By field of Options.
+FLAGS = {
     each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
     for each in fields(Options)[2:]
 }
@@ -230,15 +231,17 @@ class Inspection:
     html: str | None = None
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Options:
     """Read a training command line. Raises UsageError.
 
-    Options stand before or after RECIPE; words after `--` belong to the recipe.
+    Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
+    of options that the command line does not give (option_variables.py).
     """
     ours, recipe_args = _split(argv)
-    given, rest = _run_parser().parse_known_args(ours)
+    found, rest = _run_parser().parse_known_args(ours)
     recipe = _only_recipe(rest)
-    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | vars(given)
+    given = dict(otherwise or {}) | vars(found)
+    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | given
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
     if options.meets_in_objects and "keep_alive_s" not in given:
         options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
@@ -267,7 +270,7 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
     """
     command, *rest = argv
     draws = command in {"report", "diff"}
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.set_defaults(html=None)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true")
@@ -296,7 +299,7 @@ class WatchOptions:
 
 def parse_watch(argv: Sequence[str]) -> WatchOptions:
     """Read the words after `elastic-train watch`; raises UsageError."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--once", action="store_true")
     known, runs = parser.parse_known_args(list(argv))
     if unknown := [word for word in runs if word.startswith("-")]:
@@ -324,7 +327,7 @@ class CheckOptions:
 def parse_check(argv: Sequence[str]) -> CheckOptions:
     """Read the words after `elastic-train check`; raises UsageError."""
     ours, recipe_args = _split(argv)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=partial(_whole, 3))
     known, rest = parser.parse_known_args(ours)
@@ -343,22 +346,29 @@ def asks_for(argv: Sequence[str], *flags: str) -> bool:
     return any(word in flags for word in _split(argv)[0])
 
 
-class _Parser(argparse.ArgumentParser):
+class WordParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 def _run_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    kinds = get_type_hints(Options, include_extras=True)
-    for name, flag in _FLAGS.items():
-        if kinds[name] is bool:
+    parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name, flag in FLAGS.items():
+        if (read := reader_of(name)) is None:
             parser.add_argument(flag, dest=name, action="store_true")
         else:
-            (read,) = getattr(kinds[name], "__metadata__", (str,))
             parser.add_argument(flag, dest=name, type=read)
     return parser
+
+
+def reader_of(name: str) -> Callable[[str], Any] | None:
+    """What reads the text of an option, and raises argparse.ArgumentTypeError; None for a flag."""
+    kind = get_type_hints(Options, include_extras=True)[name]
+    if kind is bool:
+        return None
+    (read,) = getattr(kind, "__metadata__", (str,))
+    return cast("Callable[[str], Any]", read)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -384,7 +394,7 @@ def _only_recipe(rest: list[str]) -> str:
 
 
 def _advice(word: str) -> str:
-    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], _FLAGS.values(), n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], FLAGS.values(), n=1, cutoff=0.75)
     if close:
         return f"did you mean {close[0]}?"
     return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"

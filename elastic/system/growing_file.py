@@ -141,10 +141,15 @@ class GrowingFile:
 
     def lines_to_end(self) -> Iterator[bytes]:
         """The same from as many reads as it takes to reach the end, all of the same file."""
+        for lines in self.batches_to_end():
+            yield from lines
+
+    def batches_to_end(self) -> Iterator[list[bytes]]:
+        """The same lines, as each read gives them."""
         if self._follow():
-            yield from self._next()
+            yield self._next()
             while not self.is_at_end:
-                yield from self._next()
+                yield self._next()
 
     def take_unfinished(self) -> bytes:
         """The last line as it stands, if it has no end; for a file whose writer is gone."""
@@ -208,6 +213,12 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """The complete lines that a file has now, without their ends."""
     with closing(GrowingFile(path)) as file:
         yield from file.lines_to_end()
+
+
+def batches_of(path: Path) -> Iterator[list[bytes]]:
+    """The same lines, in lists of some thousands."""
+    with closing(GrowingFile(path)) as file:
+        yield from file.batches_to_end()
 
 
 def size_bytes(path: Path) -> int:
