@@ -107,12 +107,7 @@ def _thinned(points: Sequence[Point], bucket: int) -> list[Point]:
 
 def _of_bucket(points: Sequence[Point]) -> Iterable[Point]:
     """At most three, in their order."""
-    finite = [(value, at) for at, value in points if value is not None]
-    kept: dict[float, float | None] = {}
-    if finite:
-        (lowest, at_lowest), (highest, at_highest) = min(finite), max(finite)
-        kept = {at_lowest: lowest, at_highest: highest}
-    gap = next((at for at, value in points if value is None), None)
-    if gap is not None:
-        kept[gap] = None
-    return sorted(kept.items())
+    finite = [(value, index) for index, (_, value) in enumerate(points) if value is not None]
+    kept = {min(finite)[1], max(finite)[1]} if finite else set()
+    kept |= set([index for index, (_, value) in enumerate(points) if value is None][:1])
+    return [points[index] for index in sorted(kept)]

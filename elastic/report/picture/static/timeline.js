@@ -176,9 +176,11 @@ class TimelineView {
   }
 
   marks() {
-    return this.shown.marks.filter((mark) => this.isSeen(mark.at, mark.at)).map((mark) => {
+    const seen = this.shown.marks.filter((mark) => this.isSeen(mark.at, mark.at));
+    const size = seen.length > 80 ? 0.6 : 1; // many small ones can still be told apart
+    return seen.map((mark) => {
       const y = mark.lane === null ? TOP + STRIP / 2 : this.laneY(mark.lane) + LANE / 2;
-      return shape("path", { class: `mark ${mark.kind}`, d: MARKS[mark.kind][0], transform: `translate(${this.x(mark.at).toFixed(1)} ${y})` });
+      return shape("path", { class: `mark ${mark.kind}`, d: MARKS[mark.kind][0], transform: `translate(${this.x(mark.at).toFixed(1)} ${y}) scale(${size})` });
     });
   }
 
