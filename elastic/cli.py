@@ -17,6 +17,7 @@ from elastic.config.options import (
     CHECK,
     COMMANDS,
     OPTIONS_HELP,
+    SERVE,
     WATCH,
     asks_for,
     parse,
@@ -126,6 +127,11 @@ def _dispatch(words: list[str]) -> int:
         from elastic.report.commands import inspect
 
         return inspect(parse_inspection(words))
+    if words and words[0] == SERVE:
+        from elastic.config.listen import parse_serve
+        from elastic.report.serve import serve
+
+        return serve(parse_serve(words[1:]))
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
@@ -151,7 +157,7 @@ def _train(words: list[str]) -> int:
         die_with_parent(check.pid)
     options = parse(words)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS])
+        commands = ", ".join([CHECK, *COMMANDS, SERVE])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )

@@ -20,6 +20,7 @@ from elastic.errors import UsageError
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
 WATCH = "watch"
+SERVE = "serve"
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
 the run:
@@ -235,7 +236,7 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
     """
     command, *rest = argv
     draws = command in {"report", "diff"}
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.set_defaults(html=None)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true")
@@ -292,7 +293,7 @@ class CheckOptions:
 def parse_check(argv: Sequence[str]) -> CheckOptions:
     """Read the words after `elastic-train check`; raises UsageError."""
     ours, recipe_args = _split(argv)
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=partial(_whole, 3))
     known, rest = parser.parse_known_args(ours)
@@ -311,14 +312,14 @@ def asks_for(argv: Sequence[str], *flags: str) -> bool:
     return any(word in flags for word in _split(argv)[0])
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 def _run_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     kinds = get_type_hints(Options, include_extras=True)
     for name, flag in _FLAGS.items():
         if kinds[name] is bool:

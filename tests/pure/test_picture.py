@@ -1,4 +1,4 @@
-"""A picture follows from a run, has all that stands out in it, and is bounded whatever its length."""
+"""A picture follows from a run, has what stands out in it, and is bounded whatever its length."""
 
 import json
 import math
@@ -39,8 +39,7 @@ def said(events, lines):
     found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
     # The narrow space between a number and its unit does not matter to what is said.
     return [
-        text.replace("\u202f", " ")
-        for text in (headline(found, report, spent), time_went_to(report, spent))
+        text.replace("\u202f", " ") for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
 
 

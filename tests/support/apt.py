@@ -1,6 +1,4 @@
-"""A program that a test needs is on this machine, or is installed with apt-get, or a sentence says why
-it cannot be.
-"""
+"""A program that tests need is there, or apt-get installs it, or a sentence says why it cannot."""
 
 import os
 import shutil
@@ -14,7 +12,7 @@ class CannotInstall(Exception):  # noqa: N818 - a state of this machine
     """The message says what is missing, and what to do."""
 
 
-def need(command: str, package: str, *, otherwise: str = "") -> None:
+def need(command: str, package: str, *, otherwise: str) -> None:
     """Install `package` if `command` is missing. Raises CannotInstall.
 
     otherwise: what to do where there is no apt-get.
@@ -23,7 +21,7 @@ def need(command: str, package: str, *, otherwise: str = "") -> None:
         return
     if shutil.which("apt-get") is None:
         raise CannotInstall(
-            f"expected {command} or apt-get to install {package} with, found neither; {otherwise or f'install {package} by hand'}"
+            f"expected {command} or apt-get to install {package} with, found neither; {otherwise}"
         )
     print(f"installing {package}, because there is no {command}", flush=True)
     for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
@@ -44,4 +42,4 @@ def need(command: str, package: str, *, otherwise: str = "") -> None:
 
 
 def _end(text: str) -> str:
-    return text.strip()[-400:]
+    return " / ".join(text.strip().splitlines()[-3:]) or "nothing printed"

@@ -20,8 +20,9 @@ from typing import Any
 import apt
 
 LIMIT_S = 60.0
-# The protocol's own numbers: the browser reads commands from 3, and writes answers to 4. The pipes are
-# moved out of the way first.
+_WAIT_MS = 50_000
+# The protocol's own numbers: the browser reads commands from 3, and writes answers to 4. The pipes
+# are moved out of the way first.
 _EXEC = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3])
@@ -106,9 +107,13 @@ class Page:
         return done["result"].get("value")
 
     def wait(self, expression: str) -> Any:
-        """The first true value. It is asked at each frame that the page draws, which needs no clock."""
-        frame = "await new Promise((done) => requestAnimationFrame(done))"
-        tried = f"(async () => {{ for (let at = 0; at < 600; at += 1) {{ const value = ({expression}); if (value) return value; {frame}; }} return null; }})()"
+        """The first true value, which is looked for at each frame that the page draws."""
+        tried = (
+            "(async () => { const begin = performance.now();"
+            f" for (let value; performance.now() - begin < {_WAIT_MS}; ) {{ value = ({expression});"
+            " if (value) return value; await new Promise((done) => requestAnimationFrame(done)); }"
+            " return null; })()"
+        )
         value = self.evaluate(tried)
         assert value, f"waited in vain for {expression}"
         return value

@@ -43,7 +43,10 @@ def started(
 
 def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
     loss = 2.0 * math.exp(-step / 3000) + 0.3 + 0.05 * math.sin(step * 12.9898)
-    values = {"lr": 1e-3 * (1 + math.cos(step / 8000)), "grad_norm": 1 + abs(math.sin(step * 78.233))} | values
+    values = {
+        "lr": 1e-3 * (1 + math.cos(step / 8000)),
+        "grad_norm": 1 + abs(math.sin(step * 78.233)),
+    } | values
     return StepLine(
         step=step,
         loss=values.pop("loss", loss),
@@ -69,7 +72,13 @@ def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[
         events += [
             started(time, generation, cause, nodes),
             logged(
-                "restored", time + 1.2, generation, nodes[0], step=step, source="peer", lost_steps=generation % 3
+                "restored",
+                time + 1.2,
+                generation,
+                nodes[0],
+                step=step,
+                source="peer",
+                lost_steps=generation % 3,
             ),
             logged("run_started", time + 1.1, generation, nodes[0], steps=count * steps_each),
         ]
@@ -92,8 +101,12 @@ def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[
         ]
         if generation < count:
             events += [
-                logged("worker_exited", time + 0.1, generation, nodes[-1], rank=1, code=None, signal="SIGKILL"),
-                logged("generation_ended", time + 0.4, generation, nodes[0], cause="a worker ended", step=step),
+                logged(
+                    "worker_exited", time + 0.1, generation, nodes[-1], rank=1, code=None, signal="SIGKILL"
+                ),
+                logged(
+                    "generation_ended", time + 0.4, generation, nodes[0], cause="a worker ended", step=step
+                ),
             ]
             time += 1.0 + 7.0 * (generation % 7 == 0)
     events.append(logged("run_finished", time + 0.5, count, nodes[0], steps=step, epochs=3, digest="ab" * 32))

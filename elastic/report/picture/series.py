@@ -58,7 +58,7 @@ def logged(lines: Sequence[StepLine], most: int = MOST_POINTS) -> tuple[list[Ser
     Also says how many names were left out, since there are more than MOST_NAMES.
     """
     names = _names(lines)
-    loss = [(line.step, number(line.loss)) for line in lines]
+    loss: list[Point] = [(line.step, number(line.loss)) for line in lines]
     # A line has None for a loss that is not finite, and for none: of a recipe that logs none, all.
     found = [("loss", loss)] if any(value is not None for _, value in loss) else []
     found += [(name, _of_name(lines, name)) for name in names[:MOST_NAMES]]

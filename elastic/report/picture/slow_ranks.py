@@ -1,4 +1,4 @@
-"""What the report and the metrics say of slow ranks, as the page shows it; nothing where they do not."""
+"""What the report and the metrics say of slow ranks; nothing where they do not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
