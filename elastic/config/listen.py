@@ -1,4 +1,4 @@
-"""Where a command that a browser asks listens: at this machine's own address, unless told otherwise."""
+"""Where a command that a browser asks listens: at the loopback address, unless told otherwise."""
 
 import re
 from collections.abc import Sequence
