@@ -157,7 +157,7 @@ def _train(words: list[str]) -> int:
         die_with_parent(check.pid)
     options = parse(words)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS, SERVE])
+        commands = ", ".join([CHECK, *COMMANDS, SERVE, WATCH])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )

@@ -265,7 +265,7 @@ class WatchOptions:
 
 def parse_watch(argv: Sequence[str]) -> WatchOptions:
     """Read the words after `elastic-train watch`; raises UsageError."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--once", action="store_true")
     known, runs = parser.parse_known_args(list(argv))
     if unknown := [word for word in runs if word.startswith("-")]:

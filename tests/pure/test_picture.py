@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
+from elastic.observe.goodput import time_spent
 from elastic.observe.step_line import StepLine
-from elastic.report.goodput import time_spent
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
