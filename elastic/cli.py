@@ -38,11 +38,14 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
                                                          are its first steps the same with more
                                                          workers, killed, drained and resumed?
   elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
-  elastic-train report RUN [--json]                      steps, time lost, recoveries, the digest
+  elastic-train report RUN [--json | --html FILE]        steps, time lost, recoveries, the digest;
+                                                         FILE gets them as one page with pictures
   elastic-train status RUN [--json]                      where a run stands now
   elastic-train watch  RUN [--once]                      the same live, in a terminal
+  elastic-train serve  RUN [--listen HOST:PORT]          the page live, in a browser; at
+                                                         127.0.0.1:8080, unless told otherwise
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
-  elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
+  elastic-train diff   RUN RUN [--json | --html FILE]    the first step at which two runs differ
 
 RECIPE is a Python script; RUN is a run directory, or the URL of one.
 
