@@ -79,7 +79,7 @@ class StepChart {
       const shown = index === null || index === undefined ? own.values[own.values.length - 1] : plot.data[at + 1][index];
       const words = shown === undefined ? "" : this.format(shown);
       if (this.lines.length === 1) parts.push(element("span", {}, words));
-      else if (words) parts.push(element("span", { class: at ? "b" : "a" }, `${line.label} ${words} `));
+      else if (words) parts.push(element("span", { class: line.color }, `${line.label} ${words}`));
     });
     if (index !== null && index !== undefined) parts.push(` at step ${grouped(plot.data[0][index])}`);
     this.value.replaceChildren(...parts);

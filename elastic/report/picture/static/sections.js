@@ -56,7 +56,7 @@ function timelineSection(pictures, views) {
     const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines that were in for the fewest generations"], [timeline.marks_left_out, "marks in the middle"]]
       .filter(([number]) => number).map(([number, words]) => `${grouped(number)} ${words}`);
     return [
-      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. Drag to zoom. `, view.reset),
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
       left.length ? element("p", { class: "note" }, `Left out, for want of room: ${left.join(", ")}.`) : null,
@@ -82,7 +82,7 @@ function logsSection(pictures, charts, parts) {
   const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => picture.logged.map((series) => series.bucket)));
   const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : ""].filter((words) => words);
   const note = notes.length ? element("p", { class: "note" }, notes.join(" ")) : null;
-  const made = section("logged", "What the recipe logged", "over steps; drag to zoom, double-click for all", key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
+  const made = section("logged", "What the recipe logged", element("span", {}, "over steps", element("span", { class: "hint" }, "; drag to zoom, double-click for all")), key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
   made.classList.add("long");
   return made;
 }
@@ -94,8 +94,8 @@ function stepTimeSection(pictures, charts, parts) {
   const [{ picture }] = pictures;
   const found = [];
   if (pictures.length === 1 && picture.slowest) {
-    const own = [{ series: picture.slowest, color: "fault", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
-    figures.push(new StepChart(charts, "own time of the slowest rank, beside the others' median", own, { wide: true, isTime: true }).figure);
+    const own = [{ series: picture.slowest, color: "lost", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
+    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, aside: "their own work in each step, without waiting" }).figure);
     found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
   }
   if (pictures.length === 1 && picture.slow_ranks.length) {
@@ -153,10 +153,10 @@ function checkpointsSection(picture) {
   return [section("checkpoints", "Checkpoints", null, figures, chart.figure), chart];
 }
 
-const TOLD_ABOVE = new Set(["finished", "failed", "goodput", "lost to", "step time", "checkpoints"]);
+const TOLD_ABOVE = new Set(["finished", "failed", "steps", "goodput", "lost to", "step time", "checkpoints"]);
 
 function factsSection(picture) {
-  const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label));
+  const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label) && !(label === "slow" && picture.slow_ranks.length));
   const rows = shown.flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]);
   return rows.length ? section("facts", "Also in the report", null, element("dl", {}, ...rows)) : null;
 }
