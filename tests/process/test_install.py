@@ -39,7 +39,11 @@ def environment(tmp_path, wheel):
 
 def test_a_wheel_holds_every_file_of_the_package(wheel):
     package = ROOT / "elastic"
-    files = [*package.rglob("*.py"), *(package / "report/picture/static").rglob("*.*"), *package.rglob("LICENSE")]
+    files = [
+        *package.rglob("*.py"),
+        *(package / "report/picture/static").rglob("*.*"),
+        *package.rglob("LICENSE"),
+    ]
     expected = {str(path.relative_to(ROOT)) for path in files}
 
     with zipfile.ZipFile(wheel) as archive:

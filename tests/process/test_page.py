@@ -202,6 +202,19 @@ def test_the_printed_page_is_light_and_has_the_charts(show):
     assert is_clean(page)
 
 
+def test_a_slow_rank_is_named_beside_what_the_others_did_meanwhile(show):
+    events, lines = drawn_runs.of_generations(1, 100)
+    events.append(logged("worker_started", drawn_runs.BEGAN, 1, "spot-1-100-00000001", rank=1, pid=7))
+    lines = [replace(each, slowest_rank=1, slowest_s=0.2, others_s=0.1) for each in lines]
+    page = show(events, lines)
+
+    assert page.evaluate("page.charts.at(-1).plot.data.slice(1).map((own) => own[5])") == [0.2, 0.1]
+    assert page.evaluate("document.querySelector('#steps td').parentNode.textContent") == (
+        "1spot-1-100-0000000140.0\u202f%"
+    )
+    assert is_clean(page)
+
+
 def test_a_run_without_a_step_has_a_page(show):
     page = show([drawn_runs.started(drawn_runs.BEGAN, 1, "start", ["a"])], [])
     assert page.evaluate("document.querySelector('h1').textContent").startswith("Interrupted at step 0")

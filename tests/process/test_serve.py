@@ -6,13 +6,13 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 
 import browser
 import drawn_runs
 import pytest
+from page_server import LIMIT_S, served
 
 from elastic.config.listen import parse_serve
 from elastic.config.run_dir import RunDir
@@ -23,28 +23,6 @@ from elastic.report.picture.draw import draw
 from elastic.report.serve import is_own_name
 from elastic.testing.fakes import FakeClock
 
-LIMIT_S = 60.0
-
-
-class Server:
-    def __init__(self, run, *words):
-        command = [sys.executable, "-m", "elastic.cli", "serve", str(run), *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.said = self.process.stdout.readline()
-        self.port = int(self.said.partition("http://127.0.0.1:")[2].partition("/")[0] or 0)
-
-    def ask(self, path="/", *, method="GET", **headers):
-        """(status, headers, body)"""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        try:
-            connection.request(
-                method, path, headers={each.replace("_", "-"): headers[each] for each in headers}
-            )
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
-        finally:
-            connection.close()
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -53,17 +31,8 @@ def run(tmp_path):
 
 @pytest.fixture
 def serve():
-    started = []
-
-    def served(run, *words):
-        started.append(Server(run, *(words or ("--listen", "127.0.0.1:0"))))
-        return started[-1]
-
-    yield served
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-        each.process.stdout.close()
+    with ExitStack() as stack:
+        yield lambda run, *words: stack.enter_context(served(run, *words))
 
 
 def test_the_answers_are_the_page_and_its_picture_and_an_unchanged_one_is_not_sent_again(run, serve):
