@@ -20,6 +20,7 @@ from elastic.config.options import (
     CHECK,
     COMMANDS,
     OPTIONS_HELP,
+    SERVE,
     WATCH,
     Options,
     asks_for,
@@ -42,11 +43,14 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
                                                          are its first steps the same with more
                                                          workers, killed, drained and resumed?
   elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
-  elastic-train report RUN [--json]                      steps, time lost, recoveries, the digest
+  elastic-train report RUN [--json | --html FILE]        steps, time lost, recoveries, the digest;
+                                                         FILE gets them as one page with pictures
   elastic-train status RUN [--json]                      where a run stands now
   elastic-train watch  RUN [--once]                      the same live, in a terminal
+  elastic-train serve  RUN [--listen HOST:PORT]          the page live, in a browser; at
+                                                         127.0.0.1:8080, unless told otherwise
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
-  elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
+  elastic-train diff   RUN RUN [--json | --html FILE]    the first step at which two runs differ
   elastic-train runs   [FOLDER] [--json]                 all runs below a folder or URL [runs]
   elastic-train clean  RUN [--yes] [--json]              remove what a finished run needs no more
   elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
@@ -145,6 +149,11 @@ def _dispatch(words: list[str]) -> int:
         from elastic.care.commands import care
 
         return care(words[0], words[1:])
+    if words and words[0] == SERVE:
+        from elastic.config.listen import parse_serve
+        from elastic.report.serve import serve
+
+        return serve(parse_serve(words[1:]))
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
@@ -174,7 +183,7 @@ def _train(words: list[str]) -> int:
     with _named(variables):
         options = parse(words, values)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS, *CARE])
+        commands = ", ".join([CHECK, *COMMANDS, SERVE, WATCH, *CARE])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )

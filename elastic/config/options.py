@@ -23,6 +23,7 @@ CloudName = Literal["aws", "gcp", "azure"]
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
 WATCH = "watch"
+SERVE = "serve"
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
 the run:

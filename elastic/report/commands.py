@@ -61,7 +61,7 @@ def inspect(inspection: Inspection) -> int:
 def _draw(html: str, runs: list[RunDir]) -> int:
     """The page of one run, or of two; two that differ give the exit code of `diff`."""
     if len(runs) == 1:
-        print(write_page(draw(*runs), html))
+        print(write_page(draw(runs[0]), html))
         return EXIT_COMPLETE
     pair = draw_pair(*runs)
     print(f"{pair.reason}\n{write_page(pair, html)}")

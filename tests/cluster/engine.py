@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import apt
+
 PACKAGES = ("docker.io", "iptables")
 START_S = 60.0
 STOP_S = 30.0
-_QUIET_APT = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 class NoEngine(Exception):  # noqa: N818 - a state of this machine; the caller decides whether it is an error
@@ -89,27 +90,10 @@ def _version() -> str | None:
 
 
 def _need(command: str, package: str) -> None:
-    if shutil.which(command) is not None:
-        return
-    if shutil.which("apt-get") is None:
-        raise NoEngine(
-            f"expected {command} or apt-get to install {package} with, found neither; install Docker by hand"
-        )
-    print(f"installing {package}, because there is no {command}", flush=True)
-    for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
-        done = subprocess.run(
-            ["apt-get", "--quiet", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | _QUIET_APT,
-        )
-        if done.returncode:
-            raise NoEngine(
-                f"expected apt-get {' '.join(words)} to succeed, found: {_end(done.stderr or done.stdout)}"
-            )
-    if shutil.which(command) is None:
-        raise NoEngine(f"expected {command} in the package {package}, found none")
+    try:
+        apt.need(command, package, otherwise="install Docker by hand")
+    except apt.CannotInstall as error:
+        raise NoEngine(str(error)) from error
 
 
 @contextmanager

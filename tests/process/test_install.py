@@ -38,7 +38,13 @@ def environment(tmp_path, wheel):
 
 
 def test_a_wheel_holds_every_file_of_the_package(wheel):
-    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "elastic").rglob("*.py")}
+    package = ROOT / "elastic"
+    files = [
+        *package.rglob("*.py"),
+        *(package / "report/picture/static").rglob("*.*"),
+        *package.rglob("LICENSE"),
+    ]
+    expected = {str(path.relative_to(ROOT)) for path in files}
 
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if name.startswith("elastic/")}

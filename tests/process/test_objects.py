@@ -7,7 +7,9 @@ from itertools import cycle
 import pytest
 import run_records
 from faulty_storage import Deed, FaultyStorage
+from page_server import served
 
+from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 from elastic.storage.objects import Objects
@@ -319,6 +321,18 @@ def test_a_recipe_without_an_agent_writes_its_metrics_to_the_store_too(machines,
     machines.all.command([recipe, *begins, "--", "--global-batch", "64"]).ends_with(0)
     (ancestor,) = machines.inspects("report", second)[1]["lineage"]
     assert (ancestor["step"], ancestor["digest"]) == (STEPS, undisturbed.digest)
+
+
+def test_the_page_of_a_run_in_an_object_store_is_drawn_and_served_from_anywhere(
+    machines, undisturbed, recipes, tmp_path
+):
+    env = {"ELASTIC_RUN_DIR": machines.url}
+    machines.all.start_script(recipes / "tiny.py", env=env).ends_with(0)
+
+    assert main(["report", machines.url, "--html", str(tmp_path / "page.html")]) == 0
+    assert f"Finished: {STEPS} steps" in (tmp_path / "page.html").read_text()
+    with served(machines.url) as server:
+        assert f"Finished: {STEPS} steps".encode() in server.ask()[2]
 
 
 def test_plain_python_on_another_machine_takes_no_record_of_the_first_ones_place(

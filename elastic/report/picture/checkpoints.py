@@ -54,12 +54,14 @@ def _ages(commits: Sequence[float], pieces: Sequence[tuple[float, float]]) -> li
     left = deque(commits)
     age = 0.0
     for begin, end in pieces:
-        if points and begin > points[-1][0]:
+        is_gap = not points or begin > points[-1][0]
+        if points and is_gap:
             points.append((begin, None))
         while left and left[0] < begin:  # what was saved while nodes were away, at a planned stop
             left.popleft()
             age = 0.0
-        points.append((begin, age))
+        if is_gap:
+            points.append((begin, age))
         at = begin
         while left and left[0] <= end:
             commit = left.popleft()
@@ -67,4 +69,18 @@ def _ages(commits: Sequence[float], pieces: Sequence[tuple[float, float]]) -> li
             at, age = commit, 0.0
         age += end - at
         points.append((end, age))
-    return points
+    return _corners(points)
+
+
+def _corners(points: Sequence[Point]) -> list[Point]:
+    """Without those in the middle of an edge: where a generation follows the one before at once."""
+    return [
+        point
+        for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False)
+        if before is None or after is None or not _is_within(before, point, after)
+    ]
+
+
+def _is_within(before: Point, point: Point, after: Point) -> bool:
+    values = before[1], point[1], after[1]
+    return None not in values and values[0] < values[1] < values[2]  # type: ignore[operator]

@@ -40,12 +40,15 @@ def write_page(shown: Picture | Comparison, text: str) -> str:
     """Write the page to the file that `text` names, and say so. Raises UsageError."""
     path, data = Path(text), page(shown).encode()
     try:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-        replace_whole(path, data, fsync=False)
+        # What is no file of its own, such as /dev/stdout, stays what it is.
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)
+        else:
+            replace_whole(path, data, fsync=False)
     except (OSError, ValueError) as error:
+        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
-            f"expected a file that can be written behind --html, found: {error}; give another one"
+            f"expected a file behind --html that can be written, found: {found} ({path}); give another one"
         ) from error
     return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
 

@@ -45,7 +45,7 @@ def headline(status: Status, report: Report, spent: TimeSpent | None) -> str:
 
 
 def time_went_to(report: Report, spent: TimeSpent | None) -> str:
-    """The share of training, and the causes that cost the most; empty before the first generation."""
+    """The share of training, and what cost the most; empty before the first generation."""
     if spent is None or spent.goodput is None:
         return ""
     ranked = sorted(spent.badput_s.items(), key=lambda part: -part[1])

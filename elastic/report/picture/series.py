@@ -58,7 +58,7 @@ def logged(lines: Sequence[StepLine], most: int = MOST_POINTS) -> tuple[list[Ser
     Also says how many names were left out, since there are more than MOST_NAMES.
     """
     names = _names(lines)
-    loss = [(line.step, number(line.loss)) for line in lines]
+    loss: list[Point] = [(line.step, number(line.loss)) for line in lines]
     # A line has None for a loss that is not finite, and for none: of a recipe that logs none, all.
     found = [("loss", loss)] if any(value is not None for _, value in loss) else []
     found += [(name, _of_name(lines, name)) for name in names[:MOST_NAMES]]
@@ -107,12 +107,7 @@ def _thinned(points: Sequence[Point], bucket: int) -> list[Point]:
 
 def _of_bucket(points: Sequence[Point]) -> Iterable[Point]:
     """At most three, in their order."""
-    finite = [(value, at) for at, value in points if value is not None]
-    kept: dict[float, float | None] = {}
-    if finite:
-        (lowest, at_lowest), (highest, at_highest) = min(finite), max(finite)
-        kept = {at_lowest: lowest, at_highest: highest}
-    gap = next((at for at, value in points if value is None), None)
-    if gap is not None:
-        kept[gap] = None
-    return sorted(kept.items())
+    finite = [(value, index) for index, (_, value) in enumerate(points) if value is not None]
+    kept = {min(finite)[1], max(finite)[1]} if finite else set()
+    kept |= set([index for index, (_, value) in enumerate(points) if value is None][:1])
+    return [points[index] for index in sorted(kept)]

@@ -1,8 +1,7 @@
-"""What the report and the metrics say of slow ranks, as the page shows it; nothing where they do not."""
+"""What the report and the metrics say of slow ranks, bounded in size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from elastic.observe.step_line import StepLine
 from elastic.report.picture import series
@@ -24,20 +23,15 @@ class SlowRankShare:
 
 def slow_ranks(report: Report) -> list[SlowRankShare]:
     """Those that cost the most first."""
-    found = _known(report, "slow_ranks") or []
-    ranked = sorted(found, key=lambda each: -each.share)[:_MOST_RANKS]
+    ranked = sorted(report.slow_ranks, key=lambda each: -each.share)[:_MOST_RANKS]
     return [SlowRankShare(rank=each.rank, node=short(each.node), share=each.share) for each in ranked]
 
 
 def slowest_series(lines: Sequence[StepLine], most: int) -> tuple[Series | None, Series | None]:
     """(seconds of the slowest rank, median of the others' own seconds), over steps."""
-    slowest = series.over_steps(lines, lambda line: series.number(_known(line, "slowest_s")))
-    others = series.over_steps(lines, lambda line: series.number(_known(line, "others_s")))
+    slowest = series.over_steps(lines, lambda line: line.slowest_s)
+    others = series.over_steps(lines, lambda line: line.others_s)
     return (
         series.of_points("slowest rank", slowest, unit="s", most=most) if slowest else None,
         series.of_points("median of the others", others, unit="s", most=most) if others else None,
     )
-
-
-def _known(record: Any, name: str) -> Any:
-    return getattr(record, name, None)

@@ -16,14 +16,13 @@ class StepChart {
     this.figure = element("figure", { class: options.wide ? "chart wide" : "chart", "data-name": title },
       element("figcaption", {}, element("b", {}, title), options.aside ? element("span", {}, options.aside) : null, this.value), this.host);
     const notes = lines.flatMap((line) => this.notes(line));
-    if (notes.length) this.figure.append(element("p", { class: "note" }, `${notes.join("; ")}.`));
+    if (notes.length) this.figure.append(element("p", { class: "note" }, `${notes.join("; ").replace(/^n/, "N")}.`));
     charts.push(this);
   }
 
   notes({ series, label }) {
     const of = label ? `${label}: ` : "";
     const found = [];
-    if (series.bucket > 1) found.push(`${of}the lowest and the highest of each ${grouped(series.bucket)} steps are drawn`);
     if (series.gaps) found.push(`${of}not finite at ${grouped(series.gaps)} ${series.gaps === 1 ? "step" : "steps"}, first at step ${grouped(series.first_gap)}`);
     return found;
   }
@@ -41,7 +40,7 @@ class StepChart {
   }
 
   format(value) {
-    return this.options.isTime ? duration(value) : significant(value);
+    return this.options.isTime ? stepSeconds(value) : significant(value);
   }
 
   draw(zoom) {
@@ -52,7 +51,7 @@ class StepChart {
     const isLog = this.isLog();
     this.plot = new uPlot({
       width, height: this.options.wide ? 230 : 168,
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       legend: { show: false },
       cursor: { y: false, sync: { key: "steps", setSeries: false }, drag: { x: true, y: false, setScale: true }, points: { size: 7 } },
       scales: { x: { time: false, ...(zoom ? { range: () => [zoom.from, zoom.to] } : { range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }) }, y: isLog ? { distr: 3 } : {} },
@@ -60,7 +59,7 @@ class StepChart {
         { ...axis, grid: { show: false }, gap: 6, size: 30, space: 70, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? grouped(tick) : "")) },
         { ...axis, size: 66, gap: 8, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null || (isLog && !/^1(e|0*$)/.test(String(tick < 1 ? 1 / tick : tick).replace(/\.0+$/, "")))) ? "" : this.format(tick)) },
       ],
-      series: [{}, ...this.lines.map((line) => ({ stroke: color(line.color), width: 1.5, dash: line.dash, points: { show: line.series.at.length < 60 ? undefined : false, size: 5 } }))],
+      series: [{}, ...this.lines.map((line) => ({ stroke: color(line.color), width: 1.5, dash: line.dash, points: { show: line.series.at.length < 60, size: 5 } }))],
       hooks: {
         setCursor: [(plot) => this.told(plot)],
         setSelect: [(plot) => this.selected(plot)],
@@ -80,7 +79,7 @@ class StepChart {
       const shown = index === null || index === undefined ? own.values[own.values.length - 1] : plot.data[at + 1][index];
       const words = shown === undefined ? "" : this.format(shown);
       if (this.lines.length === 1) parts.push(element("span", {}, words));
-      else if (words) parts.push(element("span", { class: at ? "b" : "a" }, `${line.label} ${words} `));
+      else if (words) parts.push(element("span", { class: line.color }, `${line.label} ${words}`));
     });
     if (index !== null && index !== undefined) parts.push(` at step ${grouped(plot.data[0][index])}`);
     this.value.replaceChildren(...parts);
@@ -109,11 +108,17 @@ class StepChart {
     if (this.options.parts) {
       ctx.strokeStyle = color("fault");
       ctx.lineWidth = 1.5 * devicePixelRatio;
+      ctx.setLineDash([]);
       ctx.beginPath();
       const x = plot.valToPos(this.options.parts, "x", true);
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      const isRight = x > bbox.left + bbox.width * 0.7;
+      ctx.font = `${12 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
+      ctx.textAlign = isRight ? "right" : "left";
+      ctx.textBaseline = "top";
+      ctx.fillText("they differ from here on", x + (isRight ? -7 : 7) * devicePixelRatio, bbox.top + 2);
     }
     ctx.restore();
   }
@@ -131,7 +136,7 @@ function ageChart(age, ends, began) {
     if (plot) plot.destroy();
     const axis = { stroke: color("soft"), font: `12px ${getComputedStyle(document.body).fontFamily}`, ticks: { show: false } };
     plot = new uPlot({
-      width: host.clientWidth, height: 130, padding: [8, 8, 0, 0], legend: { show: false },
+      width: host.clientWidth, height: 130, padding: [8, 26, 0, 0], legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: false, range: [0, Math.max(ends, 0.001)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.08, 0.001)] } },
       axes: [

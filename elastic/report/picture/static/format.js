@@ -31,6 +31,14 @@ function duration(seconds) {
   return `${whole}${SPACE}s`;
 }
 
+// Of a step: three digits, which say more than the unit's name.
+function stepSeconds(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds >= 100) return duration(seconds);
+  if (seconds === 0 || seconds >= 1) return `${Number(seconds.toPrecision(3))}${SPACE}s`;
+  return `${Number((seconds * 1000).toPrecision(3))}${SPACE}ms`;
+}
+
 function bytes(number) {
   if (number === null) return "–";
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {

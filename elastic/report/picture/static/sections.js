@@ -56,7 +56,7 @@ function timelineSection(pictures, views) {
     const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines that were in for the fewest generations"], [timeline.marks_left_out, "marks in the middle"]]
       .filter(([number]) => number).map(([number, words]) => `${grouped(number)} ${words}`);
     return [
-      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. Drag to zoom. `, view.reset),
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
       left.length ? element("p", { class: "note" }, `Left out, for want of room: ${left.join(", ")}.`) : null,
@@ -79,8 +79,10 @@ function logsSection(pictures, charts, parts) {
   if (!figures.some((figure) => figure)) return null;
   const key = pictures.length > 1 ? element("div", { class: "key" }, element("span", {}, element("i"), `A: ${pictures[0].picture.name}`), element("span", {}, element("i", { class: "b" }), `B: ${pictures[1].picture.name}`)) : null;
   const left = Math.max(...pictures.map(({ picture }) => picture.names_left_out));
-  const note = left ? element("p", { class: "note" }, `${left} more names were logged; metrics.jsonl has them.`) : null;
-  const made = section("logged", "What the recipe logged", "over steps; drag to zoom, double-click for all", key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
+  const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => picture.logged.map((series) => series.bucket)));
+  const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : ""].filter((words) => words);
+  const note = notes.length ? element("p", { class: "note" }, notes.join(" ")) : null;
+  const made = section("logged", "What the recipe logged", element("span", {}, "over steps", element("span", { class: "hint" }, "; drag to zoom, double-click for all")), key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
   made.classList.add("long");
   return made;
 }
@@ -92,8 +94,8 @@ function stepTimeSection(pictures, charts, parts) {
   const [{ picture }] = pictures;
   const found = [];
   if (pictures.length === 1 && picture.slowest) {
-    const own = [{ series: picture.slowest, color: "fault", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
-    figures.push(new StepChart(charts, "own time of the slowest rank, beside the others' median", own, { wide: true, isTime: true }).figure);
+    const own = [{ series: picture.slowest, color: "lost", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
+    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, aside: "their own work in each step, without waiting" }).figure);
     found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
   }
   if (pictures.length === 1 && picture.slow_ranks.length) {
@@ -115,17 +117,16 @@ function recoveriesSection(picture) {
     let x = 0;
     const drawn = PHASES.map(([key, kind, words]) => {
       const seconds = each.recovery[key] || 0;
-      const part = shape("rect", { class: kind, x, y: 2, width: Math.max(0, (seconds / longest) * 1000 - 1), height: 10 }, shape("title", {}, `${words}: ${duration(seconds)}`));
+      const part = shape("rect", { class: `lost ${kind}`, x, y: 2, width: Math.max(0, (seconds / longest) * 1000 - 1), height: 10 }, shape("title", {}, `${words}: ${duration(seconds)}`));
       x += (seconds / longest) * 1000;
       return part;
     });
     return shape("svg", { class: "bars", viewBox: "0 0 1000 14", preserveAspectRatio: "none" }, ...drawn);
   };
   const rows = ranked.map((each) => [grouped(each.number), each.recovery.cause, each.recovery.source || "–", grouped(each.recovery.lost_steps), each.recovery.total_s === null ? "no new step" : duration(each.recovery.total_s), bars(each)]);
-  const columns = [["generation", true], ["cause", false], ["state from", false], ["lost steps", true], ["total", true], ["phases", false]];
+  const columns = [["generation", false], ["cause", false], ["state from", false], ["lost steps", true], ["total", true], ["phases", false]];
   const shown = table({ class: "wide-table" }, columns, rows.slice(0, FEW));
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
-  key.querySelectorAll("i").forEach((each) => { each.style.border = "0"; each.style.width = "10px"; each.style.verticalAlign = "0"; });
   const holder = element("div", { class: "scroll" }, shown);
   const aside = rows.length > FEW ? `the ${FEW} longest of ${rows.length}` : "the longest first";
   const made = section("recoveries", "Recoveries, by phase", aside, holder, key);
@@ -152,9 +153,12 @@ function checkpointsSection(picture) {
   return [section("checkpoints", "Checkpoints", null, figures, chart.figure), chart];
 }
 
+const TOLD_ABOVE = new Set(["finished", "failed", "steps", "goodput", "lost to", "step time", "checkpoints"]);
+
 function factsSection(picture) {
-  const rows = Object.entries(picture.facts).flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]);
-  return rows.length ? section("facts", "The report in words", null, element("dl", {}, ...rows)) : null;
+  const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label) && !(label === "slow" && picture.slow_ranks.length));
+  const rows = shown.flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]);
+  return rows.length ? section("facts", "Also in the report", null, element("dl", {}, ...rows)) : null;
 }
 
 function tracebackSection(picture) {

@@ -114,6 +114,7 @@ class TimelineView {
         if (each.trained !== null) own.append(this.box(index % 2 ? "generation odd" : "generation", trains, trained, TOP, STRIP));
         if (each.ends > trained) own.append(this.box("lost", trained, each.ends, TOP, STRIP));
         const next = this.shown.generations[index + 1];
+        own.append(...this.why(each, this.shown.generations[index - 1]));
         if (next && next.begins > each.ends) own.append(this.pause(each.ends, next.begins));
         const from = this.x(Math.max(trains, this.from_)), to = this.x(Math.min(trained, this.to_));
         if (to - from > 14 + 6 * String(each.number).length) own.append(shape("text", { class: "count", x: (from + to) / 2, y: TOP + STRIP / 2 + 4, "text-anchor": "middle" }, String(each.number)));
@@ -121,6 +122,14 @@ class TimelineView {
       found.push(own);
     });
     return found;
+  }
+
+  // The cause, in the time that was lost to it, if there is room.
+  why(each, before) {
+    const begins = before && each.begins <= before.ends ? before.trained ?? before.ends : each.begins;
+    const from = this.x(Math.max(begins, this.from_)), to = this.x(Math.min(each.trains ?? each.ends, this.to_));
+    if (to - from < 16 + 6 * each.cause.length) return [];
+    return [shape("text", { class: "why", x: (from + to) / 2, y: TOP + STRIP / 2 + 4, "text-anchor": "middle" }, each.cause)];
   }
 
   pause(begins, ends) {
@@ -176,9 +185,11 @@ class TimelineView {
   }
 
   marks() {
-    return this.shown.marks.filter((mark) => this.isSeen(mark.at, mark.at)).map((mark) => {
+    const seen = this.shown.marks.filter((mark) => this.isSeen(mark.at, mark.at));
+    const size = seen.length > 80 ? 0.6 : 1; // many small ones can still be told apart
+    return seen.map((mark) => {
       const y = mark.lane === null ? TOP + STRIP / 2 : this.laneY(mark.lane) + LANE / 2;
-      return shape("path", { class: `mark ${mark.kind}`, d: MARKS[mark.kind][0], transform: `translate(${this.x(mark.at).toFixed(1)} ${y})` });
+      return shape("path", { class: `mark ${mark.kind}`, d: MARKS[mark.kind][0], transform: `translate(${this.x(mark.at).toFixed(1)} ${y}) scale(${size})` });
     });
   }
 

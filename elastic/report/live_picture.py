@@ -1,0 +1,79 @@
+"""The newest picture of a run, drawn again only so often that the machine does not notice.
+
+It does not promise to be newer than the time between two drawings: seconds for a run in a folder,
+longer for a long run, and for one at a URL, which is read whole each time.
+"""
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic.errors import ElasticError
+from elastic.report.picture.page import document, page
+from elastic.report.picture.picture import Picture
+from elastic.system.clock import Clock
+
+_PAUSE_S = 2.0
+_REMOTE_PAUSE_S = 20.0
+_PAUSE_PER_COST = 20  # so that drawing takes a twentieth of one core
+
+
+class NotNow(ElasticError):  # noqa: N818
+    """There is no picture at this moment; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """tag: names this document; equal documents have the same one."""
+
+    tag: str
+    document: bytes
+    page: bytes
+
+
+class LivePicture:
+    """For any number of threads: one of them draws, and the others get what was drawn last."""
+
+    def __init__(self, draw: Callable[[], Picture], clock: Clock, *, is_remote: bool) -> None:
+        """draw: reads the run. Raises OSError, or an ElasticError."""
+        self._draw, self._clock = draw, clock
+        self._least_pause_s = _REMOTE_PAUSE_S if is_remote else _PAUSE_S
+        self._drawing = threading.Lock()
+        self._drawn: Drawn | None = None
+        self._failure: str | None = None
+        self._again_at = -math.inf
+
+    def newest(self) -> Drawn:
+        """Raises NotNow where the run can no longer be read; the first time, what `draw` raises."""
+        if self._clock.monotonic() >= self._again_at and self._drawing.acquire(blocking=self._drawn is None):
+            try:
+                self._draw_again()
+            finally:
+                self._drawing.release()
+        if self._failure is not None:
+            raise NotNow(self._failure)
+        assert self._drawn is not None
+        return self._drawn
+
+    def _draw_again(self) -> None:
+        begin = self._clock.monotonic()
+        if begin < self._again_at:  # another thread has drawn meanwhile
+            return
+        try:
+            self._keep(self._draw())
+            self._failure = None
+        except (OSError, ElasticError) as error:
+            if self._drawn is None:
+                raise
+            self._failure = f"expected files of a run that can be read, found: {error}"
+        finally:
+            cost_s = self._clock.monotonic() - begin
+            self._again_at = begin + cost_s + max(self._least_pause_s, _PAUSE_PER_COST * cost_s)
+
+    def _keep(self, shown: Picture) -> None:
+        text = document(shown).encode()
+        tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+        if self._drawn is None or self._drawn.tag != tag:
+            self._drawn = Drawn(tag=tag, document=text, page=page(shown, polls=True).encode())

@@ -1,0 +1,222 @@
+"""`elastic-train serve` shows a run live, to those who ask it by its own name, and only reads."""
+
+import http.client
+import json
+import select
+import shutil
+import signal
+import socket
+import time
+from contextlib import ExitStack
+
+import browser
+import drawn_runs
+import pytest
+from page_server import LIMIT_S, served
+
+from elastic.config.listen import parse_serve
+from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
+from elastic.report import live_picture
+from elastic.report.live_picture import LivePicture, NotNow
+from elastic.report.picture.draw import draw
+from elastic.report.serve import is_own_name
+from elastic.testing.fakes import FakeClock
+
+
+@pytest.fixture
+def run(tmp_path):
+    return drawn_runs.write(tmp_path / "run", *drawn_runs.of_generations(3, 40))
+
+
+@pytest.fixture
+def serve():
+    with ExitStack() as stack:
+        yield lambda run, *words: stack.enter_context(served(run, *words))
+
+
+def test_the_answers_are_the_page_and_its_picture_and_an_unchanged_one_is_not_sent_again(run, serve):
+    server = serve(run)
+    status, headers, page = server.ask()
+    assert status == 200
+    assert b"Finished: 120 steps" in page
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+
+    status, headers, body = server.ask("/picture.json")
+    assert (status, json.loads(body)["state"]) == (200, "finished")
+    assert server.ask("/picture.json", If_None_Match=headers["ETag"])[0::2] == (304, b"")
+    assert server.ask("/picture.json", method="HEAD")[0::2] == (200, b"")
+    assert server.ask("/../../etc/passwd")[0] == 404
+
+
+def test_it_changes_no_file_of_the_run(run, serve):
+    def files():
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in run.rglob("*")}
+
+    before = files()
+    server = serve(run)
+    server.ask()
+    assert server.ask(method="POST")[0] == 501
+    assert server.ask(method="PUT")[0] == 501
+    assert files() == before
+
+
+def test_a_page_whose_name_leads_here_is_refused(run, serve):
+    """DNS rebinding: the browser sends the other site's name, whatever address that name has."""
+    server = serve(run)
+    status, _, body = server.ask(Host="attacker.example")
+    assert status == 403
+    assert b"Finished" not in body
+    assert server.ask("/picture.json", Host=f"attacker.example:{server.port}")[0] == 403
+    assert server.ask(Host=f"localhost:{server.port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("127.0.0.1:8080", True),
+        ("localhost", True),
+        ("[::1]:8080", True),
+        ("10.1.2.3", True),
+        ("Node-7:80", True),
+        (socket.gethostname(), True),
+        ("attacker.example", False),
+        ("127.0.0.1.attacker.example:8080", False),
+        ("localhost.attacker.example", False),
+        ("", False),
+        (None, False),
+        (":8080", False),
+    ],
+)
+def test_an_own_name_is_an_address_or_what_the_server_was_told(host, is_own):
+    assert is_own_name(host, "node-7") is is_own
+
+
+def test_ctrl_c_ends_it(run, serve):
+    server = serve(run)
+    server.ask()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(LIMIT_S) == 0
+    assert server.process.stdout.read() == ""
+
+
+def test_a_port_in_use_and_a_folder_without_a_run_get_a_sentence(run, serve, tmp_path):
+    server = serve(run)
+    second = serve(run, "--listen", f"127.0.0.1:{server.port}")
+    assert second.process.wait(LIMIT_S) == 2
+    assert f"expected to listen on 127.0.0.1:{server.port}, found: Address already in use" in second.said
+
+    empty = serve(tmp_path, "--listen", "127.0.0.1:0")
+    assert empty.process.wait(LIMIT_S) == 2
+    assert "expected a run directory, found no run in" in empty.said
+
+
+def test_it_listens_at_the_loopback_address_unless_told_otherwise():
+    found = parse_serve(["runs/x"])
+    assert (found.run, found.host, found.port) == ("runs/x", "127.0.0.1", 8080)
+    assert parse_serve(["runs/x", "--listen", "[::1]:0"]).port == 0
+    for words in ([], ["a", "b"], ["a", "--html"], ["a", "--listen", "x:99999"]):
+        with pytest.raises(UsageError):
+            parse_serve(words)
+
+
+def test_browsers_that_go_away_in_the_middle_are_harmless(run, serve):
+    """One sends half a request, and one resets the connection instead of reading its answer."""
+    server = serve(run)
+    half = socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S)
+    half.sendall(b"GET / HT")
+    for _ in range(5):
+        gone = socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S)
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        gone.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        gone.close()
+
+    assert server.ask()[0] == 200
+    half.close()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(LIMIT_S) == 0
+    assert server.process.stdout.read() == ""
+
+
+def test_more_browsers_than_there_is_room_for_are_sent_away_and_others_are_answered_later(run, serve):
+    server = serve(run)
+    waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) for _ in range(40)]
+    # The kernel hands connections over in their order, so the last ones find no room.
+    assert waiting[-1].recv(1) == b""
+    assert select.select([waiting[0]], [], [], 0)[0] == []
+    for each in waiting:
+        each.close()
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            assert server.ask()[0] == 200
+            return
+        except (ConnectionError, http.client.HTTPException):
+            continue
+    pytest.fail("the server did not answer again")
+
+
+def test_a_page_that_is_open_shows_new_steps_and_says_when_the_server_is_gone(run, serve, tmp_path):
+    server = serve(run)
+    with browser.chromium(tmp_path / "profile") as started:
+        page = started.open(f"http://127.0.0.1:{server.port}/")
+        headline = "document.getElementById('headline').textContent"
+        assert page.evaluate(headline).startswith("Finished: 120 steps")
+        page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+
+        shutil.rmtree(run)
+        drawn_runs.write(run, *drawn_runs.of_generations(3, 50))
+        assert page.wait(f"{headline}.startsWith('Finished: 150 steps')")
+        assert page.evaluate("page.views[0]") == {"from": 1, "to": 5}
+        assert page.complaints() == []
+
+        server.process.kill()
+        notice = "document.getElementById('notice')"
+        assert page.wait(f"!{notice}.hidden && {notice}.textContent") == (
+            "Not up to date: elastic-train serve does not answer; start it again"
+        )
+
+
+# How often a run is read.
+
+
+class Counted:
+    def __init__(self, run, clock, cost_s):
+        self.run, self.clock, self.cost_s, self.count = run, clock, cost_s, 0
+
+    def __call__(self):
+        self.count += 1
+        self.clock.now += self.cost_s
+        return draw(RunDir.parse(str(self.run)))
+
+
+def test_a_run_is_read_for_a_twentieth_of_the_time_at_most(run):
+    clock = FakeClock()
+    reads = Counted(run, clock, cost_s=3.0)
+    live = LivePicture(reads, clock, is_remote=False)
+
+    first = live.newest()
+    clock.now += 59.9
+    assert live.newest() is first
+    assert reads.count == 1
+    clock.now += 0.2
+    assert live.newest() is first  # nothing has changed
+    assert reads.count == 2
+
+
+def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
+    clock = FakeClock()
+    live = LivePicture(Counted(run, clock, cost_s=0.0), clock, is_remote=False)
+    live.newest()
+    aside = run.rename(run.with_name("aside"))
+    run.write_text("no folder")
+    clock.now += live_picture._PAUSE_S
+
+    for _ in range(2):
+        with pytest.raises(NotNow, match="expected files of a run that can be read"):
+            live.newest()
+    run.unlink()
+    aside.rename(run)
+    clock.now += live_picture._PAUSE_S
+    assert live.newest().tag

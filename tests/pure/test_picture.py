@@ -1,0 +1,285 @@
+"""A picture follows from a run, has what stands out in it, and is bounded whatever its length."""
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+
+import drawn_runs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.observe.goodput import time_spent
+from elastic.observe.step_line import StepLine
+from elastic.report.picture import series
+from elastic.report.picture.headline import headline, time_went_to
+from elastic.report.picture.marks import both_ends
+from elastic.report.picture.page import document, page, policy
+from elastic.report.picture.picture import picture
+from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
+from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
+from elastic.report.report import summarise
+from elastic.report.status import status
+from elastic.report.tables import report_facts
+
+BEGAN = drawn_runs.BEGAN
+LIMIT_BYTES = 1_000_000
+
+
+def drawn(events, lines, name="runs/x"):
+    report = summarise(events, lines)
+    found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
+    return picture(name, (events, lines, report, found), report_facts(report))
+
+
+def said(events, lines):
+    report, spent = summarise(events, lines), time_spent(events, lines)
+    found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
+    # The narrow space between a number and its unit does not matter to what is said.
+    return [
+        text.replace("\u202f", " ") for text in (headline(found, report, spent), time_went_to(report, spent))
+    ]
+
+
+# Points.
+
+values = st.none() | st.floats(-1e9, 1e9)
+
+
+@given(st.lists(values, min_size=1, max_size=400), st.integers(3, 60))
+def test_thinning_keeps_every_extreme_every_gap_and_the_newest_point(found, most):
+    points = [(float(at), value) for at, value in enumerate(found, 1)]
+    shown = series.of_points("x", points, most=most)
+    finite = [value for value in found if value is not None]
+    digits = pytest.approx if finite else list
+
+    assert len(shown.at) <= most + 1
+    assert shown.at == sorted(set(shown.at))
+    assert shown.at[-1] == points[-1][0]
+    assert (None in shown.values) == (None in found)
+    assert shown.gaps == len(found) - len(finite)
+    if finite:
+        kept = [value for value in shown.values if value is not None]
+        assert min(kept) == digits(min(finite), rel=1e-5)
+        assert max(kept) == digits(max(finite), rel=1e-5)
+
+
+def test_one_spike_in_a_hundred_thousand_steps_is_drawn_at_its_step():
+    points = [(step, 9.0 if step == 54_321 else 1.0) for step in range(1, 100_001)]
+    shown = series.of_points("loss", points)
+
+    assert (54_321, 9.0) in zip(shown.at, shown.values, strict=True)
+    assert shown.bucket > 1
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_and_counted():
+    lines = [StepLine(step=step, loss=None if step in (3, 4) else 0.5) for step in range(1, 7)]
+    (loss,), _ = series.logged(lines)
+
+    assert loss.values == [0.5, 0.5, None, None, 0.5, 0.5]
+    assert (loss.gaps, loss.first_gap) == (2, 3)
+
+
+def test_a_recipe_without_a_loss_has_no_chart_of_one():
+    found, _ = series.logged([StepLine(step=1, values={"reward": 1.0})])
+    assert [each.name for each in found] == ["reward"]
+
+
+def test_what_is_logged_and_no_number_is_not_drawn():
+    logged_values = {"a": "text", "b": True, "c": [1], "d": 10**400, "e": float("inf"), "f": 2}
+    found, _ = series.logged([StepLine(step=1, values=logged_values)])
+
+    assert {each.name: each.values for each in found} == {"d": [None], "e": [None], "f": [2.0]}
+
+
+def test_names_beyond_the_limit_are_counted():
+    lines = [StepLine(step=1, values={f"v{at}": 1.0 for at in range(series.MOST_NAMES + 5)})]
+    found, left_out = series.logged(lines)
+    assert (len(found), left_out) == (series.MOST_NAMES, 5)
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.84, "0.8 s"),
+        (41.2, "41 s"),
+        (423, "7 min 3 s"),
+        (3599.7, "1 h"),
+        (27_660, "7 h 41 min"),
+        (7199, "2 h"),
+        (266_400, "3 d 2 h"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(seconds, words):
+    assert duration(seconds).replace("\u202f", " ") == words
+
+
+def test_numbers_are_grouped_from_five_digits_on():
+    assert [grouped(1234), grouped(12_345)] == ["1234", "12\u202f345"]
+
+
+def test_the_headline_says_what_became_of_the_run_and_what_it_cost():
+    """Two generations of ten steps: 2 s before each, a second between them, half a second after."""
+    events, lines = drawn_runs.of_generations(2, 10)
+    assert said(events, lines) == [
+        "Finished: 20 steps in 10 s.",
+        "47.6 % of the time was training; 3.0 s went to 1 lost node, 2.0 s to the start and 0.5 s to the end.",
+    ]
+
+
+def test_the_headline_of_a_run_that_failed_has_the_reason():
+    events, lines = drawn_runs.of_generations(1, 10)
+    failed = logged("run_failed", BEGAN + 9, 1, exit_code=1, reason="ValueError: no.")
+    events = [*events[:-1], failed]
+    assert said(events, lines)[0] == "Failed at step 10 of 10 after 9.0 s: ValueError: no."
+
+
+def test_the_headline_of_a_run_that_never_began_says_so():
+    assert said([], []) == ["Not begun: no generation has formed yet.", ""]
+
+
+# The timeline.
+
+
+def test_a_node_that_comes_back_goes_on_in_the_lane_of_its_machine():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a-1-00000001", "b-1-00000002"]),
+        drawn_runs.started(BEGAN + 10, 2, "node lost", ["b-1-00000002"]),
+        drawn_runs.started(BEGAN + 20, 3, "node joined", ["b-1-00000002", "a-7-00000003"]),
+    ]
+    shown = drawn(events, []).timeline
+    assert [(lane.name, lane.nodes, lane.spans) for lane in shown.lanes] == [
+        ("a", 2, [(0, 0), (2, 2)]),
+        ("b-1-00000002", 1, [(0, 2)]),
+    ]
+
+
+def test_two_nodes_of_one_machine_at_a_time_have_a_lane_each():
+    events = [drawn_runs.started(BEGAN, 1, "start", ["a-1-00000001", "a-2-00000002"])]
+    assert len(drawn(events, []).timeline.lanes) == 2
+
+
+def test_a_generation_trains_from_its_first_step_that_counts_to_its_last_one():
+    shown = drawn(*drawn_runs.of_generations(2, 10)).timeline
+    times = [(each.begins, each.trains, each.trained, each.ends) for each in shown.generations]
+    assert times == [(0.0, 2.0, 4.5, 5.5), (5.5, 7.5, 10.0, 10.5)]
+
+
+def test_a_planned_stop_is_no_part_of_the_generation_before_it():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a"]),
+        logged("run_interrupted", BEGAN + 30, 1, "a", step=5),
+        drawn_runs.started(BEGAN + 5000, 2, "resume", ["b"]),
+    ]
+    first, second = drawn(events, []).timeline.generations
+    assert (first.ends, second.begins) == (30.0, 5000.0)
+
+
+def test_the_age_of_the_newest_checkpoint_falls_at_each_commit_and_rests_while_the_run_does():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a"]),
+        logged("checkpoint_committed", BEGAN + 10, 1, "a", step=5),
+        logged("run_interrupted", BEGAN + 30, 1, "a", step=5),
+        drawn_runs.started(BEGAN + 5000, 2, "resume", ["a"]),
+        logged("run_failed", BEGAN + 5007, 2, "a"),
+    ]
+    found = drawn(events, []).checkpoints
+    assert found.longest_age == 27.0
+    assert [*zip(found.age.at, found.age.values, strict=True)] == [
+        (0.0, 0.0),
+        (10.0, 10.0),
+        (10.0, 0.0),
+        (30.0, 20.0),
+        (5000.0, None),
+        (5000.0, 20.0),
+        (5007.0, 27.0),
+    ]
+
+
+def test_workers_that_end_as_they_should_leave_no_mark():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a"]),
+        logged("worker_exited", BEGAN + 1, 1, "a", rank=0, code=0, signal=None),
+        logged("worker_exited", BEGAN + 1, 1, "a", rank=0, code=75, signal=None),
+        logged("worker_exited", BEGAN + 2, 1, "a", rank=1, code=1, signal=None, victim=True),
+        logged("worker_exited", BEGAN + 3, 1, "a", rank=2, code=None, signal="SIGKILL"),
+    ]
+    assert [mark.text for mark in drawn(events, []).timeline.marks] == ["rank 2 ended: SIGKILL"]
+
+
+@given(st.lists(st.integers()), st.integers(2, 20))
+def test_what_is_left_out_is_in_the_middle_and_counted(items, most):
+    shown, left_out = both_ends(items, most)
+    assert len(shown) + left_out == len(items)
+    assert len(shown) <= most
+    assert shown[:1] == items[:1]
+    assert shown[-1:] == items[-1:]
+
+
+# Bounds.
+
+
+def test_the_page_of_a_hundred_thousand_steps_is_below_its_limit():
+    events, lines = drawn_runs.of_generations(10, 10_000)
+    many = {f"value {at}": math.pi * at for at in range(30)}
+    lines = [replace(each, values=each.values | many) for each in lines]
+
+    assert len(page(drawn(events, lines)).encode()) < LIMIT_BYTES
+
+
+def test_the_picture_of_very_many_generations_nodes_and_faults_is_below_its_limit():
+    """Each second node is in each second generation: the most spans that there can be."""
+    nodes = [f"machine-{at:04}-1-{at:08x}" for at in range(100)]
+    events = []
+    for generation in range(1, 1001):
+        events += [
+            drawn_runs.started(BEGAN + generation, generation, "node lost", nodes[generation % 2 :: 2]),
+            logged("fault_injected", BEGAN + generation + 0.5, generation, nodes[3], fault="kill " * 200),
+        ]
+    found = drawn(events, [])
+    shown = found.timeline
+
+    assert len(document(found)) < LIMIT_BYTES * 2 // 3
+    assert len(shown.generations) == MOST_GENERATIONS
+    assert (len(shown.lanes), shown.lanes_left_out) == (MOST_LANES, 100 - MOST_LANES)
+    assert (len(shown.marks), shown.marks_left_out) == (MOST_MARKS, 1000 - MOST_MARKS)
+    assert shown.generations_left_out == 1000 - MOST_GENERATIONS
+
+
+@given(st.text(max_size=400))
+def test_no_text_is_longer_than_its_limit_or_commands_a_reader(text):
+    shown = short(text)
+    assert len(shown) <= MOST_LETTERS
+    assert all(each.isprintable() or each in "\n\t" for each in shown)
+
+
+# Safety.
+
+
+def test_no_text_of_a_run_ends_an_element_of_the_page():
+    """Each script element ends where the page ends it: after the picture, and after each file."""
+    calm = page(drawn(*drawn_runs.of_generations(1, 2)))
+    text = page(drawn(*drawn_runs.hostile(), name=drawn_runs.HOSTILE))
+
+    assert text.count("</script") == calm.count("</script")
+    assert "<img" not in text
+    assert "\u2028" not in text
+
+
+def test_the_document_is_json_that_a_parser_takes_back():
+    found = drawn(*drawn_runs.hostile(), name=drawn_runs.HOSTILE)
+    assert json.loads(document(found)) == json.loads(json.dumps(asdict(found)))
+
+
+def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
+    text = page(drawn(*drawn_runs.of_generations(1, 2)))
+
+    assert "default-src 'none'" in policy(polls=False)
+    assert "unsafe" not in policy(polls=True)
+    assert "connect-src" not in policy(polls=False)
+    assert not re.search(r"""<[^>]*\s(?:on\w+|style|src|href)\s*=""", text[: text.index("<script")])

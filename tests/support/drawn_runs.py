@@ -1,0 +1,130 @@
+"""Run directories for pictures: of any length, with faults or hostile names, and never trained."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from logged import logged
+
+from elastic.events import Event
+from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.step_line import StepLine
+
+BEGAN = 1_790_000_000.0
+STEP_S = 0.25
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028<!--"
+
+Logged = list[LoggedEvent[Event]]
+
+
+def write(folder: Path, events: Iterable[LoggedEvent[Event]], lines: Iterable[StepLine]) -> Path:
+    (folder / "events").mkdir(parents=True)
+    text = "".join(json.dumps(each.to_json()) + "\n" for each in events)
+    (folder / "events" / "all.jsonl").write_text(text)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
+    return folder
+
+
+def started(
+    time: float, generation: int, cause: str, nodes: list[str], world_size: int | None = None
+) -> LoggedEvent[Event]:
+    return logged(
+        "generation_started",
+        time,
+        generation,
+        nodes[0],
+        world_size=world_size or 2 * len(nodes),
+        nodes=nodes,
+        cause=cause,
+    )
+
+
+def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
+    loss = 2.0 * math.exp(-step / 3000) + 0.3 + 0.05 * math.sin(step * 12.9898)
+    values = {
+        "lr": 1e-3 * (1 + math.cos(step / 8000)),
+        "grad_norm": 1 + abs(math.sin(step * 78.233)),
+    } | values
+    return StepLine(
+        step=step,
+        loss=values.pop("loss", loss),
+        chain=f"{step:016x}",
+        time=time,
+        seconds=STEP_S,
+        generation=generation,
+        world_size=2,
+        values=values,
+    )
+
+
+def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[Logged, list[StepLine]]:
+    """Causes take turns; a node is lost and another one comes in every fourth generation."""
+    events, lines = [], []
+    time, step = BEGAN, 0
+    nodes = [f"spot-{index}-100-{index:08x}" for index in range(num_nodes)]
+    causes = ("node joined", "failure", "node lost", "node left")
+    for generation in range(1, count + 1):
+        cause = causes[generation % 4] if generation > 1 else "start"
+        if cause == "node lost":
+            nodes = [*nodes[1:], f"spot-{generation % 5}-{generation}-{generation:08x}"]
+        events += [
+            started(time, generation, cause, nodes),
+            logged(
+                "restored",
+                time + 1.2,
+                generation,
+                nodes[0],
+                step=step,
+                source="peer",
+                lost_steps=generation % 3,
+            ),
+            logged("run_started", time + 1.1, generation, nodes[0], steps=count * steps_each),
+        ]
+        time += 2.0
+        for _ in range(steps_each):
+            step += 1
+            time += STEP_S
+            lines.append(line(step, time, generation))
+        events += [
+            logged("first_step", time - (steps_each - 1) * STEP_S, generation, nodes[0], step=step),
+            logged(
+                "checkpoint_committed",
+                time - STEP_S,
+                generation,
+                nodes[0],
+                step=step,
+                size_bytes=2_400_000_000,
+                seconds=3.1,
+            ),
+        ]
+        if generation < count:
+            events += [
+                logged(
+                    "worker_exited", time + 0.1, generation, nodes[-1], rank=1, code=None, signal="SIGKILL"
+                ),
+                logged(
+                    "generation_ended", time + 0.4, generation, nodes[0], cause="a worker ended", step=step
+                ),
+            ]
+            time += 1.0 + 7.0 * (generation % 7 == 0)
+    events.append(logged("run_finished", time + 0.5, count, nodes[0], steps=step, epochs=3, digest="ab" * 32))
+    return events, lines
+
+
+def hostile() -> tuple[Logged, list[StepLine]]:
+    """Every text of the run tries to end the element that it stands in."""
+    name = HOSTILE
+    events = [
+        started(BEGAN, 1, name, [name, name + "2"]),
+        logged("restored", BEGAN + 1, 1, name, step=0, source=name),
+        logged("first_step", BEGAN + 2, 1, name, step=1),
+        logged("fault_injected", BEGAN + 3, 1, name, fault=name, step=3),
+        logged("worker_failed", BEGAN + 4, 1, name, rank=0, message=name, traceback=name * 4000),
+        logged("run_failed", BEGAN + 5, 1, name, exit_code=1, reason=name),
+        started(BEGAN + 4.5, 1, "failure", [name]),
+    ]
+    lines = [line(step, BEGAN + step, 1, **{name: float(step)}) for step in range(1, 4)]
+    lines += [line(4, BEGAN + 4, 1, **{name: float("nan")}, loss=None), line(5, BEGAN + 5, 1, loss=1e99)]
+    return events, lines
