@@ -14,7 +14,7 @@ import msgspec
 
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
-from elastic.observe.step_columns import GenerationSteps, StepColumns, add_steps
+from elastic.observe.step_columns import GenerationSteps, StepColumns
 from elastic.system.growing_file import batches_of
 from elastic.system.untrusted import LARGEST
 
@@ -73,11 +73,12 @@ def _add(found: StepColumns, decoded: list[_Line]) -> None:
         if timed := [line for line in lines if line.time is not None]:
             times_s = [line.time for line in timed if line.time is not None]
             found.times_of(generation).extend(times_s)
-            seconds = sum(line.seconds or 0.0 for line in timed)
-            begin = times_s[0] - (timed[0].seconds or 0.0)
-            add_steps(
-                found.counted, generation, GenerationSteps(begin=begin, end=times_s[-1], seconds=seconds)
-            )
+            own = found.counted.get(generation)
+            begin = times_s[0] - (timed[0].seconds or 0.0) if own is None else own.begin
+            seconds = 0.0 if own is None else own.seconds
+            for line in timed:  # one by one, as the lines would be added
+                seconds += line.seconds or 0.0
+            found.counted[generation] = GenerationSteps(begin=begin, end=times_s[-1], seconds=seconds)
         for line in lines:
             found.paces[generation].add(line)
         found.num_audited += sum([line.audited is True for line in lines])

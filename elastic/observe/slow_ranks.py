@@ -11,7 +11,7 @@ It does not say why: a machine may be throttled or shared, or the rank may have 
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastic.events import WorkerStarted
@@ -46,15 +46,15 @@ class PacedStep(Protocol):
     def others_s(self) -> float | None: ...
 
 
+@dataclass(slots=True)
 class Tally:
     """Of the steps of one generation, in which ranks have the same nodes."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._steps = 0
-        self._world_size = 0
-        self._slowest: dict[int, int] = defaultdict(int)
-        self._waited_s: dict[int, float] = defaultdict(float)
+    seconds: float = 0.0
+    _steps: int = 0
+    _world_size: int = 0
+    _slowest: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _waited_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, line: PacedStep) -> None:
         """Lines of steps without a slowest rank (of one worker, or the first) count as time."""

@@ -31,18 +31,14 @@ class GenerationSteps:
 
 def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
     """Count the next line to its generation. One without a time has no place in the run's time."""
-    if line.time is not None:
-        seconds = line.seconds or 0.0
-        begin = line.time - seconds
-        add_steps(steps, line.generation, GenerationSteps(begin=begin, end=line.time, seconds=seconds))
-
-
-def add_steps(steps: dict[int, GenerationSteps], generation: int, later: GenerationSteps) -> None:
-    """later: the next ones of this generation."""
-    own = steps.get(generation)
-    if own is not None:
-        later = GenerationSteps(begin=own.begin, end=later.end, seconds=own.seconds + later.seconds)
-    steps[generation] = later
+    if line.time is None:
+        return
+    own, seconds = steps.get(line.generation), line.seconds or 0.0
+    steps[line.generation] = GenerationSteps(
+        begin=line.time - seconds if own is None else own.begin,
+        end=line.time,
+        seconds=seconds if own is None else own.seconds + seconds,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
