@@ -6,6 +6,7 @@ only when there is a recipe to run.
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -147,7 +148,7 @@ def _train(words: list[str]) -> int:
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
-        interrupt.end_at_once_by_sigterm()
+        interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         environment.restart_interpreter()  # before imports, which it would repeat
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient

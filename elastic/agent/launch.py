@@ -56,6 +56,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
+from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
@@ -144,8 +145,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
         )
         agent = NodeAgent(parts, rendezvous, host)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, shutdown.on_signal)
+        _handle_signals(options, shutdown)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
             log_shipper = _start_log_shipper(parts)
@@ -166,6 +166,14 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         exit_code = report_exit(agent, parts)
         full_disk.close()
         return exit_code
+
+
+def _handle_signals(options: Options, shutdown: ShutdownRequest) -> None:
+    for number in stop_signals.END:
+        signal.signal(number, shutdown.on_signal)
+    for number in options.drain_signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignore SIGHUP
+            signal.signal(number, shutdown.on_warning)
 
 
 def _finished(settings: Settings) -> int:

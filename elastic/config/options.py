@@ -7,6 +7,7 @@ here reads files or the environment, prints or exits.
 import argparse
 import difflib
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
+from elastic.system import stop_signals
 
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
@@ -59,10 +61,16 @@ how nodes meet:
 
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
-  --grace S                seconds from SIGTERM to the end, the last checkpoint included [30]
+  --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
+                           the last checkpoint included [30]
   --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
                            stacks to its log; auto learns the limit from the steps of the run, off
                            waits for ever; starting and saving may take 1800 s [auto]
+  --drain-signals LIST     further signals that ask this node to leave, with commas between them:
+                           USR1, USR2 and HUP, or none. They begin --grace, and shorten nothing: a
+                           SIGTERM that follows is the first, a second one ends the wait for the
+                           step, a third one the wait for its save. One that the command ignores
+                           from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
   --notice-file PATH       leave as at SIGTERM once this file exists [none]
   --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
                            s, for 10 s at most [none]
@@ -109,6 +117,16 @@ def _origin(text: str) -> Origin:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
+    names = [] if text == "none" else [word.strip().upper().removeprefix("SIG") for word in text.split(",")]
+    if unknown := [name for name in names if name not in _WARNINGS]:
+        also = " (it always asks for a drain)" if f"SIG{unknown[0]}" in _ALWAYS else ""
+        raise argparse.ArgumentTypeError(
+            f"expected names of {', '.join(_WARNINGS)} with commas between them, or none, found {unknown[0]!r}{also}"
+        )
+    return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
+
+
 def _backend(text: str) -> str:
     if text not in ("dir", *_ENDPOINTS):
         raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
@@ -118,6 +136,8 @@ def _backend(text: str) -> str:
 # The type of an option, and the function that reads its text.
 _AtLeastOne = Annotated[int, partial(_whole, 1)]
 _Seconds = Annotated[float, _seconds]
+_ALWAYS = [each.name for each in stop_signals.END]
+_WARNINGS = {each.name.removeprefix("SIG"): each for each in stop_signals.WARNINGS}
 _save_every = partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto")
 _every_nth = partial(
     _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
@@ -157,6 +177,7 @@ class Options:
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0
+    drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS
     notice_file: str | None = None
     notice_command: str | None = None
     faults: str | None = None
