@@ -25,6 +25,7 @@ from elastic.config.options import (
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt
+from elastic.system.output import drop_unread, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
@@ -101,10 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ElasticError as error:
-        print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
+        print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print(interrupt.SENTENCE, file=sys.stderr)
+        print_if_read(interrupt.SENTENCE, file=sys.stderr)
         return interrupt.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
@@ -172,7 +173,9 @@ def _train(words: list[str]) -> int:
         from elastic.agent.launch import launch
 
         interrupt.raise_from_here()
-        return launch(options, spawner)
+        code = launch(options, spawner)
+    drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
+    return code
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from elastic.system.addresses import new_node_id
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.output import print_if_read
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
@@ -185,7 +186,7 @@ def _finished(settings: Settings) -> int:
 
 def _print_problem(text: str) -> None:
     if text:
-        print(printable(text), file=sys.stderr, flush=True)
+        print_if_read(printable(text), file=sys.stderr)
 
 
 def _rendezvous(

@@ -11,6 +11,7 @@ before it has read this file.
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 from elastic.errors import EXIT_INTERRUPTED
@@ -73,5 +74,6 @@ def _raise_terminated(_number: int, _frame: object) -> NoReturn:
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    os.write(2, f"{SENTENCE}\n".encode())
+    with suppress(OSError):  # SIGHUP says that the terminal is closed
+        os.write(2, f"{SENTENCE}\n".encode())
     os._exit(EXIT_CTRL_C if number == signal.SIGINT else EXIT_INTERRUPTED)

@@ -67,6 +67,12 @@ def test_a_child_begins_with_what_a_new_interpreter_has():
     assert "KeyboardInterrupt" in done.stderr
 
 
+def test_a_terminal_that_is_gone_keeps_the_exit_code():
+    """Nothing takes what is written to the descriptor of a file that is open for reading."""
+    close = "os.dup2(os.open(os.devnull, os.O_RDONLY), 2)\n"
+    assert executed(f"{BOTH}{close}{WARN[-1]}\n").returncode == EXIT_INTERRUPTED
+
+
 @pytest.mark.parametrize(("number", "send"), [("SIGINT", PRESS), ("SIGHUP", WARN[-1])])
 def test_a_command_that_ignores_a_signal_goes_on_ignoring_it(number, send):
     """A shell's background job ignores Ctrl-C, and one of `nohup` the end of its terminal."""
