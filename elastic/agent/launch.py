@@ -17,6 +17,7 @@ from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
+from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
@@ -155,7 +156,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         spawner.report = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
-        notices = options.notice_file, options.notice_command
+        cloud = options.notice and open_cloud(options.notice, environment.variables(), _CLOCK)
+        notices = options.notice_file, options.notice_command, cloud
         stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
         agent.run()
         parts.final_checkpoint.finish_saves(uploader)

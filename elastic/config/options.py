@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
 
+CloudName = Literal["aws", "gcp", "azure"]
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
 # The part of `--help` that lists the options with their defaults.
@@ -71,6 +72,9 @@ faults:
                            SIGTERM that follows is the first, a second one ends the wait for the
                            step, a third one the wait for its save. One that the command ignores
                            from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
+  --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says that
+                           this machine is taken away: an interruption of a spot instance, a
+                           preemption, or an eviction or deletion; asked every 2 s [none]
   --notice-file PATH       leave as at SIGTERM once this file exists [none]
   --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
                            s, for 10 s at most [none]
@@ -133,6 +137,12 @@ def _backend(text: str) -> str:
     return text
 
 
+def _cloud(text: str) -> str:
+    if text not in get_args(CloudName):
+        raise argparse.ArgumentTypeError(f"expected aws, gcp or azure, found {text!r}")
+    return text
+
+
 # The type of an option, and the function that reads its text.
 _AtLeastOne = Annotated[int, partial(_whole, 1)]
 _Seconds = Annotated[float, _seconds]
@@ -178,6 +188,7 @@ class Options:
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0
     drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS
+    notice: Annotated[CloudName | None, _cloud] = None
     notice_file: str | None = None
     notice_command: str | None = None
     faults: str | None = None

@@ -1,4 +1,4 @@
-"""What schedulers and terminals send ahead of an end leads to a drain, in every process of a job."""
+"""What schedulers and terminals send ahead of an end leads to a drain in every process of a job."""
 
 import os
 import shutil

@@ -47,6 +47,7 @@ def all_options(draw) -> Options:
         hang_timeout=draw(auto | off | in_seconds),
         grace_s=draw(seconds),
         drain_signals=tuple(draw(st.lists(st.sampled_from(WARNINGS), unique=True))),
+        notice=draw(st.sampled_from([None, "aws", "gcp", "azure"])),
         notice_file=draw(st.none() | words),
         notice_command=draw(st.none() | words),
         faults=draw(st.none() | words),
@@ -180,6 +181,7 @@ def test_snapshot_every_refuses_what_is_not_a_number_of_steps(text):
         ),
         (["a.py", "--drain-signals", "TERM"], "found 'TERM' (it always asks for a drain)"),
         (["a.py", "--drain-signals", ""], "or none, found ''"),
+        (["a.py", "--notice", "AWS"], "--notice: expected aws, gcp or azure, found 'AWS'"),
         (
             ["a.py", "--rdzv-backend", "zookeeper"],
             "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'",
