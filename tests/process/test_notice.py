@@ -116,8 +116,8 @@ def test_a_notice_of_a_cloud_drains_and_the_same_command_resumes(cloud, what, dr
 
 
 def test_a_service_that_hangs_or_is_not_there_changes_nothing(drill, serve, undisturbed):
-    """At the end of the first run a request is held, for which nothing waits; the second run, which
-    is complete at once, is another one.
+    """First its request for the events is held, and the end of the node does not wait for it; then
+    nothing listens at its address.
     """
     server = serve("azure")
     server.faults.append(HANG)

@@ -2,7 +2,7 @@
 
 It is asked by IMDSv2, with a token, which every instance answers. The recommendation to rebalance
 is no notice: it says that an interruption has become likelier, and the instance may live for days
-(docs/decisions/0024).
+(docs/decisions/0023).
 """
 
 from dataclasses import dataclass

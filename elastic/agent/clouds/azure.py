@@ -2,7 +2,7 @@
 
 `scheduledevents` lists the events of all VMs of a group: only those that name this VM count. Of
 them Preempt and Terminate take it away; Freeze, Reboot and Redeploy do not. No event is
-acknowledged: that would let the VM be taken before its last step is saved (docs/decisions/0024).
+acknowledged: that would let the VM be taken before its last step is saved (docs/decisions/0023).
 """
 
 from dataclasses import dataclass
