@@ -6,7 +6,7 @@ parts of one node together around its agent.
 
 import signal
 import sys
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,9 +156,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         spawner.report = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
-        cloud = options.notice and open_cloud(options.notice, environment.variables(), _CLOCK)
-        notices = options.notice_file, options.notice_command, cloud
-        stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
+        stack.enter_context(_notices(options, shutdown, console))
         agent.run()
         parts.final_checkpoint.finish_saves(uploader)
         rendezvous.stop()
@@ -177,6 +175,16 @@ def _handle_signals(options: Options, shutdown: ShutdownRequest) -> None:
     for number in options.drain_signals:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignore SIGHUP
             signal.signal(number, shutdown.on_warning)
+
+
+def _notices(
+    options: Options, shutdown: ShutdownRequest, console: ConsoleFollower
+) -> AbstractContextManager[None]:
+    cloud = None
+    if options.notice is not None:
+        cloud = open_cloud(options.notice, environment.variables(), _CLOCK)
+    sources = options.notice_file, options.notice_command, cloud
+    return open_notices(*sources, shutdown.request, _CLOCK, console.print_line)
 
 
 def _finished(settings: Settings) -> int:

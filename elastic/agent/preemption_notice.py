@@ -39,7 +39,7 @@ def open_notices(
     is_over = threading.Event()
     if cloud is not None:
         asked = (cloud, leave, report, is_over.wait)
-        # Nothing waits for its end: the service may hold a request for a minute. It has nothing but
+        # Nothing waits for its end: the service may hold a request for a while. It has nothing but
         # a connection, and ends with the request, or with the process.
         threading.Thread(target=_watch_cloud, args=asked, name="notices of a cloud", daemon=True).start()
     sources: dict[str, Generator[bool | None, None, None]] = {}

@@ -72,9 +72,9 @@ faults:
                            SIGTERM that follows is the first, a second one ends the wait for the
                            step, a third one the wait for its save. One that the command ignores
                            from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
-  --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says that
-                           this machine is taken away: an interruption of a spot instance, a
-                           preemption, or an eviction or deletion; asked every 2 s [none]
+  --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says
+                           that this machine is taken away (a spot interruption, a preemption, an
+                           eviction or deletion); it is asked every 2 s [none]
   --notice-file PATH       leave as at SIGTERM once this file exists [none]
   --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
                            s, for 10 s at most [none]

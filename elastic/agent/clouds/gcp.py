@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from elastic.agent.clouds.metadata import ANSWER_S, MetadataService, NoAnswer
 
 ADDRESS = "http://169.254.169.254"  # metadata.google.internal, without asking a name server
-WAIT_S = 60
+WAIT_S = 15  # less than a notice is ahead, should a request be lost
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _VALUES = {"TRUE": True, "FALSE": False}
 
