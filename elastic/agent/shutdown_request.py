@@ -36,8 +36,8 @@ class ShutdownRequest:
     def on_warning(self, number: int, _frame: object) -> None:
         """A signal handler: it requests a drain, and shortens none.
 
-        A scheduler may send a warning, or several, and later its SIGTERM: that one is not a second
-        request of somebody who does not want to wait.
+        A scheduler may send a warning, or several, and later its SIGTERM, which does not say that
+        the drain takes too long.
         """
         self.request(f"{signal.Signals(number).name} asks this node to leave")
 

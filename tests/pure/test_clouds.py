@@ -197,6 +197,14 @@ def test_aws_says_that_the_service_is_switched_off_or_refuses_new_tokens_too(ser
         cloud.ask()
 
 
+def test_aws_says_what_a_container_needs_where_no_token_comes(serve, monkeypatch):
+    server = serve("aws")
+    server.faults.append(HANG)
+    limit(monkeypatch, 0.1)
+    with pytest.raises(NoAnswer, match=r"no answer within 0\.1 s; for a container .* hop limit of 2"):
+        cloud_at("aws", server).ask()
+
+
 def test_aws_heeds_every_action_and_no_recommendation(serve):
     server = serve("aws")
     cloud = cloud_at("aws", server)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
 
-from elastic.agent.clouds.metadata import Answer, MetadataService, NoAnswer
+from elastic.agent.clouds.metadata import Answer, MetadataService, NoAnswer, Silence
 from elastic.system.clock import Clock
 from elastic.system.untrusted import decode, parse_number, pattern
 
@@ -63,7 +63,10 @@ class Aws:
         """Raises NoAnswer."""
         now = self._clock.monotonic()
         if self._token is None or now >= self._renew_s:
-            answer = self._service.ask("/latest/api/token", {_TTL: str(TOKEN_S)}, method="PUT")
+            try:
+                answer = self._service.ask("/latest/api/token", {_TTL: str(TOKEN_S)}, method="PUT")
+            except Silence as error:  # an answer that may take one hop reaches no container
+                raise NoAnswer(f"{error}; for a container the instance needs a hop limit of 2") from error
             if answer.status == HTTPStatus.FORBIDDEN:
                 raise NoAnswer("HTTP 403: the instance's metadata service is switched off")
             answer.expect_ok()

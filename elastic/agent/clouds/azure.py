@@ -22,7 +22,7 @@ _NAME_LIMIT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class ScheduledEvent:
     """NotBefore: empty where it has begun."""
 
     EventType: str
@@ -31,8 +31,8 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    Events: tuple[Event, ...]
+class ScheduledEvents:
+    Events: tuple[ScheduledEvent, ...]
 
 
 class Azure:
@@ -50,15 +50,14 @@ class Azure:
             self._machine = self._own_name()
         answer = self._get(_EVENTS, ANSWER_S if self._has_events else FIRST_ANSWER_S)
         try:
-            found = decode(Events, answer.body, what="scheduledevents", exact=False)
+            found = decode(ScheduledEvents, answer.body, what="scheduledevents", exact=False)
         except ValueError as error:
             raise NoAnswer(str(error)) from error
         self._has_events = True
         for event in found.Events:
             if event.EventType in _TAKES_AWAY and self._machine in map(str.casefold, event.Resources):
-                return (
-                    f"{event.EventType}, not before {event.NotBefore}" if event.NotBefore else event.EventType
-                )
+                when = f", not before {event.NotBefore}" if event.NotBefore else ""
+                return f"{event.EventType}{when}"
         return None
 
     def _own_name(self) -> str:

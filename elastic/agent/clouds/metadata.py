@@ -21,6 +21,10 @@ class NoAnswer(Exception):  # noqa: N818 - it says what is wrong
     """No usable answer came, and the text says why: the caller asks again later."""
 
 
+class Silence(NoAnswer):
+    """There was a connection, and nothing came."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """headers: by names in lower case."""
@@ -62,19 +66,19 @@ class MetadataService:
                 body = response.read(ANSWER_LIMIT_BYTES + 1)
             finally:
                 response.close()
+        except ReadTimeoutError as error:
+            raise Silence(f"no answer within {answer_s:g} s") from error
         except (HTTPError, OSError, ValueError) as error:
-            raise NoAnswer(_reason(error, answer_s)) from error
+            raise NoAnswer(_reason(error)) from error
         if len(body) > ANSWER_LIMIT_BYTES:
             raise NoAnswer(f"an answer of more than {ANSWER_LIMIT_BYTES} bytes")
         found = {name.lower(): value for name, value in response.headers.items()}
         return Answer(status=response.status, body=body, headers=found)
 
 
-def _reason(error: Exception, answer_s: float) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, ConnectTimeoutError):
         return f"no connection within {CONNECT_S:g} s"
     if isinstance(error, NewConnectionError):
         return f"no connection: {error.__cause__ or error}"
-    if isinstance(error, ReadTimeoutError):
-        return f"no answer within {answer_s:g} s"
     return f"no whole answer: {error}"

@@ -17,8 +17,8 @@ from elastic.system.clock import Clock
 EVERY_S = 2.0
 # No longer: the shortest notice is of thirty seconds.
 LONGEST_PAUSE_S = 10.0
-_PORTS = {"http": 80, "https": 443}
 OUTAGE_ASKS = 3  # that fail in a row; one alone is no news where others were answered
+_PORTS = {"http": 80, "https": 443}
 
 # The variables that the clouds' own programs read; Azure's have none.
 VARIABLES: dict[CloudName, str] = {
