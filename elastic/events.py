@@ -44,7 +44,7 @@ class RunStarted(Event):
 class NodeScheduled(Event):
     """A scheduler started this agent; written by each agent at its start, in generation 0.
 
-    `scheduler`: slurm. `job`: Slurm's number of the job; that of an array's task is its own.
+    `scheduler`: slurm. `job`: Slurm's number of the job; each task of an array has its own.
     `array_job` and `array_task`: None outside an array. `restarts`: how often the job was requeued;
     None where the scheduler's variable is no number. `host`: the scheduler's name of the machine.
     """

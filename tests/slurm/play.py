@@ -8,6 +8,7 @@ kept, and their folder is printed. Exit 2: Slurm cannot be had here; the reason 
 """
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
@@ -33,8 +34,11 @@ from rich.table import Table
 from scenarios import SCENARIOS
 from slurm import slurm
 
+from elastic.system.processes import adopt_orphans, kill_children, signal_with_parent
+
 UNDISTURBED_S = 240.0
 LANES = 2
+INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Scenario = Callable[[JobRun], None]
 
@@ -64,11 +68,31 @@ def main() -> int:
         for name, scenario in scenarios.items():
             print(f"{name:16}{scenario.__doc__}")
         return 0
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    return _watched(lambda: _play_in_folder([scenarios[name] for name in wanted.names or scenarios]))
+
+
+def _watched(play: Callable[[], int]) -> int:
+    """The exit code of `play` in a child. Either tidies up where SIGKILL ends the other."""
+    adopt_orphans()
+    parent, child = os.getpid(), os.fork()
+    if child:
+        for number in INTERRUPTS:
+            signal.signal(number, partial(_pass_on, child))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        kill_children(set())
+        return code if code >= 0 else 128 - code
+    for number in INTERRUPTS:
         signal.signal(number, _interrupt)
+    signal_with_parent(parent, signal.SIGTERM)
+    code = play()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _play_in_folder(scenarios: list[Scenario]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="elastic-slurm-"))
     try:
-        code = _play([scenarios[name] for name in wanted.names or scenarios], folder)
+        code = _play(scenarios, folder)
     except NoSlurm as reason:
         print(f"\nNOTHING WAS TESTED: {reason}\n", file=sys.stderr)
         code = 2
@@ -109,7 +133,7 @@ def _play(scenarios: list[Scenario], folder: Path) -> int:
             lane.join()
     Console().print(_table(results))
     print(f"{len(results)} scenarios in {time.monotonic() - began_s:.0f} s")
-    return 1 if any(result.problem for result in results) else 0
+    return 0 if len(results) == len(scenarios) and not any(each.problem for each in results) else 1
 
 
 @contextmanager
@@ -142,8 +166,8 @@ def _run(scenario: Scenario, run: JobRun, digest: Callable[[], str]) -> CaseResu
             problem = f"expected the undisturbed digest {digest()}, found {report['final_digest']}"
         elif report["lost_steps"]:
             problem = f"expected no lost step, found {report['lost_steps']}"
-    except (RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
-        problem = str(error)
+    except Exception as error:  # else the thread would end, and the scenario would not be missed
+        problem = f"{type(error).__name__}: {error}"
     for job in run.jobs if problem else []:
         with suppress(RuntimeError):
             run.slurm.call("scancel", "--signal=KILL", "--full", job)
@@ -176,9 +200,14 @@ def _table(results: list[CaseResult]) -> Table:
     return table
 
 
+def _pass_on(child: int, number: int, _frame: FrameType | None) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """End by KeyboardInterrupt, which ends Slurm; ignore further signals meanwhile."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -39,7 +39,8 @@ def node_drained(run: JobRun) -> None:
     try:
         _one_leaves(run, drain)
     finally:
-        run.slurm.call("scontrol", "update", f"nodename={drained[0]}", "state=resume")
+        for node in drained:
+            run.slurm.call("scontrol", "update", f"nodename={node}", "state=resume")
     hosts = run.hosts()
     if hosts.count(drained[0]) != 1:
         raise RuntimeError(f"expected no second start on the drained node {drained[0]}, found {hosts}")

@@ -55,7 +55,10 @@ class Slurm:
     def state(self, job: str) -> dict[str, str]:
         """What `scontrol show job` says: JobState, Reason, Restarts, NodeList and others."""
         text = self.call("scontrol", "--oneliner", "show", "job", job)
-        return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
+        found = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
+        if "JobState" not in found:
+            raise RuntimeError(f"expected Slurm to know job {job}, found {text!r}")
+        return found
 
     def begin_now(self, job: str) -> None:
         """End the two minutes that Slurm has a requeued job wait.
