@@ -70,7 +70,7 @@ def parse_export(words: Sequence[str]) -> ExportOptions:
     flags, entry, rest = _read(EXPORT, words, flags=("--overwrite",), value="--entry")
     if len(rest) != 2:
         raise UsageError(
-            f"export needs a run and a file, found {len(rest)} words; write elastic-train export runs/NAME model.safetensors"
+            f"export needs a run and a file, found {' and '.join(rest) or 'none'}; write elastic-train export runs/NAME model.safetensors"
         )
     run, file = rest
     if PurePath(file).suffix not in SUFFIXES or "://" in file:

@@ -15,7 +15,7 @@ import msgspec
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_columns import GenerationSteps, StepColumns
-from elastic.system.growing_file import batches_of
+from elastic.system.growing_file import texts_of
 from elastic.system.untrusted import LARGEST
 
 # Numbers beyond these are left to the other reader, which has limits of its own.
@@ -44,25 +44,25 @@ _DECODER = msgspec.json.Decoder(_Line)
 def read_columns(path: Path) -> StepColumns:
     """path: metrics.jsonl; one that is missing has no steps. Raises OSError."""
     found = StepColumns()
-    for lines in batches_of(metrics_files.newest_file(path)):
-        decoded = _decoded(lines)
+    for text in texts_of(metrics_files.newest_file(path)):
+        decoded = _decoded(text)
         if decoded is None:
-            for line in parse_lines(lines, step_line.parse):
+            for line in parse_lines(text.split(b"\n"), step_line.parse):
                 found.add(line)
         else:
             _add(found, decoded)
     return found
 
 
-def _decoded(lines: list[bytes]) -> list[_Line] | None:
+def _decoded(text: bytes) -> list[_Line] | None:
     """None unless each line is that of a step, as far as this reader knows."""
     try:
-        decoded = _DECODER.decode_lines(b"\n".join(lines))
+        decoded = _DECODER.decode_lines(text)
     except (msgspec.MsgspecError, RecursionError):
         return None
     # Two objects in a line, or one in two lines, are none for other readers.
-    is_line_by_line = len(decoded) == len(lines) and {line[:1] for line in lines} <= {b"{"}
-    return decoded if is_line_by_line else None
+    num_lines, num_begun = text.count(b"\n"), text.count(b"\n{") + text.startswith(b"{")
+    return decoded if len(decoded) == num_lines == num_begun else None
 
 
 def _add(found: StepColumns, decoded: list[_Line]) -> None:

@@ -21,6 +21,7 @@ from elastic.report.download import readable
 from elastic.report.find_runs import Found, Unread, find_runs
 from elastic.report.status import status
 from elastic.storage.objects import Objects
+from elastic.storage.remote import check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock
 from elastic.system.files import open_regular
@@ -62,6 +63,9 @@ class Runs:
 def list_runs(text: str, clock: Clock) -> Runs:
     """text: a folder or URL. Raises UsageError where there is none, StoreFailed."""
     where = RunDir.parse(text)
+    if "://" in text and not text.partition("://")[2].strip("/") and where.is_remote:
+        raise UsageError(f"expected a folder or a URL with a bucket in it, found {text}; write {text}BUCKET")
+    check_url(where.url)
     try:
         found = find_runs(where)
     except OSError as error:

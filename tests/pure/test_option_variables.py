@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from elastic.cli import main
 from elastic.config import environment
 from elastic.config.option_variables import VARIABLES, in_force, misspelt, values_of
 from elastic.config.options import FLAGS, Options, parse
@@ -117,3 +118,12 @@ def test_what_a_command_starts_does_not_see_the_variables(monkeypatch):
     environment.drop_variables_of_options()
     assert not set(VARIABLES.values()) & os.environ.keys()
     assert environment.AGENT in os.environ
+
+
+def test_a_check_does_not_obey_them(monkeypatch):
+    """It compares runs of its own, each of which it starts with the options that it wants."""
+    seen = []
+    monkeypatch.setenv("ELASTIC_FAULTS", "step 1 rank 0: kill")
+    monkeypatch.setattr("elastic.check.command.run_check", lambda _: seen.append(dict(os.environ)) or 0)
+    assert main(["check", "a.py"]) == 0
+    assert "ELASTIC_FAULTS" not in seen[0]

@@ -181,6 +181,9 @@ def test_what_was_not_looked_into_is_said(tmp_path, listed, monkeypatch, capsys)
 def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert "expected a folder with runs in it" in capsys.readouterr().err
+    for url in ("s3://", "unknown://bucket"):
+        assert main(["runs", url]) == 2
+        assert "expected a" in capsys.readouterr().err
     assert main(["runs", "a", "b"]) == 2
     assert main(["runs", "--yes"]) == 2
 
