@@ -72,7 +72,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
     assert page.evaluate("document.querySelector('h1').textContent").startswith("Finished: 280 steps")
     assert count(page, ".timeline .generation-group") == GENERATIONS
     assert count(page, ".timeline .generation") == GENERATIONS
-    assert count(page, ".timeline .mark.fault") == GENERATIONS - 1
+    assert count(page, ".timeline .mark.fault") == GENERATIONS - 1 + 2  # the killed ones, and the lost nodes
     assert count(page, ".chart canvas") == 5  # loss, two values, step time, age
     assert count(page, "#recoveries tbody tr") == GENERATIONS - 1
     sections = page.evaluate("[...document.querySelectorAll('section')].map((each) => each.id)")
