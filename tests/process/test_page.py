@@ -93,6 +93,17 @@ def test_the_longest_and_the_shortest_run_have_a_page(show, count_, steps):
     assert is_clean(page)
 
 
+def test_all_recoveries_are_shown_to_a_reader_who_asks(show):
+    page = show(*drawn_runs.of_generations(30, 5))
+    rows = "#recoveries tbody tr"
+
+    assert count(page, rows) == 10
+    page.evaluate("document.querySelector('#recoveries button').click()")
+    assert count(page, rows) == 29
+    page.evaluate("page.show(JSON.parse(document.getElementById('picture').textContent))")
+    assert count(page, rows) == 29
+
+
 def test_a_narrow_window_needs_no_scrolling_to_the_side(show):
     page = show(*drawn_runs.of_generations(3, 40), size=(390, 800))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -164,11 +164,13 @@ def test_a_page_that_is_open_shows_new_steps_and_says_when_the_server_is_gone(ru
         headline = "document.getElementById('headline').textContent"
         assert page.evaluate(headline).startswith("Finished: 120 steps")
         page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+        y = page.evaluate("scrollTo(0, 1e9) || scrollY")
 
         shutil.rmtree(run)
         drawn_runs.write(run, *drawn_runs.of_generations(3, 50))
         assert page.wait(f"{headline}.startsWith('Finished: 150 steps')")
         assert page.evaluate("page.views[0]") == {"from": 1, "to": 5}
+        assert page.evaluate("scrollY") == y > 500
         assert page.complaints() == []
 
         server.process.kill()
