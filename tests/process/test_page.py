@@ -8,7 +8,6 @@ import json
 import struct
 from dataclasses import replace
 
-import browser
 import drawn_runs
 import pytest
 from logged import logged
@@ -16,12 +15,6 @@ from logged import logged
 from elastic.cli import main
 
 GENERATIONS = 7
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser.chromium(tmp_path_factory.mktemp("browser") / "profile") as started:
-        yield started
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Page {
   show(shown) {
     const pictures = shown.a ? [{ label: "A", picture: shown.a }, { label: "B", picture: shown.b }] : [{ label: "", picture: shown }];
     this.heading(shown, pictures);
-    for (const chart of this.charts) if (chart.plot) chart.plot.destroy();
+    const before = this.charts;
     this.charts = [];
     this.charts.onZoom = (zoom) => this.zoomed(zoom);
     const parts = shown.first_difference || undefined;
@@ -44,20 +44,22 @@ class Page {
       single && tracebackSection(single), timeSection(pictures), timeline, logsSection(pictures, this.charts, parts),
       stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single, this.opened), saved, single && factsSection(single),
     ];
-    this.put(sections.filter((each) => each));
+    this.put(sections.filter((each) => each), before);
   }
 
   // In place of what was there, for a reader who has scrolled, points at something or uses the keys.
-  put(sections) {
+  put(sections, charts) {
     const main = document.getElementById("main");
     const focused = [...document.querySelectorAll(".timeline")].indexOf(document.activeElement);
     const y = scrollY;
     // Charts that are not drawn yet have no height, and the page must not become shorter meanwhile.
     main.style.minHeight = `${main.offsetHeight}px`;
+    for (const chart of charts) if (chart.plot) chart.plot.destroy();
     main.replaceChildren(...sections);
     this.draw();
-    main.style.minHeight = "";
     scrollTo(0, y);
+    // uPlot sets its heights once this event is over.
+    requestAnimationFrame(() => { main.style.minHeight = ""; });
     if (focused >= 0 && this.timelines[focused]) this.timelines[focused].svg.focus({ preventScroll: true });
     const under = this.pointer && document.elementFromPoint(this.pointer.clientX, this.pointer.clientY);
     const view = this.timelines.find(({ svg }) => svg.contains(under));
