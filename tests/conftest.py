@@ -3,19 +3,27 @@
 from collections.abc import Iterator
 from functools import cache
 
+import browser
 import pytest
 from botocore.loaders import create_loader
 from etcd_servers import EtcdServers
 from s3_server import S3Server
 
-SHARED = ("ranks", "s3", "etcd")
+SHARED = ("ranks", "s3", "etcd", "chromium")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a server, or ranks, run in one process of xdist, which starts it once."""
+    """Tests that share a server, a browser or ranks run in one process of xdist."""
     for item in items:
         for name in set(SHARED).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+    """Installed where there is none; where it cannot be, tests fail with a sentence."""
+    with browser.chromium(tmp_path_factory.mktemp("browser") / "profile") as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import json
 import struct
 from dataclasses import replace
 
-import browser
 import drawn_runs
 import pytest
 from logged import logged
@@ -16,12 +15,6 @@ from logged import logged
 from elastic.cli import main
 
 GENERATIONS = 7
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser.chromium(tmp_path_factory.mktemp("browser") / "profile") as started:
-        yield started
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
     assert page.evaluate("document.querySelector('h1').textContent").startswith("Finished: 280 steps")
     assert count(page, ".timeline .generation-group") == GENERATIONS
     assert count(page, ".timeline .generation") == GENERATIONS
-    assert count(page, ".timeline .mark.fault") == GENERATIONS - 1
+    assert count(page, ".timeline .mark.fault") == GENERATIONS - 1 + 2  # the killed ones, and the lost nodes
     assert count(page, ".chart canvas") == 5  # loss, two values, step time, age
     assert count(page, "#recoveries tbody tr") == GENERATIONS - 1
     sections = page.evaluate("[...document.querySelectorAll('section')].map((each) => each.id)")
@@ -91,6 +84,17 @@ def test_the_longest_and_the_shortest_run_have_a_page(show, count_, steps):
     assert count(page, ".timeline .generation-group") == count_
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert is_clean(page)
+
+
+def test_all_recoveries_are_shown_to_a_reader_who_asks(show):
+    page = show(*drawn_runs.of_generations(30, 5))
+    rows = "#recoveries tbody tr"
+
+    assert count(page, rows) == 10
+    page.evaluate("document.querySelector('#recoveries button').click()")
+    assert count(page, rows) == 29
+    page.evaluate("page.show(JSON.parse(document.getElementById('picture').textContent))")
+    assert count(page, rows) == 29
 
 
 def test_a_narrow_window_needs_no_scrolling_to_the_side(show):

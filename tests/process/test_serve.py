@@ -3,13 +3,11 @@
 import http.client
 import json
 import select
-import shutil
 import signal
 import socket
 import time
 from contextlib import ExitStack
 
-import browser
 import drawn_runs
 import pytest
 from page_server import LIMIT_S, served
@@ -157,25 +155,28 @@ def test_more_browsers_than_there_is_room_for_are_sent_away_and_others_are_answe
     pytest.fail("the server did not answer again")
 
 
-def test_a_page_that_is_open_shows_new_steps_and_says_when_the_server_is_gone(run, serve, tmp_path):
+def test_a_page_that_is_open_shows_new_steps_and_says_when_the_server_is_gone(run, serve, chromium, tmp_path):
     server = serve(run)
-    with browser.chromium(tmp_path / "profile") as started:
-        page = started.open(f"http://127.0.0.1:{server.port}/")
-        headline = "document.getElementById('headline').textContent"
-        assert page.evaluate(headline).startswith("Finished: 120 steps")
-        page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+    page = chromium.open(f"http://127.0.0.1:{server.port}/")
+    headline = "document.getElementById('headline').textContent"
+    assert page.evaluate(headline).startswith("Finished: 120 steps")
+    page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+    y = page.evaluate("(scrollTo(0, 1e9), scrollY)")
 
-        shutil.rmtree(run)
-        drawn_runs.write(run, *drawn_runs.of_generations(3, 50))
-        assert page.wait(f"{headline}.startsWith('Finished: 150 steps')")
-        assert page.evaluate("page.views[0]") == {"from": 1, "to": 5}
-        assert page.complaints() == []
+    longer = drawn_runs.write(tmp_path / "longer", *drawn_runs.of_generations(3, 50))
+    for name in ("events/all.jsonl", "metrics.jsonl"):
+        (longer / name).replace(run / name)
+    assert page.wait(f"{headline}.startsWith('Finished: 150 steps')")
+    assert page.evaluate("page.views[0]") == {"from": 1, "to": 5}
+    assert page.evaluate("scrollY") == y > 500
+    assert page.complaints() == []
 
-        server.process.kill()
-        notice = "document.getElementById('notice')"
-        assert page.wait(f"!{notice}.hidden && {notice}.textContent") == (
-            "Not up to date: elastic-train serve does not answer; start it again"
-        )
+    server.process.kill()
+    notice = "document.getElementById('notice')"
+    assert page.wait(f"!{notice}.hidden && {notice}.textContent") == (
+        "Not up to date: elastic-train serve does not answer; start it again"
+    )
+    page.close()
 
 
 # How often a run is read.

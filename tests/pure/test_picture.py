@@ -213,6 +213,16 @@ def test_workers_that_end_as_they_should_leave_no_mark():
     assert [mark.text for mark in drawn(events, []).timeline.marks] == ["rank 2 ended: SIGKILL"]
 
 
+def test_a_node_that_died_without_a_word_has_a_mark_where_the_others_noticed():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a", "b"]),
+        logged("generation_ended", BEGAN + 7, 1, "a", cause="node lost", step=3),
+        drawn_runs.started(BEGAN + 9, 2, "node lost", ["a"]),
+    ]
+    (mark,) = drawn(events, []).timeline.marks
+    assert (mark.at, mark.lane, mark.text) == (7.0, 1, "node lost: b")
+
+
 @given(st.lists(st.integers()), st.integers(2, 20))
 def test_what_is_left_out_is_in_the_middle_and_counted(items, most):
     shown, left_out = both_ends(items, most)
@@ -248,7 +258,7 @@ def test_the_picture_of_very_many_generations_nodes_and_faults_is_below_its_limi
     assert len(document(found)) < LIMIT_BYTES * 2 // 3
     assert len(shown.generations) == MOST_GENERATIONS
     assert (len(shown.lanes), shown.lanes_left_out) == (MOST_LANES, 100 - MOST_LANES)
-    assert (len(shown.marks), shown.marks_left_out) == (MOST_MARKS, 1000 - MOST_MARKS)
+    assert (len(shown.marks), shown.marks_left_out) == (MOST_MARKS, 1000 + 50 * 999 - MOST_MARKS)
     assert shown.generations_left_out == 1000 - MOST_GENERATIONS
 
 

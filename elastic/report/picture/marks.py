@@ -5,10 +5,11 @@ Committed checkpoints are not among them: there are too many, and they have a ch
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events
+from elastic.observe.logged_event import Events, of_kind
 from elastic.report.picture.words import short
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[M
         for each in events
         if (text := text_of(each.event))
     ]
-    return sorted(found, key=lambda mark: mark.at)
+    return sorted([*found, *_lost_nodes(events, began, lane_of)], key=lambda mark: mark.at)
 
 
 def text_of(event: kinds.Event) -> str:
@@ -54,6 +55,26 @@ def both_ends(items: Sequence[T], most: int) -> tuple[list[T], int]:
         return [*items], 0
     half = most // 2
     return [*items[:half], *items[-half:]], len(items) - 2 * half
+
+
+def _lost_nodes(events: Events, began: float, lane_of: Mapping[str, int]) -> list[Mark]:
+    """A node that dies or is cut off writes nothing: the generations before and after tell of it.
+
+    The mark is where the others noticed.
+    """
+    ended = {each.generation: each.time for each in of_kind(events, kinds.GenerationEnded)[::-1]}
+    return [
+        Mark(
+            at=max(0.0, round(ended.get(before.generation, after.time) - began, 3)),
+            lane=lane_of.get(node),
+            kind="fault",
+            text=short(f"node lost: {node}"),
+        )
+        for before, after in pairwise(of_kind(events, kinds.GenerationStarted))
+        if after.event.cause == "node lost"
+        for node in before.event.nodes
+        if node not in after.event.nodes
+    ]
 
 
 def _exited(event: kinds.WorkerExited) -> str:

@@ -59,7 +59,7 @@ class StepChart {
         { ...axis, grid: { show: false }, gap: 6, size: 30, space: 70, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? grouped(tick) : "")) },
         { ...axis, size: 66, gap: 8, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null || (isLog && !/^1(e|0*$)/.test(String(tick < 1 ? 1 / tick : tick).replace(/\.0+$/, "")))) ? "" : this.format(tick)) },
       ],
-      series: [{}, ...this.lines.map((line) => ({ stroke: color(line.color), width: 1.5, dash: line.dash, points: { show: line.series.at.length < 60, size: 5 } }))],
+      series: [{}, ...this.lines.map((line) => ({ stroke: color(line.color), width: 1.5, dash: line.dash, points: { show: line.series.at.length < 60, size: 5, fill: color(line.color) } }))],
       hooks: {
         setCursor: [(plot) => this.told(plot)],
         setSelect: [(plot) => this.selected(plot)],

@@ -23,12 +23,15 @@ class Page {
     this.zoom = null;
     this.charts = [];
     this.timelines = [];
+    this.opened = new Set(); // sections that show all of their rows
+    this.isHeld = false; // a button of the pointer is down
+    this.pointer = null; // its newest event
   }
 
   show(shown) {
     const pictures = shown.a ? [{ label: "A", picture: shown.a }, { label: "B", picture: shown.b }] : [{ label: "", picture: shown }];
     this.heading(shown, pictures);
-    for (const chart of this.charts) if (chart.plot) chart.plot.destroy();
+    const before = this.charts;
     this.charts = [];
     this.charts.onZoom = (zoom) => this.zoomed(zoom);
     const parts = shown.first_difference || undefined;
@@ -39,10 +42,29 @@ class Page {
     this.ages = ages;
     const sections = [
       single && tracebackSection(single), timeSection(pictures), timeline, logsSection(pictures, this.charts, parts),
-      stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single), saved, single && factsSection(single),
+      stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single, this.opened), saved, single && factsSection(single),
     ];
-    document.getElementById("main").replaceChildren(...sections.filter((each) => each));
+    this.put(sections.filter((each) => each), before);
+  }
+
+  // In place of what was there, for a reader who has scrolled, points at something or uses the keys.
+  put(sections, charts) {
+    const main = document.getElementById("main");
+    const focused = [...document.querySelectorAll(".timeline")].indexOf(document.activeElement);
+    const y = scrollY;
+    // Charts that are not drawn yet have no height, and the page must not become shorter meanwhile.
+    main.style.minHeight = `${main.offsetHeight}px`;
+    for (const chart of charts) if (chart.plot) chart.plot.destroy();
+    main.replaceChildren(...sections);
     this.draw();
+    scrollTo(0, y);
+    // uPlot sets its heights once this event is over.
+    requestAnimationFrame(() => { main.style.minHeight = ""; });
+    if (focused >= 0 && this.timelines[focused]) this.timelines[focused].svg.focus({ preventScroll: true });
+    const under = this.pointer && document.elementFromPoint(this.pointer.clientX, this.pointer.clientY);
+    const view = this.timelines.find(({ svg }) => svg.contains(under));
+    if (view) view.moved(this.pointer);
+    else hideTip();
   }
 
   heading(shown, pictures) {
@@ -71,6 +93,11 @@ class Page {
 const page = new Page();
 page.show(JSON.parse(document.getElementById("picture").textContent));
 
+addEventListener("pointerdown", () => { page.isHeld = true; }, true);
+for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, () => { page.isHeld = false; }, true);
+addEventListener("pointermove", (event) => { page.pointer = event; }, true);
+document.documentElement.addEventListener("pointerleave", () => { page.pointer = null; });
+
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === width) return; // a phone hides its address bar
@@ -91,7 +118,7 @@ async function poll() {
   const notice = document.getElementById("notice");
   let wait_ms = POLL_MS;
   try {
-    if (!document.hidden) {
+    if (!document.hidden && !page.isHeld) {
       const answer = await fetch("picture.json", { headers: page.tag ? { "If-None-Match": page.tag } : {}, cache: "no-store" });
       if (answer.status === 200) {
         page.tag = answer.headers.get("ETag");

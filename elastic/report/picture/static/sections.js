@@ -34,12 +34,26 @@ function timeTable(picture) {
   return table({ class: "causes" }, [["", false], ["time", true], ["share", true], ["times", true]], rows);
 }
 
+function figure(number, words) {
+  return element("div", {}, number, element("span", {}, words));
+}
+
+function timeFigures(picture) {
+  const totals = picture.timeline.generations.map((each) => each.recovery && each.recovery.total_s).filter((seconds) => seconds !== null && seconds !== undefined).sort((a, b) => a - b);
+  const interruptions = Object.entries(picture.causes).reduce((sum, [kind, times]) => sum + (kind === "start" ? 0 : times), 0);
+  const found = [];
+  if (interruptions) found.push(figure(grouped(interruptions), interruptions === 1 ? "interruption" : "interruptions"));
+  found.push(figure(grouped(picture.lost_steps), picture.lost_steps === 1 ? "step was done again" : "steps were done again"));
+  if (totals.length) found.push(figure(duration(totals[totals.length >> 1]), "took a recovery, median"), figure(duration(totals[totals.length - 1]), "took the longest one"));
+  return element("div", { class: "figures" }, ...found);
+}
+
 function timeSection(pictures) {
   if (pictures.every(({ picture }) => !picture.timeline)) return null;
   const parts = pictures.flatMap(({ label, picture }) => [
     label ? element("p", { class: "run-label" }, element("b", {}, label), `${picture.headline} ${picture.went_to}`) : null,
     timeBar(picture),
-    label ? null : element("div", { class: "scroll" }, timeTable(picture)),
+    label ? null : element("div", { class: "beside" }, element("div", { class: "scroll" }, timeTable(picture)), timeFigures(picture)),
   ]);
   return section("time", "Where the time went", null, ...parts);
 }
@@ -107,7 +121,7 @@ function stepTimeSection(pictures, charts, parts) {
 const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
 const FEW = 10;
 
-function recoveriesSection(picture) {
+function recoveriesSection(picture, opened) {
   const all = (picture.timeline ? picture.timeline.generations : []).filter((each) => each.recovery);
   if (!all.length) return null;
   const sum = ({ recovery }) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
@@ -125,15 +139,18 @@ function recoveriesSection(picture) {
   };
   const rows = ranked.map((each) => [grouped(each.number), each.recovery.cause, each.recovery.source || "–", grouped(each.recovery.lost_steps), each.recovery.total_s === null ? "no new step" : duration(each.recovery.total_s), bars(each)]);
   const columns = [["generation", false], ["cause", false], ["state from", false], ["lost steps", true], ["total", true], ["phases", false]];
-  const shown = table({ class: "wide-table" }, columns, rows.slice(0, FEW));
+  const few = opened.has("recoveries") ? rows.length : FEW;
+  const shown = table({ class: "wide-table" }, columns, rows.slice(0, few));
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
   const holder = element("div", { class: "scroll" }, shown);
-  const aside = rows.length > FEW ? `the ${FEW} longest of ${rows.length}` : "the longest first";
+  const aside = rows.length > few ? `the ${FEW} longest of ${rows.length}` : "the longest first";
   const made = section("recoveries", "Recoveries, by phase", aside, holder, key);
-  if (rows.length > FEW) {
+  if (rows.length > few) {
     const more = element("button", { type: "button" }, `show all ${rows.length}`);
     more.addEventListener("click", () => {
       holder.replaceChildren(table({ class: "wide-table" }, columns, rows));
+      opened.add("recoveries");
+      made.querySelector(".aside").textContent = "the longest first";
       more.remove();
     });
     made.querySelector(".top").append(more);
@@ -144,7 +161,6 @@ function recoveriesSection(picture) {
 function checkpointsSection(picture) {
   if (!picture.timeline) return [null, null];
   const { committed, failed, newest_step, size_bytes, seconds, longest_age, age } = picture.checkpoints;
-  const figure = (number, words) => element("div", {}, number, element("span", {}, words));
   const figures = element("div", { class: "figures" },
     figure(grouped(committed), `committed${failed ? `, ${grouped(failed)} failed` : ""}`),
     figure(newest_step === null ? "–" : `step ${grouped(newest_step)}`, "newest"), figure(bytes(size_bytes), "size"),

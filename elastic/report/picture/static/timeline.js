@@ -4,7 +4,7 @@
 
 const MARKS = {
   fault: ["M0 -6 L5.5 4.5 L-5.5 4.5 Z", "fault"],
-  drain: ["M0 -5.5 L5.5 0 L0 5.5 L-5.5 0 Z", "drain, a node leaves"],
+  drain: ["M0 -5.5 L5.5 0 L0 5.5 L-5.5 0 Z", "drain: a node joins or leaves"],
   save: ["M-4.5 -4.5 H4.5 V4.5 H-4.5 Z", "a save failed"],
   state: ["M0 -5 A5 5 0 1 1 -0.01 -5 Z", "states differed"],
   end: ["M-1.5 -6 H1.5 V6 H-1.5 Z", "the end"],
