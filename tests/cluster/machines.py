@@ -23,6 +23,7 @@ class Machine:
 
     folders: of this machine, mounted at the given paths.
     programs: files of this machine, mounted at their own paths.
+    has_init: there is a process above that of `words`, which reaps orphans.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Machine:
     folders: Mapping[Path, str] = field(default_factory=dict)
     programs: tuple[Path, ...] = ()
     memory_mib: int | None = None
+    has_init: bool = True
 
 
 class Machines(Protocol):

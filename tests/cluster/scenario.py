@@ -10,8 +10,10 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     disk 64                         the run's folder is a disk of its own, of as many MiB
     etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
     store                           the run lies in an object store, and nodes share nothing else
+    pods                            nodes are the first processes of their containers, as in pods
     start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
     again n1                        start a killed machine, and run the same command on it
+    again n1 elsewhere              the same pod with another address, when the old one has ended
     shut 10 meet-2 load-2           close gates
     stands 10                       wait until all ranks of the newest generation wait at the gate
     open 10                         open the gate
@@ -109,6 +111,7 @@ class Start:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
     node: str
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +218,7 @@ class Scenario:
     disk_mib: int | None = None
     members: int = 0  # of etcd
     has_store: bool = False
+    has_pods: bool = False
 
     @property
     def nodes(self) -> int:
@@ -248,8 +252,8 @@ def parse(name: str, text: str) -> Scenario:
                 settings["within_s"] = _seconds(rest, where)
             case "memory" | "volume" | "disk":
                 (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
-            case "store" if not rest:
-                settings["has_store"] = True
+            case "store" | "pods" if not rest:
+                settings[f"has_{word}"] = True
             case "etcd":
                 (settings["members"],) = _numbers(rest, where, count=1)
             case _:
@@ -278,8 +282,8 @@ def _command(word: str, rest: str, where: str) -> Command:
         case "start":
             nodes, *options = rest.split() or [""]
             return Start(nodes=_numbers(nodes, where)[0], options=tuple(options))
-        case "again" if re.fullmatch(NODE, rest):
-            return Again(node=rest)
+        case "again" if again := re.fullmatch(rf"({NODE})( elsewhere)?", rest):
+            return Again(node=again[1], is_elsewhere=again[2] is not None)
         case "shut":
             return Shut(gates=_gates(rest, where))
         case "stands":
@@ -339,6 +343,8 @@ def _check_storage(command: Command, where: str, settings: Mapping[str, Any]) ->
         raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
     if isinstance(command, CutPower) and "disk_mib" not in settings:
         raise ValueError(f"{where}: expected this below a line `disk`")
+    if isinstance(command, Again) and command.is_elsewhere and "has_pods" not in settings:
+        raise ValueError(f"{where}: expected this below a line `pods`")
 
 
 def _until(rest: str, where: str) -> Until:

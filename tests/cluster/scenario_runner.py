@@ -15,6 +15,7 @@ from etcd_members import EtcdMembers
 from evidence import evidence, field, host, on_this_clock
 from image import ROOT
 from oracle import Evidence, Injection, Record
+from pods import PodCluster
 from run_storage import ObjectStore, RunStorage, SharedFolder
 from scenario import (
     CLOCK_ACTIONS,
@@ -111,7 +112,11 @@ class ScenarioRunner:
                     self._start(command)
             case Again():
                 words, env = self._words[command.node], self._env(command.node)
-                self._cluster.start_again(command.node, words, env, is_cold=self._clocks is not None)
+                if command.is_elsewhere:
+                    assert isinstance(self._cluster, PodCluster)
+                    self._cluster.start_elsewhere(command.node, words, env)
+                else:
+                    self._cluster.start_again(command.node, words, env, is_cold=self._clocks is not None)
             case Shut():
                 for gate in command.gates:
                     (self._gates / f"gate-{gate}").touch()
