@@ -74,7 +74,7 @@ class Containers:
             *("--label", f"{LABEL}={self._id}", "--network", self._network, "--ip", machine.address),
             *("--network-alias", machine.name, "--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges"),
-            *(["--init"] if machine.has_init else []),
+            "--init" if machine.has_init else "--read-only",
         ]
         for here, there in machine.folders.items():
             options += ["--volume", f"{here}:{there}"]

@@ -1,8 +1,9 @@
 """Nodes are pods: each agent is the first process of its container, as a kubelet starts it.
 
-Nothing reaps its orphans, and a signal for which it has no handler does not reach it. A pod that
-comes back has its name and an empty disk, and may have another address. The kubelet's part is
-played: containers, signals, names. The API server, the scheduler and controllers are not.
+Nothing reaps its orphans, a signal for which it has no handler does not reach it, and the image
+cannot be written to. A pod that comes back has its name and an empty disk, and may have another
+address. The kubelet's part is played: containers, signals, names. The API server, the scheduler
+and controllers are not.
 """
 
 import os
@@ -64,7 +65,8 @@ class PodCluster(Cluster):
 
     def _begin(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
         printed = self.shared / f"printed-{node}-{len(self.launches)}"
-        variables = [f"{name}={value}" for name, value in env.items()]
+        # The image's home cannot be written to.
+        variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
         # Each of these programs becomes the next one, so that the agent is process 1.
         script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
         command = (str(interpreter()), "-m", "elastic.cli", *words)
