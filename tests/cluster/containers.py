@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 
 from engine import docker
-from image import mounts
+from image import ROOT, mounts
 from machines import UNPRIVILEGED, Machine, free_subnet
 
 LABEL = "elastic-cluster"
@@ -39,6 +39,9 @@ class Containers:
 
     def remove(self, name: str) -> None:
         docker("rm", "--force", "--volumes", self._name(name))
+
+    def execute(self, name: str, *words: str) -> None:
+        docker("exec", "--workdir", str(ROOT), self._name(name), *words)
 
     def exit_code(self, name: str) -> int:
         """Of its first process, which has ended."""

@@ -17,6 +17,7 @@ from cluster import SHARED, Cluster, Launch
 from containers import Containers
 from image import interpreter
 
+COMMAND = (str(interpreter()), "-m", "elastic.cli")
 # Of one pod to the next of its name, in the subnet.
 STEP = 30
 
@@ -59,6 +60,10 @@ class PodCluster(Cluster):
         self._moves[node] = self._moves.get(node, 0) + 1
         self.start_again(node, words, env)
 
+    def execute(self, node: str, *words: str) -> None:
+        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
+        self._containers.execute(node, *COMMAND, *words)
+
     def _remove(self, node: str) -> None:
         self._containers.remove(node)
         shutil.rmtree(self.scratch(node))
@@ -69,8 +74,7 @@ class PodCluster(Cluster):
         variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
         # Each of these programs becomes the next one, so that the agent is process 1.
         script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
-        command = (str(interpreter()), "-m", "elastic.cli", *words)
-        whole = ("env", *variables, "sh", "-c", script, "sh", *command)
+        whole = ("env", *variables, "sh", "-c", script, "sh", *COMMAND, *words)
         self._containers.make([self._machine(node, words=whole, has_init=False)])
         process = PodProcess(self._containers, node)
         self.launches.append(Launch(node=node, process=process, printed=printed, pid=process.pid))

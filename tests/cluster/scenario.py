@@ -22,6 +22,7 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     until the store has restored    the same, for events that were uploaded to the store
     until n2 says waiting           wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
+    probe n1                        `elastic-train status`, executed in the pod, ends with 0
     hold 5s                         how long a fault lasts, for example a pause
     release                         end pauses and cuts, repair the volume, revive killed members
     end 0 137                       wait until all nodes have ended, with these codes in any order
@@ -115,6 +116,11 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shut:
     gates: tuple[str, ...]
 
@@ -189,6 +195,7 @@ class End:
 Command = (
     Start
     | Again
+    | Probe
     | Shut
     | Stands
     | Open
@@ -258,7 +265,7 @@ def parse(name: str, text: str) -> Scenario:
                 (settings["members"],) = _numbers(rest, where, count=1)
             case _:
                 commands.append(_command(word, rest, where))
-                _check_storage(commands[-1], where, settings)
+                _check_settings(commands[-1], where, settings)
     if not title or not any(isinstance(command, Start) for command in commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
@@ -284,6 +291,8 @@ def _command(word: str, rest: str, where: str) -> Command:
             return Start(nodes=_numbers(nodes, where)[0], options=tuple(options))
         case "again" if again := re.fullmatch(rf"({NODE})( elsewhere)?", rest):
             return Again(node=again[1], is_elsewhere=again[2] is not None)
+        case "probe" if re.fullmatch(NODE, rest):
+            return Probe(node=rest)
         case "shut":
             return Shut(gates=_gates(rest, where))
         case "stands":
@@ -313,7 +322,7 @@ def _command(word: str, rest: str, where: str) -> Command:
         case action if action in {each.value for each in Action}:
             return _inject(Action(action), rest, where)
         case _:
-            verbs = "start, again, shut, stands, open, until, hold, release, ends, end or an action"
+            verbs = "start, again, probe, shut, stands, open, until, hold, release, ends, end or an action"
             raise ValueError(f"{where}: expected {verbs}, found {word!r}")
 
 
@@ -336,14 +345,15 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
     return Inject(action=action, ranks=ranks, is_worker=found[1] == "worker")
 
 
-def _check_storage(command: Command, where: str, settings: Mapping[str, Any]) -> None:
+def _check_settings(command: Command, where: str, settings: Mapping[str, Any]) -> None:
     has_store = "has_store" in settings
     of_store = isinstance(command, StorageMode) or (isinstance(command, Until) and command.is_uploaded)
     if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
         raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
     if isinstance(command, CutPower) and "disk_mib" not in settings:
         raise ValueError(f"{where}: expected this below a line `disk`")
-    if isinstance(command, Again) and command.is_elsewhere and "has_pods" not in settings:
+    of_pods = isinstance(command, Probe) or (isinstance(command, Again) and command.is_elsewhere)
+    if of_pods and "has_pods" not in settings:
         raise ValueError(f"{where}: expected this below a line `pods`")
 
 

@@ -201,7 +201,8 @@ def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
 @pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
 def test_a_job_is_one_that_the_server_takes(path, job):
     """Beside its schema the server asks for this: a failure policy and limits for each index need
-    restartPolicy Never and the mode Indexed, and a failure policy replaces pods once they failed.
+    restartPolicy Never and the mode Indexed, a failure policy replaces pods once they failed, and
+    exit codes are in order.
     """
     spec = job["spec"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
@@ -209,6 +210,9 @@ def test_a_job_is_one_that_the_server_takes(path, job):
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec.get("maxFailedIndexes", 0) <= spec.get("completions", 1)
     assert "backoffLimitPerIndex" in spec
+    for rule in spec["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {}).get("values", [])
+        assert codes == sorted(set(codes))
 
 
 @pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
