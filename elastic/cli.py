@@ -152,6 +152,7 @@ def _train(words: list[str]) -> int:
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
+    from elastic.monitoring.open_monitors import check_monitoring, open_monitors
     from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
@@ -159,6 +160,7 @@ def _train(words: list[str]) -> int:
     if preflight.imports_library(recipe):
         second_loop.refuse(recipe, recipe.read_bytes())
     preflight.check_command(options)
+    check_monitoring(options)
     environment.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
@@ -171,7 +173,8 @@ def _train(words: list[str]) -> int:
         from elastic.agent.launch import launch
 
         interrupt.raise_from_here()
-        return launch(options, spawner)
+        with open_monitors(options) as monitor:
+            return launch(options, spawner, monitor)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@ whole run is not part of that time, a crash of all nodes is: the user chose the 
 what goodput is there to show. The rest is divided at three marks in each generation, so that the
 parts add up to the whole where the nodes' clocks agree:
 
-    start ── its cause ──> first step that counts ── between steps ──> last one ── the next cause ──> next start
+    start ── its cause ──> first step that counts ── between steps ──> last one
+          ── the next cause ──> next start
 
 It does not promise precision across nodes: each event carries the clock of the node that wrote it.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from elastic import events as kinds
@@ -44,22 +45,50 @@ class TimeSpent:
         return min(1.0, self.useful_s / self.wall_s) if self.wall_s > 0 else None
 
 
-@dataclass(slots=True)
-class _Steps:
-    """Of a generation: when its first step that counts began, when the last one ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSteps:
+    """Of a generation: when its first step that counts began, when the last one ended.
+
+    seconds: those in its steps.
+    """
 
     begin: float
     end: float
-    seconds: float = 0.0
+    seconds: float
 
 
 def time_spent(events: Events, lines: Sequence[StepLine]) -> TimeSpent | None:
     """None before the first generation. `lines` in the order of their steps."""
+    steps: dict[int, GenerationSteps] = {}
+    for line in lines:
+        add_step(steps, line)
+    newest_s = max((each.time for each in events), default=0.0)
+    return time_spent_in(events, steps, newest_s)
+
+
+def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
+    """Count the next line to its generation. One without a time has no place in the run's time."""
+    if line.time is None:
+        return
+    seconds = float(line.seconds or 0.0)
+    own = steps.get(line.generation)
+    if own is None:
+        begin = line.time - seconds
+        steps[line.generation] = GenerationSteps(begin=begin, end=line.time, seconds=seconds)
+    else:
+        steps[line.generation] = replace(own, end=line.time, seconds=own.seconds + seconds)
+
+
+def time_spent_in(events: Events, steps: Mapping[int, GenerationSteps], newest_s: float) -> TimeSpent | None:
+    """The same where the lines were added up as they came.
+
+    events: at least those of generations that start, and of agents that leave. steps: by
+    generation. newest_s: the time of the newest event of any kind.
+    """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
-    end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
-    steps = _by_generation(lines)
+    end = max([newest_s, *(own.end for own in list(steps.values())[-1:])])
     badput_s: dict[str, float] = defaultdict(float)
     pauses_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
@@ -70,13 +99,13 @@ def time_spent(events: Events, lines: Sequence[StepLine]) -> TimeSpent | None:
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
         wall_s=end - starts[0].time - pauses_s,
-        useful_s=sum(float(line.seconds or 0.0) for line in lines),
+        useful_s=sum(own.seconds for own in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
     )
 
 
 def _lost_s(
-    start: Start, after: Start | None, steps: Mapping[int, _Steps], until: float
+    start: Start, after: Start | None, steps: Mapping[int, GenerationSteps], until: float
 ) -> list[tuple[str, float]]:
     """Of one generation, up to the next one or the end."""
     own = steps.get(start.generation)
@@ -87,18 +116,6 @@ def _lost_s(
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),
         (END if after is None else after.event.cause, until - own.end),
     ]
-
-
-def _by_generation(lines: Sequence[StepLine]) -> dict[int, _Steps]:
-    found: dict[int, _Steps] = {}
-    for line in lines:
-        if line.time is None:
-            continue
-        seconds = float(line.seconds or 0.0)
-        own = found.setdefault(line.generation, _Steps(begin=line.time - seconds, end=line.time))
-        own.end = line.time
-        own.seconds += seconds
-    return found
 
 
 def _pause_s(events: Events, before: Start, after: Start) -> float:
