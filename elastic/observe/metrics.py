@@ -27,9 +27,9 @@ _TAIL_BYTES = 64 * 1024
 class Rewound:
     """What a rewind found. highest: the highest step that was there, or 0.
 
-    ever: the highest one of which any file still has a line. last: the newest line that stayed. dropped: those behind it, in their order; of very many the
-    first DROPPED_LINES. missing: how many steps up to the resumed one have no line, behind one that
-    has.
+    ever: the highest one of which any file still has a line. last: the newest line that stayed.
+    dropped: those behind it, in their order; of very many the first DROPPED_LINES. missing: how
+    many steps up to the resumed one have no line, behind one that has.
     """
 
     highest: int = 0
