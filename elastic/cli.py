@@ -194,6 +194,7 @@ def _train(words: list[str]) -> int:
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
+    from elastic.monitoring.open_monitors import check_monitoring, open_monitors
     from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
@@ -202,6 +203,7 @@ def _train(words: list[str]) -> int:
         second_loop.refuse(recipe, recipe.read_bytes())
     with _named(variables):
         preflight.check_command(options)
+        check_monitoring(options)
     environment.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
@@ -214,7 +216,8 @@ def _train(words: list[str]) -> int:
         from elastic.agent.launch import launch
 
         interrupt.raise_from_here()
-        code = launch(options, spawner)
+        with open_monitors(options) as monitor:
+            code = launch(options, spawner, monitor)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
     return code
 

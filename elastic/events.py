@@ -248,6 +248,15 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnStepFailed(Event):
+    """A function of `run.on_step` raised; written by rank 0, once for each function and process."""
+
+    step: int
+    function: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
     """Rank 0 finished a step that no generation had finished before, the first of its own."""
 

@@ -17,6 +17,7 @@ from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
+from elastic.agent.health import AgentHealth
 from elastic.agent.repeated_error import came_back
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
@@ -61,6 +62,7 @@ class AgentParts:
     log: EventLog
     full_disk: FullDisk
     run_dir_watch: RunDirWatch
+    health: AgentHealth
     clock: Clock
 
     @property
@@ -120,6 +122,8 @@ class AgentParts:
         return others
 
     def revive_uploader(self) -> None:
+        """Called in each turn of the loop, and several times a second while the loop waits."""
+        self.health.turn()
         if death := self.uploader.revive():
             self.memory.release_leases()
             if death.deaths <= MANY_DEATHS:  # the events have the later ones

@@ -162,6 +162,7 @@ class NodeAgent(LocalElasticAgent):
         assert generation is not None
         view, polled_s = NOTHING_KNOWN, 0.0
         while True:
+            self._parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
             poll_s = max(GROUP_POLL_S, self._parts.group.poll_s)
             if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
@@ -347,6 +348,7 @@ class NodeAgent(LocalElasticAgent):
         start, open_step = parts.spawner.start, parts.page.open_step
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
         self._generation = NodeGeneration(parts, entered.number, workers)
+        parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()
@@ -356,6 +358,7 @@ class NodeAgent(LocalElasticAgent):
         """Kill the workers that are left, if this node has any."""
         if self._generation is None:
             return
+        self._parts.health.generation = None
         self._generation.kill_workers()
         self._settle_divergence()
         self._divergence = self._generation.divergence or self._divergence

@@ -27,6 +27,8 @@ from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
+from elastic.agent.health import AgentHealth
+from elastic.agent.monitor import Monitor
 from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
@@ -74,11 +76,11 @@ PROBES_PER_KEEP_ALIVE = 8
 _CLOCK = SystemClock()
 
 
-def launch(options: Options, spawner: Spawner) -> int:
+def launch(options: Options, spawner: Spawner, monitor: Monitor) -> int:
     """Run this node's part of the run; returns the exit code.
 
     The caller has checked what it takes no torch to check. spawner: its fork server imports
-    meanwhile.
+    meanwhile. monitor: watches the agent.
     Raises UsageError, before anything is written unless the uploader finds the mistake: it starts
     last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
     """
@@ -119,12 +121,14 @@ def launch(options: Options, spawner: Spawner) -> int:
         )
         try:
             backend = open_backend(settings)
-            return _run(settings, backend, max(newest, newest_generation(run, _CLOCK)), spawner)
+            return _run(settings, backend, max(newest, newest_generation(run, _CLOCK)), spawner, monitor)
         except GroupEnded:  # the place to meet does not answer any more
             return _finished(settings)
 
 
-def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:
+def _run(
+    settings: Settings, backend: Backend, min_generation: int, spawner: Spawner, monitor: Monitor
+) -> int:
     """Start the parts, run the agent, stop the parts in the opposite order."""
     options, run = settings.options, settings.run
     console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
@@ -158,7 +162,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(_notices(options, shutdown, console))
-        agent.run()
+        _watched(agent, parts, monitor)
         parts.final_checkpoint.finish_saves(uploader)
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
@@ -166,6 +170,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         full_disk.poll(is_first=parts.group.is_first)  # the report reads the run's files
         console.stop()
         exit_code = report_exit(agent, parts)
+        monitor.stop()  # once the files hold the end
         full_disk.close()
         return exit_code
 
@@ -186,6 +191,12 @@ def _notices(
         cloud = open_cloud(options.notice, environment.variables(), _CLOCK)
     sources = options.notice_file, options.notice_command, cloud
     return open_notices(*sources, shutdown.request, _CLOCK, console.print_line)
+
+
+def _watched(agent: NodeAgent, parts: AgentParts, monitor: Monitor) -> None:
+    monitor.start(parts)
+    agent.run()
+    parts.health.end()
 
 
 def _finished(settings: Settings) -> int:
@@ -344,6 +355,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         log=log,
         full_disk=full_disk,
         run_dir_watch=RunDirWatch(run, report, _CLOCK),
+        health=AgentHealth(_CLOCK),
         clock=_CLOCK,
     )
 

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_type_hints
 
 from elastic.config.durations import Every, duration_s
+from elastic.config.listen_address import ListenAddress
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
@@ -61,6 +62,12 @@ how nodes meet:
                            long at most while more come; 0 lets each in at once [0.5]
   --keep-alive S           remove a node that is silent for S seconds [2; in an object store 15]
   --rdzv-timeout S         exit if --min-nodes, or the backend, are not there within S seconds [600]
+
+how to watch:
+  --http HOST:PORT         serve /metrics for Prometheus, and /healthz and /readyz, of this agent;
+                           port 0 picks one and prints it [off]
+  --tensorboard DIR        write the run's numbers into this folder for TensorBoard; needs
+                           elastic-train[tensorboard] [off]
 
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
@@ -133,6 +140,13 @@ def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
     return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
 
 
+def _listen(text: str) -> ListenAddress:
+    try:
+        return ListenAddress.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _backend(text: str) -> str:
     if text not in ("dir", *_ENDPOINTS):
         raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
@@ -199,6 +213,8 @@ class Options:
     keep_alive_s: _Seconds = 2.0
     rdzv_timeout_s: _Seconds = 600.0
     local_addr: str | None = None
+    http: Annotated[ListenAddress | None, _listen] = None
+    tensorboard: str | None = None
 
     @property
     def meeting_protocol(self) -> str:

@@ -47,29 +47,29 @@ class TimeSpent:
 def time_spent(events: Events, trained: StepColumns) -> TimeSpent | None:
     """None before the first generation."""
     newest_s = max((each.time for each in events), default=0.0)
-    last_s = newest_s if trained.last_time_s is None else max(newest_s, trained.last_time_s)
-    return time_spent_in(events, trained.counted, last_s)
+    return time_spent_in(events, trained.counted, newest_s)
 
 
 def time_spent_in(events: Events, steps: Mapping[int, GenerationSteps], newest_s: float) -> TimeSpent | None:
     """The same where steps were added up as they came.
 
     events: at least those of generations that start, and of agents that leave. newest_s: the time
-    of the newest event or step.
+    of the newest event of any kind.
     """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
+    end = max([newest_s, *(own.end for own in list(steps.values())[-1:])])
     badput_s: dict[str, float] = defaultdict(float)
     pauses_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
         pause_s = 0.0 if after is None else _pause_s(events, start, after)
         pauses_s += pause_s
-        until = newest_s if after is None else after.time
+        until = end if after is None else after.time
         for kind, seconds in _lost_s(start, after, steps, until - pause_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
-        wall_s=newest_s - starts[0].time - pauses_s,
+        wall_s=end - starts[0].time - pauses_s,
         useful_s=sum(own.seconds for own in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
     )

@@ -27,12 +27,13 @@ _TAIL_BYTES = 64 * 1024
 class Rewound:
     """What a rewind found. highest: the highest step that was there, or 0.
 
-    last: the newest line that stayed. dropped: those behind it, in their order; of very many the
-    first DROPPED_LINES. missing: how many steps up to the resumed one have no line, behind one that
-    has.
+    ever: the highest one of which any file still has a line. last: the newest line that stayed.
+    dropped: those behind it, in their order; of very many the first DROPPED_LINES. missing: how
+    many steps up to the resumed one have no line, behind one that has.
     """
 
     highest: int = 0
+    ever: int = 0
     last: StepLine | None = None
     dropped: tuple[StepLine, ...] = ()
     missing: int = 0
@@ -77,6 +78,10 @@ class Metrics:
         cut, rewound = _cut(data, step)
         lost = self._lines_of_older(base, rewound.last, step)
         highest = max([rewound.highest, *lost])
+        # A file stays until a newer one has as many steps: after a second fault before that, it
+        # alone shows how far the run had come.
+        older = [] if self._generation is None else metrics_files.older(self._path, base)
+        rewound = replace(rewound, ever=max([highest, *map(_highest, older)]))
         self._file.close()
         # What waits there is written by the agent, and then cut.
         waits = backlog is not None and backlog.waits_for(base)

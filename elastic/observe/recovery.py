@@ -32,7 +32,7 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-_SIGNS = (
+SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
     kinds.HangDetected,
@@ -72,13 +72,14 @@ def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
     starts = of_kind(events, kinds.GenerationStarted)
     return [
-        _recovery(events, trained, before, start)
+        recovery_of(events, trained, before, start)
         for before, start in zip([None, *starts], starts, strict=False)
         if start.event.cause != "start"
     ]
 
 
-def _recovery(events: Events, trained: StepColumns, before: Start | None, start: Start) -> Recovery:
+def recovery_of(events: Events, trained: StepColumns, before: Start | None, start: Start) -> Recovery:
+    """Of one generation. events: those of `before` and `start` at least."""
     own = in_generation(events, start.generation)
     restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
     fault_s, end_s = None, None
@@ -138,7 +139,7 @@ def _fault(own: Events, step_times_s: Sequence[float]) -> tuple[float | None, fl
     signs = [
         each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
         for each in own
-        if isinstance(each.event, _SIGNS)
+        if isinstance(each.event, SIGNS)
     ]
     if noticed is not None and min(signs) >= noticed:
         signs.append(max((time for time in step_times_s if time <= noticed), default=noticed))

@@ -11,6 +11,8 @@ It does not see generators that other compiled code seeds, nor those of other pr
 import random
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
@@ -21,9 +23,13 @@ _MOST_STACKS = 1000
 
 
 class _Newest(threading.local):
-    """call: that has added the newest stack in this thread, as frame, instruction and key."""
+    """call: that has added the newest stack in this thread, as frame, instruction and key.
+
+    is_watched: whether calls of this thread count.
+    """
 
     call: tuple[int, int, tuple[tuple[int, int], ...]] | None = None
+    is_watched: bool = True
 
 
 _newest = _Newest()
@@ -38,6 +44,16 @@ def stacks() -> list[Stack]:
 def number() -> int:
     """Of stacks."""
     return len(_stacks)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Calls of this thread do not count: nothing that they make reaches the run."""
+    before, _newest.is_watched = _newest.is_watched, False
+    try:
+        yield
+    finally:
+        _newest.is_watched = before
 
 
 def watch_python() -> None:
@@ -86,6 +102,8 @@ def watch_numpy(module: Any) -> None:
 
 
 def _note(frame: FrameType) -> None:
+    if not _newest.is_watched:
+        return
     found, above = list[tuple[CodeType, int]](), frame
     while above is not None and len(found) < _MOST_FRAMES:
         found.append((above.f_code, above.f_lasti))

@@ -40,6 +40,7 @@ from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
+from elastic.train.step_functions import StepFunctions
 from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
@@ -63,6 +64,7 @@ class LoopBuilder:
     log: EventLog
     check: CheckRequest | None
     evaluated: EvaluatedData
+    step_functions: StepFunctions
 
     def build(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, groups = SystemClock(), self.link, self.groups
@@ -100,6 +102,7 @@ class LoopBuilder:
             frozen=FrozenInputs(state, [loader.dataset], new_run_from(self.run_dir.url)),
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
             recipe_sha256=self.identity.recipe_sha256,
+            step_functions=self.step_functions,
         )
         return Loop(parts, self._read_stop(store, clock))
 

@@ -275,6 +275,7 @@ class Loop:
         self._of_steps: StepParts = step_parts(
             parts.state, order, parts.groups, parts.heartbeat, self._agreement
         )
+        self._recorder.begin(self._of_steps.contract.mark)
 
     def _commit_start(self) -> None:
         """Make the state that came from another run this run's own, so that the parent may go."""
@@ -373,6 +374,8 @@ class Loop:
         parts, resumed, last = self._parts, self._resumed, self._last
         derived_weights.compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
+        if failed := parts.step_functions.told_at_the_end():
+            self.say(failed)
         self.digest = resumed.digest
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(resumed.step)[0] if resumed.step else 0

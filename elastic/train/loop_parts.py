@@ -25,6 +25,7 @@ from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.snapshotting import Snapshotting
 from elastic.train.state import State
+from elastic.train.step_functions import StepFunctions
 from elastic.train.trace import StateTrace
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -56,7 +57,8 @@ class LoopParts:
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
     check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
     frozen: what the functions of a step read beside the State. looks_for_side_effects: not with
-    `--audit off`. recipe_sha256: of the recipe's text, as this process runs it.
+    `--audit off`. recipe_sha256: of the recipe's text, as this process runs it. step_functions: of
+    run.on_step.
     """
 
     loader: Loader
@@ -81,3 +83,4 @@ class LoopParts:
     frozen: FrozenInputs
     looks_for_side_effects: bool
     recipe_sha256: str
+    step_functions: StepFunctions

@@ -10,6 +10,7 @@ from typing import Any
 from elastic.data.own_files import is_own_file
 
 _SHOWING = {"print", "event", "debug", "info", "warning", "write", "add_scalar", "add_text", "format"}
+ON_STEP = "on_step"
 _LOGGING = {"step", "run", "logger", "log", "logging", "wandb", "mlflow"}  # whose `log` shows
 
 
@@ -64,13 +65,30 @@ def parsed(text: bytes) -> ast.AST | None:
 
 
 def computing(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those whose value is only shown."""
-    left = [tree]
+    """All nodes but those whose value is only shown, and functions of run.on_step."""
+    left, reporting = [tree], _reporting(tree)
     while left:
         node = left.pop()
+        if any(node is each for each in reporting):
+            continue
         yield node
         if not only_shows(node):
             left += ast.iter_child_nodes(node)
+
+
+def _reporting(tree: ast.AST) -> list[ast.AST]:
+    """Definitions of what is given to run.on_step, where nothing else calls it by that name."""
+    given = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == ON_STEP]
+    words = [word for call in given for word in call.args]
+    made = [word.func if isinstance(word, ast.Call) else word for word in words]
+    names = {word.id for word in made if isinstance(word, ast.Name)}
+    found: list[ast.AST] = [word for word in words if isinstance(word, ast.Lambda)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            marks = (each for each in node.decorator_list if isinstance(each, ast.Attribute))
+            if node.name in names or any(each.attr == ON_STEP for each in marks):
+                found.append(node)
+    return found
 
 
 def called(call: ast.Call) -> str:

@@ -30,7 +30,9 @@ from elastic.events import (
     WorldSizeRead,
 )
 from elastic.observe.began_again import shown
+from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
+from elastic.observe.step_line import StepLine
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
 from elastic.train import (
@@ -72,11 +74,15 @@ BEGINNING = "data.json"  # in the run directory: the data that the run began wit
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    data: the record of what is trained on, for epoch 0. replay: the steps that are done again.
+    reported: the highest step of which a line was ever written, as far as the run's files tell.
+    late: the line of the restored step where no file had it. data: the record of what is trained
+    on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
+    reported: int
+    late: StepLine | None
     data: DataRecord
     replay: Replay
 
@@ -108,7 +114,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         parts.frozen.resume(point.data.frozen, point.data.numbers)
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
-    rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point)
+    rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.highest) + 1
     there = point.data
     if output is not None:
@@ -127,7 +133,22 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         _report_ignored(parts, output, point.step)
         _report_text(output, point, recipe)
     replay = begin_replay(parts, point, rewound, there, records[0])
-    return Resumed(point=point, first_new=first_new, data=records[0], replay=replay)
+    return Resumed(
+        point=point,
+        first_new=first_new,
+        reported=_reported(parts, rewound),
+        late=late,
+        data=records[0],
+        replay=replay,
+    )
+
+
+def _reported(parts: LoopParts, rewound: Rewound) -> int:
+    """Of a run directory at a URL, whose older lines are gone, the events tell."""
+    if parts.output is None or not parts.step_functions:
+        return 0
+    restored = (each.event for each in read_rare(parts.output.events, Restored))
+    return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
 
 
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
@@ -175,14 +196,16 @@ def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
         print(restore_reasons.ignored(ignored, parts.restorer.run_url))
 
 
-def _rewind(metrics: Metrics, resumed: ResumePoint) -> Rewound:
-    """Cut the metrics back to the resumed step."""
+def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:
+    """Cut the metrics back to the resumed step; also returns that step's line if none was there."""
+    late = None
     rewound = metrics.rewind(resumed.step)
     missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
     is_there = rewound.last is not None and rewound.last.step == resumed.step
     if resumed.line is not None and not is_there and (is_next or missing):
         # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
-        metrics.append(resumed.line)
+        late = resumed.line
+        metrics.append(late)
         missing = max(0, missing - 1)
     if missing:
         print(
@@ -190,4 +213,4 @@ def _rewind(metrics: Metrics, resumed: ResumePoint) -> Rewound:
             " read, and the state from which the run goes on came from another one",
             flush=True,
         )
-    return rewound
+    return rewound, late

@@ -42,6 +42,7 @@ from elastic.train.sealed import sealed
 from elastic.train.side_effects import key_of
 from elastic.train.state import State
 from elastic.train.step import Step
+from elastic.train.step_functions import Function, StepFunctions
 from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender
@@ -85,6 +86,7 @@ class Run:
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
         self._evaluated = EvaluatedData(new_run=new_run_from(self._dir.url))
         self._evaluated_functions: set[object] = set()  # their keys
+        self._step_functions = StepFunctions()
         self._builder = LoopBuilder(
             groups=self._groups,
             link=link,
@@ -95,6 +97,7 @@ class Run:
             log=log,
             check=check,
             evaluated=self._evaluated,
+            step_functions=self._step_functions,
         )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         forked_child.handle_signal(signal.SIGTERM, self._request_drain)
@@ -227,6 +230,7 @@ class Run:
         and that are others on another rank. Each rank loads one batch a second time:
         RecipeNotExact where its samples are then other ones.
         """
+        self._step_functions.refuse_inside("run.evaluate")
         self._settle()
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
         check_loading(workers, collate, "run.evaluate")
@@ -281,6 +285,23 @@ class Run:
         check_event(name, fields)
         if self.is_first:
             self._log.record(RecipeEvent(own_name=name, values=fields))
+
+    @public("run.on_step")
+    def on_step(self, function: Function) -> Function:
+        """Call function(record) on rank 0 for each step that counts, once, also across restarts.
+
+        For W&B, MLflow and other trackers (docs/tracking.md). record: a dict, the line of
+        metrics.jsonl of this step. A step that is done again is not reported a second time. What
+        the function raises is shown once, and training goes on; its time is the recipe's own. It
+        must not change what is trained, nor call what all ranks call. Returns the function, so
+        that it serves as a decorator. Call it before run.steps; raises UsageError after that.
+        """
+        if self._loop_end is not None:
+            raise UsageError(
+                "run.on_step was called after run.steps: expected it before, since a process that restarts calls the functions from its first step on"
+            )
+        self._step_functions.add(function)
+        return function
 
     @public("run.path")
     def path(self, name: str) -> Path:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -46,7 +46,16 @@ class StepRecorder:
         self._logged = LoggedNumbers()
         self._said = set[str]()
         self._pace, self._slow = Tally(), set[int]()
+        self._late = resumed.late
+        parts.step_functions.reported = resumed.reported
         self._began_s = parts.clock.monotonic()
+
+    def begin(self, mark: Callable[[], object]) -> None:
+        """Report the restored step, if it has its line only now. mark: makes one of the state."""
+        self._mark = mark
+        if self._late is not None:
+            self._report(self._late)
+        self._began_s = self._parts.clock.monotonic()
 
     def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state.
@@ -85,6 +94,7 @@ class StepRecorder:
                 parts.output.log.record(FirstStep(step=step.number))
             self._note_slow_ranks(line)
         self._began_s = parts.clock.monotonic()
+        self._report(line)  # its time is in that of the next step, as that of the loop's body
         return self.info(step.number, step.epoch, line)
 
     def _note_slow_ranks(self, line: StepLine) -> None:
@@ -99,6 +109,12 @@ class StepRecorder:
                         f" of the time since this generation began; elastic-train report {self._parts.restorer.run_url} names its node",
                         flush=True,
                     )
+
+    def _report(self, line: StepLine) -> None:
+        """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
+        parts = self._parts
+        if parts.output is not None and parts.trace is None:
+            parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
 
     def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
         """Name numbers that are others on other ranks. Raises PeerLost."""

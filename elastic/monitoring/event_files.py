@@ -1,0 +1,76 @@
+"""TensorBoard's event files of one run; each says from which step on it replaces those before it.
+
+TensorBoard reads the files of a folder in the order of their names. A file that begins with a
+session that starts at step n makes it drop what earlier files have of step n and later. The names
+are numbered, and not stamped by a clock: the next file may be begun by another node.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
+from tensorboardX.summary import text as text_summary
+
+from elastic.observe.step_line import StepLine
+from elastic.system.files import listing, make_folders
+from elastic.system.untrusted import fits
+
+_VERSION = "brain.Event:2"
+_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\..*")
+_DEEPEST = 8  # dicts in dicts that a recipe logs
+
+
+class EventFile:
+    """Calls raise OSError."""
+
+    def __init__(self, folder: Path, *, writer: str, first_step: int, now: float) -> None:
+        """writer: a name for people. first_step: what is there of it and later ones is replaced."""
+        make_folders(folder)
+        numbers = [int(match[1]) for path in listing(folder) if (match := _NAME.fullmatch(path.name))]
+        number = max(numbers, default=0) + 1
+        self._records = RecordWriter(str(folder / f"events.out.tfevents.{number:010d}.{writer}"))
+        self._write(Event(wall_time=now, file_version=_VERSION))
+        start = SessionLog(status=SessionLog.START)
+        self._write(Event(wall_time=now, step=first_step, session_log=start))
+
+    def add_step(self, line: StepLine) -> None:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(line)]
+        time = line.time or 0.0
+        self._write(Event(wall_time=time, step=line.step, summary=Summary(value=values)))
+
+    def add_text(self, tag: str, text: str, *, step: int, time: float) -> None:
+        self._write(Event(wall_time=time, step=step, summary=text_summary(tag, text)))
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+
+def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:
+    """What TensorBoard shows of a step: its numbers. null, which was no finite number, is NaN."""
+    yield "loss", _number(line.loss)
+    if line.seconds is not None:
+        yield "elastic/step_seconds", float(line.seconds)
+    yield "elastic/world_size", float(line.world_size)
+    yield from _numbers_in(line.values, "", 0)
+
+
+def _numbers_in(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            yield from _numbers_in(value, f"{prefix}{name}/", depth + 1)
+        elif value is None or isinstance(value, bool) or fits(value, float):
+            yield f"{prefix}{name}", _number(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, bool) or fits(value, float) else float("nan")

@@ -1,0 +1,46 @@
+"""Each event of a run is read once, with the file that has it; a poll reads a bounded part.
+
+A file of events has one writer and only grows, so that its size says whether it has news. It does
+not promise an order between files.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from elastic.events import Event
+from elastic.observe import logged_event
+from elastic.observe.log import parse_lines
+from elastic.observe.logged_event import LoggedEvent
+from elastic.system.files import listing
+from elastic.system.growing_file import LINE_LIMIT_BYTES, read_from, size_bytes
+
+READ_BYTES = LINE_LIMIT_BYTES
+
+
+class FollowedEvents:
+    def __init__(self, folder: Path) -> None:
+        self.is_at_end = False
+        self._folder = folder
+        self._positions: dict[Path, int] = {}
+
+    def poll(self) -> Iterator[tuple[str, LoggedEvent[Event]]]:
+        """(name of the file, event). Raises OSError where the folder cannot be listed."""
+        left = READ_BYTES
+        for path in listing(self._folder):
+            if path.suffix != ".jsonl":
+                continue
+            position = self._positions.get(path, 0)
+            if size_bytes(path) <= position:
+                continue
+            if left <= 0:
+                self.is_at_end = False
+                return
+            data = read_from(path, position, READ_BYTES)
+            end = data.rfind(b"\n") + 1
+            if not end and len(data) == READ_BYTES:
+                end = len(data)  # a line that no reader of events takes
+            left -= end
+            self._positions[path] = position + end
+            for event in parse_lines(data[:end].split(b"\n")[:-1], logged_event.parse):
+                yield path.name, event
+        self.is_at_end = left > 0

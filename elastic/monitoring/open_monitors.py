@@ -1,0 +1,69 @@
+"""Which of the ways to watch an agent its command asks for; what cannot work is refused here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from elastic.agent.monitor import Monitor, Monitors
+from elastic.config.options import Options
+from elastic.errors import UsageError
+from elastic.system.clock import SystemClock
+
+_CLOCK = SystemClock()
+
+
+def check_monitoring(options: Options) -> None:
+    """Raises UsageError; starts nothing and writes nothing."""
+    if options.http is not None:
+        from elastic.monitoring.http_server import listen
+
+        listen(options.http).close()
+    if options.tensorboard is not None:
+        if find_spec("tensorboardX") is None:
+            raise UsageError(
+                "expected the package tensorboardX for --tensorboard, found none; pip install 'elastic-train[tensorboard]'"
+            )
+        _check_folder(options.tensorboard)
+
+
+@contextmanager
+def open_monitors(options: Options) -> Iterator[Monitor]:
+    """They listen from now on. Raises UsageError."""
+    opened: list[Monitor] = []
+    try:
+        if options.http is not None:
+            from elastic.monitoring.http_monitor import HttpMonitor
+
+            http = HttpMonitor(options.http, _CLOCK)
+            opened.append(http)
+            print(f"metrics of this agent: http://{http.address}/metrics", flush=True)
+        if options.tensorboard is not None:
+            from elastic.monitoring.tensorboard import TensorBoardMonitor
+
+            opened.append(TensorBoardMonitor(Path(options.tensorboard).absolute(), _CLOCK))
+        yield Monitors(*opened)
+    finally:
+        for each in opened:
+            each.stop()
+
+
+def _check_folder(text: str) -> None:
+    import os
+
+    if "://" in text:
+        raise UsageError(
+            f"expected a folder, found --tensorboard {text}; event files are written to a file system alone"
+        )
+    try:
+        folder = Path(text).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        is_folder = there.is_dir() and bool(text)
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a zero
+        raise UsageError(f"expected the name of a folder, found --tensorboard: {error}") from error
+    if not is_folder:
+        raise UsageError(f"expected a folder, found --tensorboard {text!r}; take another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"expected to write to {there}, found it read-only; take another --tensorboard or change its mode"
+        )

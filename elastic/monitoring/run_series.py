@@ -1,0 +1,87 @@
+"""The run's series are kept ready by a thread, so that a scrape computes nothing of a long run.
+
+The agent of rank 0 has them, and no other. They appear once the run's files were read to their end,
+since counters that rise while an old run is read would look like news. They vanish where the files
+cannot be read: no value is better than one that stands still.
+"""
+
+import threading
+from collections.abc import Callable
+
+from prometheus_client.core import Metric
+
+from elastic.agent.actions import AgentParts
+from elastic.monitoring.followed_run import FollowedRun
+from elastic.monitoring.run_families import run_families
+
+POLL_S = 0.5
+CATCH_UP_POLL_S = 0.1  # after each read of a long file, which leaves the interpreter to the agent
+_STOP_S = 2.0
+
+
+class RunSeries:
+    """families: of the run, empty on an agent that does not export them."""
+
+    def __init__(
+        self,
+        parts: AgentParts,
+        *,
+        labels: dict[str, str],
+        about: dict[str, str],
+        report: Callable[[str], None],
+    ) -> None:
+        """report: prints a line on the console."""
+        self.families: list[Metric] = []
+        self._parts = parts
+        self._labels, self._about = labels, about
+        self._report = report
+        self._run: FollowedRun | None = None
+        self._shown = -1
+        self._has_reported = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="run-series", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def _work(self) -> None:
+        pause_s = 0.0
+        while not self._ending.wait(pause_s):
+            try:
+                self.poll()
+            # The edge of a thread: values that stand still would look like a run that does.
+            except Exception as error:
+                self._forget()
+                if not self._has_reported:
+                    self._report(f"the run's series are not served: {error}; training goes on")
+                self._has_reported = True
+            is_behind = self._run is not None and not self._run.is_caught_up
+            pause_s = CATCH_UP_POLL_S if is_behind else POLL_S
+
+    def poll(self) -> None:
+        """Take what is new in the run's files. Raises OSError for what cannot be read."""
+        if not self._parts.group.is_first:
+            self._forget()
+            return
+        if self._run is None:
+            settings = self._parts.settings
+            self._run, self._shown = FollowedRun(settings.run, settings.node), -1
+        for _ in self._run.poll():
+            pass
+        if not self._run.is_caught_up or self._run.changes == self._shown:
+            return
+        start = self._run.totals.start
+        is_ours = start is not None and start.node == self._parts.settings.node
+        # An agent that was cut off may still believe that it has rank 0; the files know better.
+        self.families = run_families(self._run, labels=self._labels, about=self._about) if is_ours else []
+        self._shown = self._run.changes
+
+    def _forget(self) -> None:
+        if self._run is not None:
+            self._run.close()
+        self._run, self.families = None, []

@@ -1,0 +1,173 @@
+"""What a run's events and metrics add up to, kept up to date event by event and line by line.
+
+A total that is called a counter never falls, also where the run goes back and does steps again: a
+step counts when its line is first seen. All totals follow from the files alone, so that an agent
+that starts in the middle of a run counts as one that saw all of it. It does not read anything.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from elastic import events as kinds
+from elastic.events import Event
+from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
+from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
+from elastic.observe.step_columns import columns_of
+from elastic.observe.step_line import StepLine
+
+# What a recovery is measured by, and what the run's time is divided by.
+_SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
+_MARKS = (kinds.GenerationStarted, kinds.RunInterrupted)
+_GENERATIONS_KEPT = 8
+PHASES = ("detect", "rendezvous", "restore", "first_step")
+STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """bounds: the upper ones, in seconds; the last bucket has none."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A recovery that is over: with the first step of `generation` that was never done before."""
+
+    generation: int
+    step: int
+    time: float
+    recovery: Recovery
+
+
+class RunTotals:
+    """steps: the highest step that was ever done. newest_s: the time of the newest event.
+
+    recovered: recoveries that are over, in the order in which they were counted.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.lost_steps = 0
+        self.newest_s = self.saving_s = 0.0
+        self.step_time = Histogram(STEP_BOUNDS_S)
+        self.recovered: list[Recovered] = []
+        self.recovery_time: dict[str, Histogram] = {}
+        self.phase_time: dict[tuple[str, str], Histogram] = {}
+        self.no_recovery = Histogram(RECOVERY_BOUNDS_S)
+        self.checkpoints: Counter[str] = Counter()
+        self.committed: LoggedEvent[kinds.CheckpointCommitted] | None = None
+        self.started: LoggedEvent[kinds.RunStarted] | None = None
+        self._observed = 0  # the highest step whose line was added
+        self._signs = _ByGeneration()
+        self._marks = _ByGeneration()
+        self._marks_in_order: Events | None = None
+        self._waiting: dict[int, LoggedEvent[kinds.FirstStep]] = {}  # whose recovery is not counted
+
+    def add_line(self, line: StepLine) -> None:
+        self.steps = max(self.steps, line.step)
+        if line.step > self._observed:
+            self._observed = line.step
+            if line.seconds is not None:
+                self.step_time.observe(float(line.seconds))
+
+    def add_event(self, file: str, logged: LoggedEvent[Event]) -> None:
+        """file: that which has it; events of one file come in their order."""
+        self.newest_s = max(self.newest_s, logged.time)
+        event = logged.event
+        if isinstance(event, _SIGNS):
+            self._signs[logged.generation][file].append(logged)
+        if isinstance(event, _MARKS):
+            self._marks[logged.generation][file].append(logged)
+            self._marks_in_order = None
+        match event:
+            case kinds.Restored():
+                self.lost_steps += event.lost_steps
+                self.steps = max(self.steps, event.step + event.lost_steps)
+            case kinds.FirstStep():
+                self._waiting[logged.generation] = cast("LoggedEvent[kinds.FirstStep]", logged)
+            case kinds.RunStarted() if self.started is None or logged.generation >= self.started.generation:
+                self.started = cast("LoggedEvent[kinds.RunStarted]", logged)
+            case kinds.CheckpointCommitted():
+                self.checkpoints["committed"] += 1
+                self.saving_s += event.seconds
+                if self.committed is None or event.step >= self.committed.event.step:
+                    self.committed = cast("LoggedEvent[kinds.CheckpointCommitted]", logged)
+            case kinds.CheckpointFailed():
+                self.checkpoints["failed"] += 1
+            case kinds.CheckpointFenced():
+                self.checkpoints["fenced"] += 1
+            case _:
+                pass
+
+    def marks(self) -> Events:
+        """Where generations began and agents left, in order."""
+        if self._marks_in_order is None:
+            numbers = sorted(self._marks)
+            self._marks_in_order = [each for n in numbers for each in in_order(self._marks[n].values())]
+        return self._marks_in_order
+
+    @property
+    def start(self) -> Start | None:
+        """The newest generation."""
+        return last(self.marks(), kinds.GenerationStarted)
+
+    def count_recoveries(self, lines_of: Callable[[int], Sequence[StepLine]]) -> None:
+        """Once all events and lines that are there were added: recoveries that are over by now.
+
+        lines_of: the last lines of a generation.
+        """
+        if not self._waiting:
+            return
+        starts = {each.generation: each for each in of_kind(self.marks(), kinds.GenerationStarted)}
+        for number in sorted(self._waiting.keys() & starts):
+            first_step = self._waiting.pop(number)
+            if starts[number].event.cause != "start":
+                before = starts.get(max((each for each in starts if each < number), default=0))
+                self._count(first_step, self._recovery(before, starts[number], lines_of))
+        for number in sorted(self._signs)[:-_GENERATIONS_KEPT]:  # of which no recovery will ask again
+            del self._signs[number]
+
+    def _recovery(
+        self, before: Start | None, start: Start, lines_of: Callable[[int], Sequence[StepLine]]
+    ) -> Recovery:
+        numbers = [start.generation] if before is None else [before.generation, start.generation]
+        events = [each for number in numbers for each in in_order(self._signs[number].values())]
+        lines = [] if before is None else lines_of(before.generation)
+        return recovery_of(events, columns_of(lines), before, start)
+
+    def _count(self, first_step: LoggedEvent[kinds.FirstStep], recovery: Recovery) -> None:
+        self.recovered.append(
+            Recovered(
+                generation=first_step.generation,
+                step=first_step.event.step,
+                time=first_step.time,
+                recovery=recovery,
+            )
+        )
+        cause = recovery.cause
+        if recovery.total_s is not None:
+            self.recovery_time.setdefault(cause, Histogram(RECOVERY_BOUNDS_S)).observe(recovery.total_s)
+        for phase in PHASES:
+            seconds = getattr(recovery, f"{phase}_s")
+            if seconds is not None:
+                self.phase_time.setdefault((cause, phase), Histogram(RECOVERY_BOUNDS_S)).observe(seconds)
+
+
+class _ByGeneration(defaultdict[int, dict[str, list[LoggedEvent[Event]]]]):
+    """Events by generation and file."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: defaultdict(list))

@@ -1,0 +1,118 @@
+"""The functions of `run.on_step` are called once for each step that counts, and change nothing.
+
+Rank 0 calls them when the step's line is written, unless an earlier generation wrote a line of that
+step: a step that is done again was reported then. So a worker that is killed between the line and
+the end of a call has reported that step to some of them or to none; no step is reported twice. Two
+cases are left, in which the memory of a step is lost with a machine: the line was not on a disk
+yet, or was in a local copy of a run directory at a URL.
+
+What a function raises never ends training, since it is mostly a tracker that cannot be reached: it
+is shown once, and the function is called again for the next step. What it draws is taken back. A
+function that changes what is trained is refused, because one rank alone calls it.
+"""
+
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elastic.data import random_streams
+from elastic.errors import ElasticError, UsageError
+from elastic.events import OnStepFailed
+from elastic.observe.log import EventLog
+from elastic.observe.step_line import StepLine
+from elastic.system import unseeded_calls
+from elastic.system.phase import Phase
+from elastic.worker.heartbeat import HeartbeatSender
+
+Function = Callable[[dict[str, Any]], object]
+_LONGEST_WORDS = 500
+
+
+class StepFunctions:
+    """reported: the highest step that was ever reported, as far as the run's files tell."""
+
+    def __init__(self) -> None:
+        self.reported = 0
+        self._functions: list[Function] = []
+        self._failed: Counter[str] = Counter()  # steps, by the name of the function
+        self._is_running = False
+
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
+    def add(self, function: Any) -> None:
+        """Raises UsageError for what cannot be called."""
+        if not callable(function):
+            raise UsageError(
+                f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
+            )
+        self._functions.append(function)
+
+    def refuse_inside(self, name: str) -> None:
+        """Raises UsageError for a call in which all ranks meet: only rank 0 is here."""
+        if self._is_running:
+            raise UsageError(
+                f"{name} was called by a function of run.on_step, which rank 0 alone calls, and the other ranks do not: call it in the body of the loop"
+            )
+
+    def report(
+        self, line: StepLine, heartbeat: HeartbeatSender, log: EventLog, mark: Callable[[], object]
+    ) -> None:
+        """Call each with the record of metrics.jsonl, unless the step was reported before.
+
+        mark: of the state; another one afterwards raises UsageError.
+        """
+        if not self._functions or line.step <= self.reported:
+            return
+        self.reported = line.step
+        text, before = json.dumps(line.to_json()), mark()
+        with self._running(heartbeat):
+            for function in self._functions:
+                # What is no finite number is null in the file.
+                self._call(function, json.loads(text, parse_constant=lambda _: None), log)
+        if mark() != before:
+            raise UsageError(
+                f"a function of run.on_step changed the State at step {line.step}: rank 0 alone calls it, and not for a step that is done again."
+                " Change the State in the body of the loop"
+            )
+
+    def told_at_the_end(self) -> str:
+        """How often they failed; empty for never."""
+        return "; ".join(
+            f"run.on_step: {name} failed at {steps} steps in this process"
+            for name, steps in self._failed.items()
+        )
+
+    @contextmanager
+    def _running(self, heartbeat: HeartbeatSender) -> Iterator[None]:
+        phase, self._is_running = heartbeat.phase, True
+        heartbeat.enter(Phase.BETWEEN)  # the recipe's own code, as slow as it may be there
+        try:
+            with random_streams.kept(), unseeded_calls.unwatched():
+                yield
+        finally:
+            self._is_running = False
+            heartbeat.enter(phase)
+
+    def _call(self, function: Function, record: dict[str, Any], log: EventLog) -> None:
+        name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        try:
+            function(record)
+        except ElasticError:
+            raise  # a wrong call of this library is the recipe's mistake, and no outage
+        except Exception as error:
+            self._failed[name] += 1
+            if self._failed[name] > 1:
+                return
+            step, words = record["step"], f"{type(error).__name__}: {error}"[:_LONGEST_WORDS]
+            log.record(OnStepFailed(step=step, function=name, message=words))
+            traceback.print_exc()
+            print(
+                f"run.on_step: {name} raised at step {step} ({words}); training goes on, and it is called again for the next step",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -1,0 +1,93 @@
+"""A recipe that reports its steps, by each of the ways in TRACKED.
+
+reports.csv, in the run directory, gets a line for each call: the generation, the step and the loss.
+A second function draws from every generator, a third raises.
+"""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+from elastic.config import environment
+
+WAYS = os.environ.get("TRACKED", "").split()
+STEPS = 24
+
+
+def wait_at_gate(folder: Path, number: int, rank: int) -> None:
+    if (folder / f"gate-{number}").exists():
+        (folder / f"at-{number}-rank{rank}").touch()
+        while not (folder / f"go-{number}").exists():
+            time.sleep(0.01)
+
+
+def generation_now() -> int:
+    agent = environment.read().agent
+    return 0 if agent is None else agent.generation
+
+
+class Tracker:
+    """Keeps what a client of a tracker keeps: a file, a count, the last record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.calls, self.last = path, 0, None
+        self.file = path.open("a")
+
+    def __call__(self, record: dict) -> None:
+        self.calls += 1
+        self.last = record
+        self.file.write(json.dumps({"in_generation": generation_now()} | record) + "\n")
+        self.file.flush()
+
+
+def draw(_record: dict) -> None:
+    random.random()
+    np.random.rand()  # noqa: NPY002
+    torch.rand(1)
+    np.random.default_rng().random()
+    random.Random().random()
+
+
+def fail(record: dict) -> None:
+    raise ConnectionError(f"no tracker answers at step {record['step']}")
+
+
+def main() -> None:
+    run = elastic.start(seed=3, global_batch=16, shards=4)
+    gates = Path(os.environ.get("TINY_GATES", "no gates"))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = run.data(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), steps=STEPS)
+    state = elastic.State(model=model, optimizer=optimizer)
+    if "file" in WAYS and run.is_first:
+        run.on_step(Tracker(run.path("reports.jsonl")))
+    if "draw" in WAYS:
+        run.on_step(draw)
+    if "fail" in WAYS:
+        run.on_step(fail)
+    if "stop" in WAYS:
+        run.on_step(lambda _record: run.stop("enough"))
+    if "evaluate" in WAYS:
+        run.on_step(lambda _record: run.evaluate(data, lambda batch: batch.data[0].sum()))
+    if "change" in WAYS:
+        run.on_step(lambda _record: model[0].weight.detach().add_(1))
+
+    for step in run.steps(data, state):
+        wait_at_gate(gates, step.number, run.rank)
+        loss = step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+        optimizer.step()
+        step.log(rate=1 / step.number)
+        if step.number == 5:
+            step.log(extra=loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""`--http` against a real Prometheus, and against clients that mean no good."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_server import NoPrometheus, Prometheus, unpack
+
+from elastic.cli import main
+
+pytestmark = pytest.mark.process
+STEPS = 24  # of the recipe
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "elastic-train.json"
+
+
+@pytest.fixture(scope="session")
+def programs(once: Callable[..., Path]) -> Path:
+    try:
+        folder = once("prometheus", lambda folder: (folder / "programs").symlink_to(unpack(folder)))
+    except NoPrometheus as error:
+        pytest.skip(str(error))
+    return folder / "programs"
+
+
+@pytest.fixture
+def prometheus(programs: Path, tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
+    made: list[Prometheus] = []
+
+    def start(*targets: str) -> Prometheus:
+        made.append(Prometheus(programs, tmp_path / f"prometheus-{len(made)}", [*targets]))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def address(drill, agent) -> str:
+    """HOST:PORT at which the agent serves."""
+    pattern = re.compile(r"metrics of this agent: http://(\S+)/metrics")
+    return drill.waits_for(lambda: pattern.search(agent.output), "the address of --http")[1]
+
+
+def get(where: str, page: str, timeout: float = 30) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{where}{page}", timeout=timeout) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_prometheus_sees_a_recovery_from_a_killed_worker(drill, prometheus):
+    """The worker of rank 1 is killed at step 12, and step 16 holds the run until it is seen."""
+    drill.shut(12, 16)
+    agent = drill.start("--nproc-per-node", "2", "--http", "127.0.0.1:0")
+    where = address(drill, agent)
+    server = prometheus(where)
+    drill.stands(12, ranks=2)
+    drill.waits_for(lambda: server.value("elastic_steps_total") == 11, "the steps before")
+    drill.waits_for(lambda: server.value('elastic_recoveries_total{cause="failure"}') == 0, "no recovery")
+    os.kill(drill.pid_of_rank(1, generation=1), signal.SIGKILL)
+    drill.happens("worker_started", generation=2)
+    drill.open(12)
+    drill.stands(16, ranks=2)
+
+    recoveries = 'max by (run) (elastic_recoveries_total{cause="failure"})'
+    drill.waits_for(lambda: server.value(recoveries) == 1, "the recovery")
+    drill.waits_for(lambda: server.value("max by (run) (elastic_steps_total)") == 15, "the steps")
+
+    (recovery,) = drill.inspects("report", drill.run.url)[1]["recoveries"]
+    phases = 'sum by (run) (elastic_recovery_phase_duration_seconds_sum{cause="failure"})'
+    for query, value in {
+        'elastic_recovery_duration_seconds_sum{cause="failure"}': recovery["total_s"],
+        phases: recovery["total_s"],
+        "elastic_step_duration_seconds_count": 15,
+        "elastic_world_size": 2,
+        "elastic_generation": 2,
+        "elastic_agent_in_generation": 1,
+        "elastic_badput_seconds{kind='failure'} > bool 0": 1,
+        "process_open_fds > bool 0": 1,
+    }.items():
+        # Where the machine is busy, a scrape may have come too late, and all series are gone for a
+        # second.
+        found = drill.waits_for(lambda asked=query: server.value(asked), query)
+        assert found == pytest.approx(value), query
+    assert server.problems(get(where, "/metrics")[1].encode()) == ""
+    drill.open(16)
+    agent.ends_with(0)
+
+
+def test_every_query_of_the_dashboard_names_series_that_exist(drill, prometheus):
+    """Prometheus itself reads each query, of a run that has been recovered and saved."""
+    drill.shut(12, 16)
+    agent = drill.start("--http", "127.0.0.1:0")
+    server = prometheus(address(drill, agent))
+    drill.stands(12, ranks=1)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("worker_started", generation=2)
+    drill.open(12)
+    drill.stands(16, ranks=1)
+    drill.waits_for(lambda: server.value("elastic_recoveries_total{cause='failure'}") == 1, "the recovery")
+    drill.waits_for(lambda: server.value("elastic_checkpoint_step") is not None, "a checkpoint")
+
+    everything = '{job="elastic"}'
+    drill.waits_for(lambda: len(server.ask(everything)) > 100, "all series")
+    names = {each["metric"]["__name__"] for each in server.ask(everything)}
+    queries = [
+        target["expr"] for panel in panels(json.loads(DASHBOARD.read_text())) for target in panel["targets"]
+    ]
+
+    assert len(queries) >= 10
+    for query in queries:
+        used = set(re.findall(r"\b(?:elastic|process)_\w+", query))
+        assert used and used <= names, query
+        server.ask(query.replace("$run", ".*").replace("$__rate_interval", "1m").replace("$__range", "5m"))
+    drill.open(16)
+    agent.ends_with(0)
+
+
+def panels(dashboard: dict) -> list[dict]:
+    nested = [each for panel in dashboard["panels"] for each in panel.get("panels", [])]
+    return [panel for panel in [*dashboard["panels"], *nested] if "targets" in panel]
+
+
+def test_after_rank_0_moved_one_agent_exports_the_run_and_no_number_is_doubled(drill, prometheus):
+    drill.shut(8, 16)
+    agents = drill.start_two("--http", "127.0.0.1:0")
+    server = prometheus(*[address(drill, agent) for agent in agents])
+    drill.stands(8, ranks=2)
+    drill.waits_for(lambda: server.value("elastic_steps_total") == 7, "the steps before")
+    drill.waits_for(lambda: len(server.ask("elastic_agent_in_generation == 1")) == 2, "both agents")
+    first, second = drill.agents_of_ranks_0_and_1()
+    first.process.kill()
+    drill.happens("generation_started", generation=2)
+    drill.open(8)
+    drill.stands(16, ranks=1)
+
+    moved = "elastic_generation == 2"
+    drill.waits_for(lambda: len(server.ask(moved)) == 1, "the series from the other agent")
+    drill.waits_for(lambda: len(server.ask("elastic_steps_total")) == 1, "the end of the old series")
+
+    recoveries = 'max by (run) (elastic_recoveries_total{cause="node lost"})'
+    drill.waits_for(lambda: server.value(recoveries) == 1, "the recovery")
+    drill.waits_for(lambda: server.value("max by (run) (elastic_steps_total)") == 15, "the steps")
+    drill.open(16)
+    second.ends_with(0)
+
+
+def test_a_second_agent_of_a_run_counts_on_where_the_first_one_ended(drill):
+    drill.shut(9, 16)
+    agent = drill.start("--http", "127.0.0.1:0")
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    agent.process.kill()
+    agent.wait()
+    drill.open(9)
+    agent = drill.start("--http", "127.0.0.1:0")
+    where = address(drill, agent)
+    drill.stands(16, ranks=1)
+
+    def number(name: str) -> float | None:
+        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", get(where, "/metrics")[1], re.MULTILINE)
+        return None if found is None else float(found[1])
+
+    drill.waits_for(lambda: number("elastic_steps_total") == 15, "the steps")
+    assert number("elastic_step_duration_seconds_count") == 15
+    assert number("elastic_generation") == 2
+    drill.open(16)
+    agent.ends_with(0)
+
+
+def test_clients_that_are_slow_or_send_garbage_change_nothing(drill, undisturbed):
+    """More connections than the server keeps, none of which reads what it is sent."""
+    drill.shut(12)
+    agent = drill.start("--http", "[::1]:0")
+    where = address(drill, agent)
+    host, port = where.rsplit(":", 1)
+    assert host == "[::1]"
+    drill.stands(12, ranks=1)
+    clients = [socket.create_connection(("::1", int(port)), timeout=30) for _ in range(40)]
+    for number, client in enumerate(clients):
+        text = [b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\0\xff" * 400, b"GET /", b""][number % 4]
+        try:
+            client.sendall(text)
+        except OSError:
+            pass  # it was closed for a newer one
+
+    assert get(where, "/healthz") == (200, "ok: the agent's loop turns\n")
+    assert get(where, "/readyz") == (200, "ok: generation 1\n")
+    assert get(where, "/etc/passwd")[0] == 404
+    assert "elastic_steps_total" in get(where, "/metrics")[1]
+    drill.open(12)
+    agent.ends_with(0)
+    for client in clients:
+        client.close()
+    drill.is_like(undisturbed)
+
+
+def test_a_port_in_use_is_refused_before_anything_is_written(recipes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        assert main([str(recipes / "tiny.py"), "--http", f"127.0.0.1:{port}"]) == 2
+
+    told = capsys.readouterr().err
+    assert f"expected an address and a free port of this machine, found --http 127.0.0.1:{port}" in told
+    assert not list(tmp_path.iterdir())
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH = 0x4206, 0x4207, 17
+WALL = 0x40000000  # of linux/wait.h: wait for threads as well
+
+
+def test_an_agent_whose_loop_stands_still_is_not_healthy(drill):
+    """A debugger holds the thread of the loop, and no other thread of the agent."""
+    trace = ctypes.CDLL(None, use_errno=True).ptrace
+    drill.shut(12)
+    agent = drill.start("--http", "127.0.0.1:0")
+    where = address(drill, agent)
+    drill.stands(12, ranks=1)
+    assert get(where, "/healthz")[0] == 200
+    if trace(PTRACE_SEIZE, agent.pid, None, None):
+        pytest.skip(f"expected to trace a process, found {os.strerror(ctypes.get_errno())}; run this as root")
+    try:
+        assert trace(PTRACE_INTERRUPT, agent.pid, None, None) == 0
+        os.waitpid(agent.pid, WALL)
+
+        drill.waits_for(lambda: get(where, "/healthz")[0] == 503, "an unhealthy agent")
+        assert "the agent's loop has stood still for" in get(where, "/healthz")[1]
+    finally:
+        trace(PTRACE_DETACH, agent.pid, None, None)
+    drill.waits_for(lambda: get(where, "/healthz")[0] == 200, "a healthy agent")
+    drill.open(12)
+    agent.ends_with(0)

@@ -1,0 +1,131 @@
+"""`run.on_step` reports each step that counts once, whatever breaks, and changes nothing."""
+
+import os
+import signal
+
+import pytest
+import run_records
+
+pytestmark = pytest.mark.process
+STEPS = 24  # of the recipe
+
+
+def reports(drill) -> list[dict]:
+    return run_records.lines(drill.run.local / "reports.jsonl")
+
+
+def digest(drill) -> str:
+    (finished,) = drill.events("run_finished")
+    return finished["digest"]
+
+
+@pytest.fixture
+def tracked(recipes):
+    return recipes / "tracked.py"
+
+
+@pytest.fixture
+def start(drill, tracked):
+    def start(ways, *options):
+        return drill.start(*options, recipe=tracked, env={"TRACKED": ways})
+
+    return start
+
+
+def test_each_step_is_reported_once_with_its_line_through_two_faults(drill, start):
+    """The second kill comes before the steps that the first one cost are done again: then only an
+    older file of metrics shows how far the run had come.
+    """
+    drill.shut(9, 10, 13)
+    agent = start("file", "--snapshot-every", "off", "--save-every", "8steps")
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.open(9)
+    drill.stands(10, ranks=1)
+    (drill.gates / "go-10").touch()
+    drill.stands(13, ranks=1)
+    for path in drill.gates.glob("*-10*"):
+        path.unlink()
+    drill.shut(10)
+    kill(drill, generation=1)
+    drill.stands(10, ranks=1)
+    kill(drill, generation=2)
+    drill.open(10)
+    drill.open(13)
+
+    agent.ends_with(0)
+
+    lost = drill.values("restored", "lost_steps")
+    assert sum(steps for (steps,) in lost) >= 4
+    found = reports(drill)
+    assert [each["step"] for each in found] == list(range(1, STEPS + 1))
+    lines = run_records.lines(drill.run.metrics)
+    for each, line in zip(found, lines, strict=True):
+        assert (each["loss"], each["chain"], each["rate"]) == (line["loss"], line["chain"], line["rate"])
+    assert {each["in_generation"] for each in found} == {1, 3}
+
+
+def kill(drill, generation: int) -> None:
+    os.kill(drill.pid_of_rank(0, generation=generation), signal.SIGKILL)
+    drill.happens("worker_started", generation=generation + 1)
+
+
+def test_a_step_is_not_reported_again_after_the_agent_died(drill, start):
+    drill.shut(9, 12)
+    agent = start("file", "--save-every", "8steps")
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.open(9)
+    drill.stands(12, ranks=1)
+    agent.process.kill()
+    agent.wait()
+    drill.open(12)
+
+    start("file", "--save-every", "8steps").ends_with(0)
+
+    ((lost,),) = drill.values("restored", "lost_steps", generation=2)
+    assert lost >= 3  # the worker may have outlived its agent by a step
+    assert [each["step"] for each in reports(drill)] == list(range(1, STEPS + 1))
+
+
+def test_functions_change_no_bit_and_no_check_names_them(drill, drills, tracked, tmp_path):
+    """One draws from every generator and makes unseeded ones, one keeps things, one raises."""
+    plain = drills(tmp_path / "plain")
+    plain.start(recipe=tracked).ends_with(0)
+    agent = drill.start("--nproc-per-node", "2", recipe=tracked, env={"TRACKED": "draw file fail"})
+
+    agent.ends_with(0)
+
+    assert digest(drill) == digest(plain)
+    assert len(reports(drill)) == STEPS
+    assert "note:" not in agent.output
+    assert not drill.events("unsaved_variables")
+    assert [places for (places,) in drill.values("drawn_without_seed", "places")] == [[]]
+
+
+def test_what_a_function_raises_is_shown_once_and_training_goes_on(drill, start):
+    agent = start("fail file")
+
+    agent.ends_with(0)
+
+    assert len(reports(drill)) == STEPS
+    assert agent.output.count("ConnectionError: no tracker answers at step 1\n") == 1
+    assert agent.output.count("fail raised at step 1 ") == 1
+    assert f"run.on_step: fail failed at {STEPS} steps in this process" in agent.output
+    assert drill.values("on_step_failed", "step", "function") == [(1, "fail")]
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        ("stop", "run.stop"),
+        ("evaluate", "run.evaluate was called by a function of run.on_step"),
+        ("change", "a function of run.on_step changed the State at step 1"),
+    ],
+)
+def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):
+    agent = start(way, "--nproc-per-node", "2")
+
+    agent.ends_with(2)
+
+    assert sentence in agent.output

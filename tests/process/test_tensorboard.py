@@ -1,0 +1,101 @@
+"""`--tensorboard` against TensorBoard's own reader."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import run_records
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elastic.cli import main
+
+pytestmark = pytest.mark.process
+STEPS = 24  # of the recipe
+
+
+def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of each scalar, as TensorBoard shows them in the folder's one run."""
+    (run,) = folder.iterdir()
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag in events.Tags()["tensors"]:
+        texts = [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(tag)]
+        found[tag] = texts
+    return found
+
+
+def has_each_step_of(drill, folder: Path) -> None:
+    lines = run_records.lines(drill.run.metrics)
+    found = shown(folder)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert found["loss"] == [(line["step"], pytest.approx(line["loss"])) for line in lines]
+    assert found["lr"] == [(line["step"], pytest.approx(line["lr"])) for line in lines]
+    assert found["elastic/step_seconds"] == [(line["step"], pytest.approx(line["seconds"])) for line in lines]
+    assert [step for step, _ in found["elastic/world_size"]] == list(range(1, STEPS + 1))
+
+
+def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, tmp_path):
+    """Snapshots are off, so that the kill at step 11 costs the steps since the checkpoint of 8."""
+    folder = tmp_path / "board"
+    drill.shut(9, 11)
+    agent = drill.start("--tensorboard", str(folder), "--snapshot-every", "off")
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.open(9)
+    drill.stands(11, ranks=1)
+    drill.waits_for(lambda: [s for s, _ in shown(folder)["loss"]] == [*range(1, 11)], "the steps before")
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.open(11)
+
+    agent.ends_with(0)
+
+    (restored,) = drill.events("restored", generation=2)
+    assert restored["lost_steps"] > 0
+    has_each_step_of(drill, folder)
+    ((step, text),) = shown(folder)["elastic/recovery/text_summary"]
+    assert step == 11
+    assert text.startswith(
+        f"generation 2 (failure): {restored['lost_steps']} lost steps, state from {restored['source']}"
+    )
+
+
+def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard(drill, tmp_path):
+    """The second agent does steps again that the first one has written."""
+    folder = tmp_path / "board"
+    drill.shut(9, 11)
+    agent = drill.start("--tensorboard", str(folder))
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.open(9)
+    drill.stands(11, ranks=1)
+    drill.waits_for(lambda: [s for s, _ in shown(folder)["loss"]] == [*range(1, 11)], "the steps before")
+    agent.process.kill()
+    agent.wait()
+    drill.open(11)
+
+    drill.start("--tensorboard", str(folder)).ends_with(0)
+
+    has_each_step_of(drill, folder)
+    assert len(shown(folder)["elastic/recovery/text_summary"]) == 1
+
+
+@pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
+def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("a file")
+
+    assert main([str(recipes / "tiny.py"), "--tensorboard", where]) == 2
+
+    assert "expected a folder, found --tensorboard" in capsys.readouterr().err
+
+
+def test_tensorboard_without_its_extra_is_refused(recipes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elastic.monitoring.open_monitors.find_spec", lambda _name: None)
+
+    assert main([str(recipes / "tiny.py"), "--tensorboard", "board"]) == 2
+
+    assert "pip install 'elastic-train[tensorboard]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,228 @@
+"""What follows a run's files adds up to what a report reads from all of them at once."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.config.run_dir import RunDir
+from elastic.monitoring import followed_metrics
+from elastic.monitoring.followed_metrics import FollowedMetrics, WentBack
+from elastic.monitoring.followed_run import FollowedRun
+from elastic.monitoring.run_totals import RunTotals
+from elastic.observe import metrics
+from elastic.observe.goodput import time_spent, time_spent_in
+from elastic.observe.log import EventLog, read_events
+from elastic.observe.metrics import Metrics
+from elastic.observe.step_columns import add_step, columns_of
+from elastic.observe.step_line import StepLine
+from elastic.report.report import summarise
+from elastic.testing.fakes import FakeClock
+
+
+def line(step: int, generation: int) -> StepLine:
+    time = 100.0 * generation + step
+    return StepLine(step=step, loss=0.5, generation=generation, time=time, seconds=0.25, chain=f"{time}")
+
+
+def take(followed: FollowedMetrics, lines: list[StepLine]) -> None:
+    """Follow to the end of the file; `lines` becomes what counts by now."""
+    while True:
+        for item in followed.poll():
+            if isinstance(item, WentBack):
+                lines[:] = [each for each in lines if each.step <= item.step]
+            else:
+                assert not lines or item.step > lines[-1].step
+                lines.append(item)
+        if followed.is_at_end:
+            return
+
+
+moves = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.booleans()), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(moves, st.integers(1, 6), st.sampled_from([150, 400, 10**6]))
+def test_lines_and_ways_back_give_the_metrics_file(tmp_path_factory, moves, dense, read_bytes):
+    """Each move: a generation that goes so many steps back and does so many; then a poll, or none.
+
+    A read takes a line or two, and marks are so few that the place where files part is between
+    them.
+    """
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    followed, seen, step = FollowedMetrics(path, dense=dense, read_bytes=read_bytes), [], 0
+    for generation, (back, forth, polls) in enumerate(moves, start=1):
+        writer = Metrics(path, generation=generation)
+        step = max(0, step - back)
+        writer.rewind(step)
+        for _ in range(forth):
+            step += 1
+            writer.append(line(step, generation))
+        if polls:
+            take(followed, seen)
+    take(followed, seen)
+
+    counts = metrics.read(path)
+    assert seen == counts
+    assert followed.newest == (counts[-1] if counts else None)
+    sums = {}
+    for each in counts:
+        add_step(sums, each)
+    assert followed.generations == sums
+    followed.close()
+
+
+def test_a_fault_in_a_long_run_costs_no_reading_of_the_run(tmp_path, monkeypatch):
+    path, steps = tmp_path / "metrics.jsonl", 20_000
+    path.write_text("".join(f'{{"step": {n}, "time": {n}.0}}\n' for n in range(1, steps + 1)))
+    followed, seen = FollowedMetrics(path), []
+    take(followed, seen)
+    writer = Metrics(path, generation=2)
+    writer.rewind(steps - 100)
+    writer.append(line(steps - 99, 2))
+    read = []
+    pread = followed_metrics.os.pread
+    monkeypatch.setattr(followed_metrics.os, "pread", lambda *words: read.append(d := pread(*words)) or d)
+
+    items = [*followed.poll()]
+
+    assert [type(each) for each in items] == [WentBack, StepLine]
+    assert items[0].step == steps - 100
+    assert sum(map(len, read)) < 10_000
+    read.clear()
+    assert [*followed.poll()] == []  # and where nothing is new, nothing is read
+    assert read == [b""]
+
+
+def test_a_line_longer_than_a_read_is_left_out_as_by_other_readers(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "text": "' + "x" * 500 + '"}\n{"step": 3}\n')
+    seen = []
+    take(FollowedMetrics(path, read_bytes=100), seen)
+    assert [each.step for each in seen] == [1, 3]
+
+
+def test_damaged_lines_and_missing_files_are_no_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    followed, seen = FollowedMetrics(path), []
+    take(followed, seen)
+    path.write_text('{"step": 1}\nnot json\n{"step": "two"}\n{"step": 3}\n{"step": 4')
+    take(followed, seen)
+    assert [each.step for each in seen] == [1, 3]
+
+
+CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
+
+
+@st.composite
+def histories(draw):
+    """(events, lines): of one clock and several nodes, in the order in which they were written."""
+    now, step, highest = 100.0, 0, 0
+    items = []
+    for generation in range(1, draw(st.integers(1, 5)) + 1):
+        cause = "start" if generation == 1 else draw(st.sampled_from(CAUSES))
+        now += 1
+        node = draw(st.sampled_from(["a", "b"]))
+        items.append(logged("generation_started", now, generation, node=node, cause=cause, nodes=[node]))
+        back = draw(st.integers(max(0, step - 3), step))
+        now += 0.5
+        lost = {"step": back, "lost_steps": highest - back}
+        items.append(logged("restored", now, generation, node=node, source="snapshot", **lost))
+        step = back
+        for _ in range(draw(st.integers(0, 4))):
+            step, now = step + 1, now + 1
+            items.append((generation, step, now))
+            if step == highest + 1 and not any(
+                each.event.name == "first_step" and each.generation == generation
+                for each in items
+                if not isinstance(each, tuple)
+            ):
+                items.append(logged("first_step", now, generation, node=node, step=step))
+            highest = max(highest, step)
+        highest = step if draw(st.booleans()) and step > highest else highest
+        for name in draw(st.lists(st.sampled_from(["worker_exited", "generation_ended"]), max_size=2)):
+            now += 0.25
+            items.append(logged(name, now, generation, node=draw(st.sampled_from(["a", "b"]))))
+        if draw(st.booleans()):
+            now += 0.25
+            items.append(logged("checkpoint_committed", now, generation, node=node, step=step, seconds=0.5))
+    return items
+
+
+def write(run: RunDir, items, polls, on_poll) -> None:
+    """Put a history into a run directory; `on_poll` is called behind some of its items."""
+    clock, writer = FakeClock(), None
+    logs = {node: EventLog(run.events / f"{node}.jsonl", node=node, clock=clock) for node in ("a", "b")}
+    generation = 0
+    for item, is_polled in zip(items, polls, strict=False):
+        if isinstance(item, tuple):
+            number, step, time = item
+            writer.append(StepLine(step=step, generation=number, time=time, seconds=0.75, chain=f"{time}"))
+        else:
+            if item.event.name == "restored":
+                generation += 1
+                writer = Metrics(run.metrics, generation=generation)
+                writer.rewind(item.event.step)
+            log = logs[item.node]
+            log.generation = item.generation
+            log._file.append(item.to_json())
+        if is_polled:
+            on_poll()
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.lists(st.booleans(), min_size=80, max_size=80))
+def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory, items, polls):
+    """Followed item by item, and read once at the end as by an agent that starts then."""
+    run = RunDir.parse(str(tmp_path_factory.mktemp("run")))
+    followed = FollowedRun(run, "a")
+    counters = []
+
+    def poll(of: FollowedRun = followed) -> None:
+        while True:
+            for _ in of.poll():
+                pass
+            if of.is_caught_up:
+                break
+        totals = of.totals
+        counters.append(
+            (totals.steps, totals.lost_steps, len(totals.recovered), sum(totals.step_time.counts))
+        )
+
+    write(run, items, polls, poll)
+    poll()
+    late = FollowedRun(run, "a")
+    poll(late)
+
+    events, lines = read_events(run.events), metrics.read(run.metrics)
+    report = summarise(events, lines)
+    assert all(
+        before <= after
+        for one, other in zip(counters, counters[1:], strict=False)
+        for before, after in zip(one[:3], other[:3], strict=True)
+    )
+    for totals in (followed.totals, late.totals):
+        assert totals.lost_steps == report.lost_steps
+        assert totals.checkpoints["committed"] == report.checkpoints.committed
+        firsts = {each.generation for each in events if each.event.name == "first_step"}
+        over = [
+            each
+            for each, summary in zip(report.recoveries, report.generations[1:], strict=True)
+            if summary.generation in firsts
+        ]
+        assert [each.recovery.cause for each in totals.recovered] == [each.cause for each in over]
+        assert totals.steps >= report.steps
+    assert [each.recovery for each in late.totals.recovered] == over
+    for each in (followed, late):
+        spent = time_spent_in(each.totals.marks(), each.metrics.generations, each.totals.newest_s)
+        expected = time_spent(events, columns_of(lines))
+        assert spent.wall_s == pytest.approx(expected.wall_s)
+        assert spent.useful_s == pytest.approx(expected.useful_s)
+        assert spent.badput_s == pytest.approx(expected.badput_s)
+
+
+def test_a_step_that_is_done_again_counts_once():
+    totals = RunTotals()
+    for step in (1, 2, 3, 2, 3, 4):
+        totals.add_line(line(step, 1))
+    assert (totals.steps, sum(totals.step_time.counts), totals.step_time.sum) == (4, 4, 1.0)
