@@ -31,6 +31,8 @@ TEXTS = {
     "notice_file": ("/run/notice", "/run/other"),
     "notice_command": ("test -e x", "false"),
     "drain_signals": ("USR1,HUP", "none"),
+    "http": ("127.0.0.1:9100", "[::1]:0"),
+    "tensorboard": ("boards", "other"),
     "faults": ("step 50 rank 1: kill", "step 7 rank 0: raise"),
     "last_call_s": ("3", "4s"),
     "join_window_s": ("0", "2"),
