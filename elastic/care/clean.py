@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 
 from elastic.care.leftovers import FOLDERS, Leftover, StoredFile, leftovers
 from elastic.checkpoint.catalog import list_commits
@@ -18,7 +19,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import read_rare
 from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import LeaseRenewal, RunLease
+from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
 from elastic.report.download import check_exists, readable
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
@@ -50,7 +51,8 @@ def clean(
     """
     check_exists(run)
     _check_finished(run)
-    with _leased(run, clock, notify) as counter:
+    with _leased(run, clock, notify) as (check_lease, counter):
+        _check_finished(run)  # --fresh may have begun another run here meanwhile
         found = _look(run, counter, clock)
         removed = 0
         if found and agrees(found):
@@ -58,6 +60,7 @@ def clean(
             there = set(_look(run, counter, clock))
             for each in found:
                 if each in there:
+                    check_lease()
                     _remove(run, each, clock, removed, len(found))
                     removed += 1
     size_bytes = sum(each.size_bytes for each in found)
@@ -74,9 +77,11 @@ def _check_finished(run: RunDir) -> None:
 
 
 @contextmanager
-def _leased(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> Iterator[str]:
-    """Gives the name of a file that is written again and again: the storage shows by it what time
-    it is by its own clock.
+def _leased(
+    run: RunDir, clock: Clock, notify: Callable[[str], None]
+) -> Iterator[tuple[Callable[[], None], str]]:
+    """Gives a function that raises UsageError once the lease is lost; and the name of a file that
+    is written again and again, by which the storage shows what time it is by its own clock.
     """
     lease_of_run = RunLease(run.url, clock)
     place = f"elastic-train clean on {printable(socket.gethostname())}, pid {os.getpid()}"
@@ -95,9 +100,29 @@ def _leased(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> Iterato
     )
     try:
         lease_of_run.renew(lease)
-        yield lease_of_run.counter_name(lease)
+        yield _keeping(lease_of_run, lease, clock), lease_of_run.counter_name(lease)
     finally:
         renewal.stop(releases=True)
+
+
+def _keeping(lease_of_run: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:
+    """As in set_aside.py: a process that was stopped removes nothing of a run that began here
+    meanwhile.
+    """
+    looked_s = -inf
+
+    def check() -> None:
+        nonlocal looked_s
+        now_s = clock.monotonic()
+        if now_s - looked_s < lease.renew_s:
+            return
+        if lease_of_run.standing(lease) is not Standing.HELD:
+            raise UsageError(
+                "another command took the run directory over while this one stood still; no more is removed"
+            )
+        looked_s = now_s
+
+    return check
 
 
 def _look(run: RunDir, counter: str, clock: Clock) -> list[Leftover]:

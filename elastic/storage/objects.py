@@ -111,9 +111,12 @@ class Objects:
         found: list[dict[str, Any]] = []
         with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
             found = self._call("ls", self._path(folder), detail=True)
-        kinds = {each["name"].rstrip("/").rpartition("/")[2]: each["type"] == "directory" for each in found}
-        # The folder itself may be listed, as an object of its own name.
-        return {name: is_folder for name, is_folder in kinds.items() if name}
+        own = self._path(folder).strip("/")  # may be listed as well, as an object without content
+        paths: dict[str, bool] = {}
+        for each in found:  # an object may have the name of a folder
+            path = each["name"].strip("/")
+            paths[path] = paths.get(path, False) or each["type"] == "directory"
+        return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""

@@ -134,6 +134,9 @@ def _rename_new(draft: Path, path: Path) -> None:
     """
     try:
         os.link(draft, path)
+    except FileExistsError:
+        if not _are_one_file(draft, path):  # as in create_whole
+            raise
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

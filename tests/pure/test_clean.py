@@ -24,6 +24,7 @@ from elastic.checkpoint.find_parent import find
 from elastic.cli import main
 from elastic.config.parent import Origin
 from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.system.clock import SystemClock
@@ -211,6 +212,21 @@ def test_a_run_that_live_nodes_hold_is_refused(run, capsys):
     error = capsys.readouterr().err
     assert "nothing was removed, since nodes may still need it" in error
     assert "is in use: etcd trains in it" in error
+    assert files_of(run) == files
+
+
+def test_a_clean_that_stood_still_removes_nothing_of_a_run_that_began_there_meanwhile(run):
+    """While a person thinks, the process is stopped, and --fresh gives the name to another run."""
+    run_dir = RunDir.parse(str(run))
+
+    def agrees(_files):
+        lease = RunLease(run_dir.url, CLOCK)
+        (run / f"lease/{lease.newest().number + 1:06d}").write_bytes(b"of another command")
+        return True
+
+    files = files_of(run)
+    with pytest.raises(UsageError, match="took the run directory over while this one stood still"):
+        clean_module.clean(run_dir, CLOCK, agrees=agrees, notify=print)
     assert files_of(run) == files
 
 

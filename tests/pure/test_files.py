@@ -2,11 +2,12 @@
 
 import errno
 import os
+from contextlib import suppress
 
 import pytest
 
 from elastic.system import files
-from elastic.system.files import NoHardLinks, create_whole, replace_whole
+from elastic.system.files import NoHardLinks, create_whole, new_file, replace_whole
 
 
 def names(folder):
@@ -77,4 +78,31 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeyp
     with pytest.raises(OSError, match="No space"):
         replace_whole(path, b"new", fsync=False)
     assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_new_file_appears_once_it_is_whole_and_takes_no_name_that_is_taken(
+    tmp_path, monkeypatch, has_links
+):
+    """Also on a file system without hard links. Another process creates the file meanwhile."""
+    if not has_links:
+
+        def link(*_paths, **_options):
+            raise OSError(errno.EPERM, "no hard links")
+
+        monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "file"
+    with new_file(path, replaces=False) as file:
+        file.write(b"first")
+        assert not path.exists()
+    assert path.read_bytes() == b"first"
+    for replaces in (False, True):
+        with suppress(FileExistsError), new_file(path, replaces=replaces) as file:
+            file.write(b"second")
+        assert path.read_bytes() == (b"second" if replaces else b"first")
+    with suppress(RuntimeError), new_file(path, replaces=True) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"second"
     assert names(tmp_path) == ["file"]
