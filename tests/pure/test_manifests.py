@@ -38,6 +38,7 @@ API_VERSIONS = {
 # Maps whose keys are the user's.
 FREE = {"labels", "matchLabels", "nodeSelector", "requests", "limits"}
 KILLED = 137
+OUTAGE_S = 600  # of a file server, which holds up every agent; to restart them loses the snapshots
 
 
 def objects(path):
@@ -250,6 +251,8 @@ def test_probes_ask_the_port_that_the_agent_serves(path, job):
         "readiness": "/readyz",
     }
     assert {get["port"] for get in asked.values()} == {port["name"]}
+    alive = node["livenessProbe"]
+    assert alive["periodSeconds"] * alive["failureThreshold"] >= OUTAGE_S
 
 
 def test_the_network_policy_is_for_the_pods_of_every_manifest():
