@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster soak chaos storms bench
+.PHONY: setup train test check cluster slurm soak chaos storms bench
 
 setup: $(READY)
 
@@ -41,6 +41,11 @@ $(READY): pyproject.toml
 # installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind.
 cluster: $(READY)
 	$(BIN)/python tests/cluster/run.py $(NAMES)
+
+# Run every scenario on a real Slurm, of Debian's packages in a temporary folder; needs apt-get, and no
+# root. NAMES="requeued time_limit": only these.
+slurm: $(READY)
+	$(BIN)/python tests/slurm/play.py $(NAMES)
 
 # Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)

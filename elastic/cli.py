@@ -6,19 +6,23 @@ only when there is a recipe to run.
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from elastic.config import environment
+from elastic.config.care_options import CARE
+from elastic.config.option_variables import in_force, misspelt, values_of
 from elastic.config.options import (
     CHECK,
     COMMANDS,
     OPTIONS_HELP,
     SERVE,
     WATCH,
+    Options,
     asks_for,
     parse,
     parse_check,
@@ -27,6 +31,7 @@ from elastic.config.options import (
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt
+from elastic.system.output import drop_unread, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
@@ -46,6 +51,12 @@ The same recipe, arguments and seed give the same weights, bit for bit, whatever
                                                          127.0.0.1:8080, unless told otherwise
   elastic-train verify RUN [--json]                      read all checkpoints and list the damage
   elastic-train diff   RUN RUN [--json | --html FILE]    the first step at which two runs differ
+  elastic-train runs   [FOLDER] [--json]                 all runs below a folder or URL [runs]
+  elastic-train clean  RUN [--yes] [--json]              remove what a finished run needs no more
+  elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
+                                                         the weights of a committed step, as
+                                                         .safetensors, .pth or .pt [--entry model]
+  elastic-train completion bash|zsh                      a script that has the shell complete these
 
 RECIPE is a Python script; RUN is a run directory, or the URL of one.
 
@@ -58,14 +69,18 @@ examples:
 
 {options}
 
+Each option has a variable of the environment: ELASTIC_RUN_DIR, ELASTIC_FROM, ELASTIC_MAX_NODES and
+so on; ELASTIC_FRESH is 1 or 0. An option of the command line counts more; an empty variable says
+nothing. What a recipe starts does not see them.
+
 A snapshot is a copy of the training state in the memory of every node: it survives the workers.
 A checkpoint is a copy in the run directory: it survives everything else.
 
 what survives what:
   a worker dies, raises or hangs    training goes on from the newest snapshot
   a node dies, another one lives    the same
-  SIGTERM, Ctrl-C, or a notice      all ranks finish the same step, and a checkpoint holds it
-                                    before the last node leaves with exit code 75
+  SIGTERM, Ctrl-C, a warning of a   all ranks finish the same step, and a checkpoint holds it
+  scheduler, or a spot notice       before the last node leaves with exit code 75
   all nodes die at once             the same command resumes from the newest checkpoint
   a checkpoint is damaged           the run resumes from the one before it
   Lost steps are done again and give the same numbers.
@@ -107,10 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ElasticError as error:
-        print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
+        print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print(interrupt.SENTENCE, file=sys.stderr)
+        print_if_read(interrupt.SENTENCE, file=sys.stderr)
         return interrupt.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
@@ -130,6 +145,10 @@ def _dispatch(words: list[str]) -> int:
         from elastic.report.commands import inspect
 
         return inspect(parse_inspection(words))
+    if words and words[0] in CARE:
+        from elastic.care.commands import care
+
+        return care(words[0], words[1:])
     if words and words[0] == SERVE:
         from elastic.config.listen import parse_serve
         from elastic.report.serve import serve
@@ -139,6 +158,7 @@ def _dispatch(words: list[str]) -> int:
         from elastic.check.command import run_check
 
         interrupt.raise_from_here()
+        environment.drop_variables_of_options()
         return run_check(parse_check(words[1:]))
     if words and words[0] == WATCH:
         from elastic.report.watch import watch
@@ -158,15 +178,19 @@ def _version() -> str:
 def _train(words: list[str]) -> int:
     if (check := environment.read().check) is not None:
         die_with_parent(check.pid)
-    options = parse(words)
+    variables = {name: value for name, value in environment.variables_of_options().items() if value}
+    values = values_of(variables)
+    with _named(variables):
+        options = parse(words, values)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS, SERVE, WATCH])
+        commands = ", ".join([CHECK, *COMMANDS, SERVE, WATCH, *CARE])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
-        interrupt.end_at_once_by_sigterm()
+        interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         environment.restart_interpreter()  # before imports, which it would repeat
+    _tell_of_variables(options, variables)
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
@@ -176,7 +200,8 @@ def _train(words: list[str]) -> int:
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
     if preflight.imports_library(recipe):
         second_loop.refuse(recipe, recipe.read_bytes())
-    preflight.check_command(options)
+    with _named(variables):
+        preflight.check_command(options)
     environment.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
@@ -189,7 +214,29 @@ def _train(words: list[str]) -> int:
         from elastic.agent.launch import launch
 
         interrupt.raise_from_here()
-        return launch(options, spawner)
+        code = launch(options, spawner)
+    drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
+    return code
+
+
+def _tell_of_variables(options: Options, variables: dict[str, str]) -> None:
+    """And take them out of the environment: a recipe may start another command."""
+    if named := in_force(options, values_of(variables)):
+        print(f"the environment sets {named}", flush=True)
+    for sentence in misspelt(environment.variables(), environment.NO_OPTIONS):
+        print(printable(sentence), flush=True)
+    environment.drop_variables_of_options()
+
+
+@contextlib.contextmanager
+def _named(variables: dict[str, str]) -> Iterator[None]:
+    """A mistake may be what one of them says, alone or beside the other options."""
+    try:
+        yield
+    except UsageError as error:
+        if not variables:
+            raise
+        raise UsageError(f"{error} (the environment has {', '.join(variables)})") from error
 
 
 if __name__ == "__main__":

@@ -41,6 +41,23 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeScheduled(Event):
+    """A scheduler started this agent; written by each agent at its start, in generation 0.
+
+    `scheduler`: slurm. `job`: Slurm's number of the job; each task of an array has its own.
+    `array_job` and `array_task`: None outside an array. `restarts`: how often the job was requeued;
+    None where the scheduler's variable is no number. `host`: the scheduler's name of the machine.
+    """
+
+    scheduler: str
+    job: str
+    array_job: str | None = None
+    array_task: int | None = None
+    restarts: int | None = 0
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted(Event):
     """Written by the agent of rank 0.
 

@@ -21,6 +21,7 @@ from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe import began_again, logged_event
 from elastic.observe.log import read_events
+from elastic.system.output import print_if_read
 from elastic.system.untrusted import printable
 
 
@@ -49,7 +50,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     try:
         events = read_events(run.events)
     except OSError as error:
-        print(printable(f"complete; its events cannot be read ({error}). Logs are in {run.logs}"))
+        _print(f"complete; its events cannot be read ({error}). Logs are in {run.logs}")
         return EXIT_COMPLETE
     started = logged_event.last(events, RunStarted)
     if started is None or last is None:
@@ -58,7 +59,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
             what += (
                 ": the recipe ended without training a step, since it took none from run.steps(data, state)"
             )
-        print(f"{what}; logs are in {run.logs}")
+        _print(f"{what}; logs are in {run.logs}")
         return EXIT_COMPLETE
     stopped = read_stop(settings)
     if parts.group.is_first and not parts.group.is_fenced and not has_recorded_end(run):
@@ -71,8 +72,12 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
     what += began_again.told_at_the_end(events, last.step)
     _print_unreached(parts, last.step)
-    print(printable(f"{what}; elastic-train report {run.url} shows how it went"))
+    _print(f"{what}; elastic-train report {run.url} shows how it went")
     return EXIT_COMPLETE
+
+
+def _print(line: str) -> None:
+    print_if_read(printable(line), file=sys.stdout)
 
 
 def _print_unreached(parts: AgentParts, last_step: int) -> None:
@@ -83,7 +88,7 @@ def _print_unreached(parts: AgentParts, last_step: int) -> None:
     claims = Claims(run.faults)
     faults = [fault for fault in parse(options.faults or "") if not claims.is_taken(fault)]
     for line in unreached.told_at_the_end(faults, last_step):
-        print(printable(line))
+        _print(line)
 
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
@@ -110,7 +115,7 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
         url, code = parts.settings.run.url, EXIT_INTERRUPTED
         text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"
     # The reason may quote the group's state, which another node wrote.
-    print(printable(text), file=sys.stderr)
+    print_if_read(printable(text), file=sys.stderr)
     return code
 
 
@@ -125,4 +130,4 @@ def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -
         # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")
         lines.append(failure.traceback.rstrip() or ("" if failure.message in reason else failure.message))
-    print(*(printable(line) for line in lines if line), sep="\n", file=sys.stderr)
+    print_if_read(*(printable(line) for line in lines if line), file=sys.stderr)

@@ -6,8 +6,8 @@ parts of one node together around its agent.
 
 import signal
 import sys
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
+from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
@@ -40,6 +41,7 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
+from elastic.events import NodeScheduled
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -56,10 +58,12 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
+from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.output import print_if_read
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
@@ -144,8 +148,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
         )
         agent = NodeAgent(parts, rendezvous, host)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, shutdown.on_signal)
+        _handle_signals(options, shutdown)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
             log_shipper = _start_log_shipper(parts)
@@ -154,8 +157,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         spawner.report = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
-        notices = options.notice_file, options.notice_command
-        stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
+        stack.enter_context(_notices(options, shutdown, console))
         agent.run()
         parts.final_checkpoint.finish_saves(uploader)
         rendezvous.stop()
@@ -168,6 +170,24 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         return exit_code
 
 
+def _handle_signals(options: Options, shutdown: ShutdownRequest) -> None:
+    for number in stop_signals.END:
+        signal.signal(number, shutdown.on_signal)
+    for number in options.drain_signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignore SIGHUP
+            signal.signal(number, shutdown.on_warning)
+
+
+def _notices(
+    options: Options, shutdown: ShutdownRequest, console: ConsoleFollower
+) -> AbstractContextManager[None]:
+    cloud = None
+    if options.notice is not None:
+        cloud = open_cloud(options.notice, environment.variables(), _CLOCK)
+    sources = options.notice_file, options.notice_command, cloud
+    return open_notices(*sources, shutdown.request, _CLOCK, console.print_line)
+
+
 def _finished(settings: Settings) -> int:
     if settings.run.is_remote:
         _print_problem(upload_left_behind(settings.run))
@@ -177,7 +197,7 @@ def _finished(settings: Settings) -> int:
 
 def _print_problem(text: str) -> None:
     if text:
-        print(printable(text), file=sys.stderr, flush=True)
+        print_if_read(printable(text), file=sys.stderr)
 
 
 def _rendezvous(
@@ -292,8 +312,7 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     full_disk: FullDisk,
 ) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
-    events = run.events / f"{settings.node}-agent.jsonl"
-    log = EventLog(events, node=settings.node, clock=_CLOCK, backlog=full_disk.backlog)
+    log = _open_log(settings, full_disk.backlog)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
@@ -327,6 +346,14 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         run_dir_watch=RunDirWatch(run, report, _CLOCK),
         clock=_CLOCK,
     )
+
+
+def _open_log(settings: Settings, backlog: Backlog) -> EventLog:
+    path = settings.run.events / f"{settings.node}-agent.jsonl"
+    log = EventLog(path, node=settings.node, clock=_CLOCK, backlog=backlog)
+    if (job := environment.SlurmJob.read()) is not None:
+        log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
+    return log
 
 
 def _start_log_shipper(parts: AgentParts) -> LogShipper:

@@ -1,9 +1,9 @@
 """A notice that this machine will be taken away leads, within moments, to the drain of a SIGTERM.
 
-One thread looks for a file, and runs a command that asks, for example, the metadata service of a
-cloud. Neither can delay training. A notice is not judged: a file that exists, even empty, is one,
-and so is a command that exits with 0. A command that cannot be run, or takes too long, is no
-notice; that is reported once, and the command is run again.
+One thread looks for a file, and runs a command that asks, for example, a service of the user's. A
+second one asks the metadata service of a cloud. None can delay training. A notice is not judged: a
+file that exists, even empty, is one, and so is a command that exits with 0. A command that cannot
+be run, or takes too long, is no notice; that is reported once, and the command is run again.
 """
 
 import os
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
+from elastic.agent.clouds.watch import Cloud, watch_cloud
 from elastic.system.clock import Clock
 
 POLL_S = 0.04
@@ -26,31 +27,36 @@ _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, o
 def open_notices(
     file: str | None,
     command: str | None,
+    cloud: Cloud | None,
     leave: Callable[[str], None],
     clock: Clock,
     report: Callable[[str], None],
 ) -> Iterator[None]:
     """While the context is open, the first notice calls `leave` with its reason, from a thread.
 
-    file: a path that appears. command: for a shell. Where both are None, nothing is started.
+    file: a path that appears. command: for a shell. Where all are None, nothing is started.
     """
+    is_over = threading.Event()
+    if cloud is not None:
+        asked = (cloud, leave, report, is_over.wait)
+        # Nothing waits for its end: the service may hold a request for a while. It has nothing but
+        # a connection, and ends with the request, or with the process.
+        threading.Thread(target=_watch_cloud, args=asked, name="notices of a cloud", daemon=True).start()
     sources: dict[str, Generator[bool | None, None, None]] = {}
     if file is not None:
         sources[file] = _file_notices(file)
     if command is not None:
         sources[command] = command_notices(command, clock, report)
-    if not sources:
-        yield
-        return
-    is_over = threading.Event()
     thread = threading.Thread(target=_watch, args=(sources, leave, is_over), name="notices", daemon=True)
-    thread.start()
+    if sources:
+        thread.start()
     try:
         yield
     finally:
         is_over.set()
-        # A file system that does not answer may hold the thread, which then ends with the process.
-        thread.join(END_S)
+        if sources:
+            # A file system that does not answer may hold the thread; it ends with the process then.
+            thread.join(END_S)
 
 
 def command_notices(
@@ -102,6 +108,16 @@ def _run(command: str, clock: Clock) -> Generator[None, None, int | str]:
 def _file_notices(file: str) -> Generator[bool | None, None, None]:
     while True:
         yield os.path.exists(file)  # noqa: PTH110 - Path.exists raises where the folder may not be read
+
+
+def _watch_cloud(
+    cloud: Cloud, leave: Callable[[str], None], report: Callable[[str], None], wait: Callable[[float], bool]
+) -> None:
+    try:
+        watch_cloud(cloud, leave, report, wait)
+    # The edge of a thread: without this line the node would train on, deaf to notices.
+    except Exception as error:
+        report(f"no notice of {cloud.name} reaches this node any more ({error!r}); training goes on")
 
 
 def _watch(

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from elastic.agent.clouds.watch import metadata_address
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
@@ -68,6 +69,8 @@ def check_command(options: Options) -> None:
     config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
     address_of(options)
+    if options.notice is not None:
+        metadata_address(options.notice, environment.variables())
     if options.meets_in_objects:
         check_url(config.endpoint)
     try:
@@ -82,10 +85,6 @@ def check_command(options: Options) -> None:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
-        )
-    if options.from_ is None and environment.FROM in environment.variables():
-        raise UsageError(
-            f"expected --from, found the variable {environment.FROM}, which stands for it without elastic-train; give --from, or unset it"
         )
     if options.from_ is not None:
         check_url(options.from_.run_dir.checkpoints_url)

@@ -31,6 +31,14 @@ class ShutdownRequest:
         wait for a checkpoint.
         """
         self._signals += 1
+        self.on_warning(number, _frame)
+
+    def on_warning(self, number: int, _frame: object) -> None:
+        """A signal handler: it requests a drain, and shortens none.
+
+        A scheduler may send a warning, or several, and later its SIGTERM, which does not say that
+        the drain takes too long.
+        """
         self.request(f"{signal.Signals(number).name} asks this node to leave")
 
     def request(self, reason: str) -> None:

@@ -6,6 +6,7 @@ the recipe, which is seen where it is loaded (train/inherit.py).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import (
     MOST_LISTINGS,
@@ -25,6 +26,17 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import Store, read_small
 from elastic.system.clock import Clock
 from elastic.system.untrusted import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """What the messages say of the option or command that asks for a state of another run."""
+
+    takes: str
+    cannot: str
+
+
+FROM = Asker(takes=f"--from takes {FORM}", cannot="--from cannot begin from")
 
 
 def parent_of(
@@ -57,18 +69,24 @@ def parent_of(
     return there
 
 
-def find(origin: Origin, clock: Clock, report: Callable[[str], None], check: PayloadCheck) -> Parent:
+def find(
+    origin: Origin,
+    clock: Clock,
+    report: Callable[[str], None],
+    check: PayloadCheck,
+    asker: Asker = FROM,
+) -> Parent:
     """The state that `origin` names. Without a step: the newest one that passes `check`."""
     url = origin.run_dir.url
     try:
         data = read_small(open_store(url), identity.NAME, clock)
         if data is None:
             raise UsageError(
-                f"expected a run at {url}, found none; --from takes {FORM}, with RUN as --run-dir named it"
+                f"expected a run at {url}, found none; {asker.takes}, with RUN as --run-dir named it"
             )
-        parent = identity.parse(data, remedy=f"--from cannot begin from {url}")
+        parent = identity.parse(data, remedy=f"{asker.cannot} {url}")
         store = open_store(origin.run_dir.checkpoints_url)
-        record = _chosen(store, origin, parent.run_id, clock, report, check)
+        record = _chosen(store, origin, parent.run_id, clock, report, check=check, asker=asker)
     except StoreFailed as error:
         raise UsageError(f"expected to read the run at {url}, found: {error}") from error
     return Parent(
@@ -109,13 +127,15 @@ def _is_same(there: Parent, origin: Origin, clock: Clock) -> bool:
     return True
 
 
-def _chosen(
+def _chosen(  # noqa: PLR0913 - what `find` is given, and the run's name
     store: Store,
     origin: Origin,
     run_id: str,
     clock: Clock,
     report: Callable[[str], None],
+    *,
     check: PayloadCheck,
+    asker: Asker,
 ) -> CommitRecord:
     """Raises UsageError, StoreFailed."""
     step, listings, is_changing = origin.step, 0, True
@@ -134,7 +154,7 @@ def _chosen(
                 if each.step >= record.step:
                     report(printable(f"step {each.step} of {origin.run_dir.url} is not used: {each.reason}"))
             return record
-    raise UsageError(_not_found(origin, steps, damages))
+    raise UsageError(_not_found(origin, steps, damages, asker))
 
 
 def _newest_whole(
@@ -159,7 +179,7 @@ def _newest_whole(
     return None, is_changing
 
 
-def _not_found(origin: Origin, steps: list[int], damages: list[Damage]) -> str:
+def _not_found(origin: Origin, steps: list[int], damages: list[Damage], asker: Asker) -> str:
     url, step = origin.run_dir.url, origin.step
     if damages:
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in damages)
@@ -168,4 +188,4 @@ def _not_found(origin: Origin, steps: list[int], damages: list[Damage]) -> str:
             f"elastic-train verify {url} lists which steps are whole"
         )
     committed = f"the steps {', '.join(map(str, steps))}" if steps else "none"
-    return f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; --from takes {FORM}"
+    return f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; {asker.takes}"

@@ -4,8 +4,11 @@ torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, i
 adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
-for the options of the same names. Code outside this package (torch, gloo, OpenMP, NCCL) reads its
-own variables; `variables` hands them on to the processes and clients that need them.
+for the options of the same names. `elastic-train` has such a variable for each of its options, and
+takes them out of its environment: what a recipe starts is a command of its own. Slurm's variables
+say which job started an agent. Code outside this package (torch, gloo, OpenMP, NCCL) reads its own
+variables; `variables` hands them on to the
+processes and clients that need them.
 """
 
 import json
@@ -16,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from elastic.config.option_variables import VARIABLES
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
@@ -25,6 +29,7 @@ from elastic.system.untrusted import decode, parse_number
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
 CHECK = "ELASTIC_CHECK"
+NO_OPTIONS = frozenset({AGENT, PREFLIGHT, CHECK})
 RUN_DIR = "ELASTIC_RUN_DIR"
 FROM = "ELASTIC_FROM"
 SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
@@ -105,6 +110,36 @@ class Launch:
     is_distributed: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What Slurm says of the job that started this process.
+
+    array_job, array_task: None outside an array. restarts, array_task: None also where Slurm's
+    variable is no number, since nothing but a report depends on them.
+    """
+
+    job: str
+    array_job: str | None
+    array_task: int | None
+    restarts: int | None
+    host: str
+
+    @classmethod
+    def read(cls) -> "SlurmJob | None":
+        """None outside Slurm."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if not job:
+            return None
+        return cls(
+            job=job,
+            array_job=os.environ.get("SLURM_ARRAY_JOB_ID"),
+            array_task=parse_number(os.environ.get("SLURM_ARRAY_TASK_ID", "")),
+            # Slurm sets it from the first requeue on.
+            restarts=parse_number(os.environ.get("SLURM_RESTART_COUNT", "0")),
+            host=os.environ.get("SLURMD_NODENAME", ""),
+        )
+
+
 def read() -> Launch:
     """How the launcher started this process. Raises UsageError for a malformed variable."""
     preflight = os.environ.get(PREFLIGHT)
@@ -117,10 +152,21 @@ def read() -> Launch:
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
         check=_decoded(CheckRequest, CHECK, "unset it: elastic-train check sets it for its own commands"),
-        origin=Origin.parse(os.environ[FROM]) if FROM in os.environ else None,
+        origin=_origin(os.environ.get(FROM)),
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         is_distributed="MASTER_ADDR" in os.environ and preflight is None,
     )
+
+
+def variables_of_options() -> dict[str, str]:
+    """Those that stand for options of the training command."""
+    return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
+
+
+def drop_variables_of_options() -> None:
+    """Once they are read: a process that this one starts must not take them for its own options."""
+    for name in variables_of_options():
+        del os.environ[name]
 
 
 def variables() -> dict[str, str]:
@@ -176,6 +222,13 @@ def _decode(kind: type[T], text: str, name: str, advice: str) -> T:
         return decode(kind, text, what=name)
     except ValueError as error:
         raise UsageError(f"{error}; {advice}") from error
+
+
+def _origin(text: str | None) -> Origin | None:
+    try:
+        return Origin.parse(text) if text else None
+    except UsageError as error:
+        raise UsageError(f"{FROM}: {error}; correct or unset the variable") from None
 
 
 def _number(name: str, default: int) -> int:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic.config.options import Parser
+from elastic.config.options import WordParser
 from elastic.errors import UsageError
 from elastic.system.addresses import split_endpoint
 
@@ -28,7 +28,7 @@ class Listening:
 
 def parse_serve(argv: Sequence[str]) -> Listening:
     """Read the words after `elastic-train serve`; raises UsageError."""
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--listen", default=_DEFAULT)
     known, runs = parser.parse_known_args(argv)
     if unknown := [word for word in runs if word.startswith("-")]:

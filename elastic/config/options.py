@@ -7,16 +7,19 @@ here reads files or the environment, prints or exits.
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
+from elastic.system import stop_signals
 
+CloudName = Literal["aws", "gcp", "azure"]
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
 WATCH = "watch"
@@ -61,10 +64,19 @@ how nodes meet:
 
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
-  --grace S                seconds from SIGTERM to the end, the last checkpoint included [30]
+  --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
+                           the last checkpoint included [30]
   --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
                            stacks to its log; auto learns the limit from the steps of the run, off
                            waits for ever; starting and saving may take 1800 s [auto]
+  --drain-signals LIST     further signals that ask this node to leave, with commas between them:
+                           USR1, USR2 and HUP, or none. They begin --grace, and shorten nothing: a
+                           SIGTERM that follows is the first, a second one ends the wait for the
+                           step, a third one the wait for its save. One that the command ignores
+                           from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
+  --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says
+                           that this machine is taken away (a spot interruption, a preemption, an
+                           eviction or deletion); it is asked every 2 s [none]
   --notice-file PATH       leave as at SIGTERM once this file exists [none]
   --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
                            s, for 10 s at most [none]
@@ -111,15 +123,33 @@ def _origin(text: str) -> Origin:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
+    names = [] if text == "none" else [word.strip().upper().removeprefix("SIG") for word in text.split(",")]
+    if unknown := [name for name in names if name not in _WARNINGS]:
+        also = " (it always asks for a drain)" if f"SIG{unknown[0]}" in _ALWAYS else ""
+        raise argparse.ArgumentTypeError(
+            f"expected names of {', '.join(_WARNINGS)} with commas between them, or none, found {unknown[0]!r}{also}"
+        )
+    return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
+
+
 def _backend(text: str) -> str:
     if text not in ("dir", *_ENDPOINTS):
         raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
     return text
 
 
+def _cloud(text: str) -> str:
+    if text not in get_args(CloudName):
+        raise argparse.ArgumentTypeError(f"expected aws, gcp or azure, found {text!r}")
+    return text
+
+
 # The type of an option, and the function that reads its text.
 _AtLeastOne = Annotated[int, partial(_whole, 1)]
 _Seconds = Annotated[float, _seconds]
+_ALWAYS = [each.name for each in stop_signals.END]
+_WARNINGS = {each.name.removeprefix("SIG"): each for each in stop_signals.WARNINGS}
 _save_every = partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto")
 _every_nth = partial(
     _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
@@ -159,6 +189,8 @@ class Options:
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0
+    drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS
+    notice: Annotated[CloudName | None, _cloud] = None
     notice_file: str | None = None
     notice_command: str | None = None
     faults: str | None = None
@@ -180,7 +212,8 @@ class Options:
         return self.meeting_protocol in _EXCLUSIVE
 
 
-_FLAGS = {
+# By field of Options.
+FLAGS = {
     each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
     for each in fields(Options)[2:]
 }
@@ -199,15 +232,17 @@ class Inspection:
     html: str | None = None
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Options:
     """Read a training command line. Raises UsageError.
 
-    Options stand before or after RECIPE; words after `--` belong to the recipe.
+    Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
+    of options that the command line does not give (option_variables.py).
     """
     ours, recipe_args = _split(argv)
-    given, rest = _run_parser().parse_known_args(ours)
+    found, rest = _run_parser().parse_known_args(ours)
     recipe = _only_recipe(rest)
-    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | vars(given)
+    given = dict(otherwise or {}) | vars(found)
+    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | given
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
     if options.meets_in_objects and "keep_alive_s" not in given:
         options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
@@ -236,7 +271,7 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
     """
     command, *rest = argv
     draws = command in {"report", "diff"}
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.set_defaults(html=None)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true")
@@ -265,7 +300,7 @@ class WatchOptions:
 
 def parse_watch(argv: Sequence[str]) -> WatchOptions:
     """Read the words after `elastic-train watch`; raises UsageError."""
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--once", action="store_true")
     known, runs = parser.parse_known_args(list(argv))
     if unknown := [word for word in runs if word.startswith("-")]:
@@ -293,7 +328,7 @@ class CheckOptions:
 def parse_check(argv: Sequence[str]) -> CheckOptions:
     """Read the words after `elastic-train check`; raises UsageError."""
     ours, recipe_args = _split(argv)
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = WordParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=partial(_whole, 3))
     known, rest = parser.parse_known_args(ours)
@@ -312,22 +347,29 @@ def asks_for(argv: Sequence[str], *flags: str) -> bool:
     return any(word in flags for word in _split(argv)[0])
 
 
-class Parser(argparse.ArgumentParser):
+class WordParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 def _run_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
-    parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    kinds = get_type_hints(Options, include_extras=True)
-    for name, flag in _FLAGS.items():
-        if kinds[name] is bool:
+    parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name, flag in FLAGS.items():
+        if (read := reader_of(name)) is None:
             parser.add_argument(flag, dest=name, action="store_true")
         else:
-            (read,) = getattr(kinds[name], "__metadata__", (str,))
             parser.add_argument(flag, dest=name, type=read)
     return parser
+
+
+def reader_of(name: str) -> Callable[[str], Any] | None:
+    """What reads the text of an option, and raises argparse.ArgumentTypeError; None for a flag."""
+    kind = get_type_hints(Options, include_extras=True)[name]
+    if kind is bool:
+        return None
+    (read,) = getattr(kind, "__metadata__", (str,))
+    return cast("Callable[[str], Any]", read)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -353,7 +395,7 @@ def _only_recipe(rest: list[str]) -> str:
 
 
 def _advice(word: str) -> str:
-    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], _FLAGS.values(), n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], FLAGS.values(), n=1, cutoff=0.75)
     if close:
         return f"did you mean {close[0]}?"
     return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"

@@ -5,7 +5,6 @@ A signal that asks for a stop is not for them: the step under way still needs it
 
 import atexit
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from elastic.data import random_streams
-from elastic.system import forked_child
+from elastic.system import forked_child, stop_signals
 from elastic.system.remote_error import RemoteError
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
 
@@ -70,12 +67,8 @@ def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count:
         collate_fn=_as_it_is,
         worker_init_fn=_ignore_stop_signals,
     )
-    # A process that begins would die of one before it ignores it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
+    with stop_signals.blocked():
         return _or_raised(iter(loading))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(data: Any) -> Any:
@@ -94,12 +87,8 @@ def _or_raised(loaded: Iterator[Any]) -> Iterator[Any]:
 
 
 def _ignore_stop_signals(_number: int) -> None:
-    """In a data-loading process: a scheduler may signal every process of a job to ask for a stop.
-
-    The trainer handles that request, and the step under way still needs its data.
-    """
-    for each in _STOP_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+    """In a data-loading process, as the first line of stop_signals.py has it."""
+    stop_signals.ignore()
 
 
 def _kill_loading_processes() -> None:

@@ -11,14 +11,14 @@ It does not promise precision across nodes: each event carries the clock of the 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, of_kind
 from elastic.observe.recovery import Start, planned_stop
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
 END = "end"
@@ -44,39 +44,39 @@ class TimeSpent:
         return min(1.0, self.useful_s / self.wall_s) if self.wall_s > 0 else None
 
 
-@dataclass(slots=True)
-class CountedSteps:
-    """Of a generation: when its first step that counts began, when the last one ended."""
-
-    begin: float
-    end: float
-    seconds: float = 0.0
+def time_spent(events: Events, trained: StepColumns) -> TimeSpent | None:
+    """None before the first generation."""
+    newest_s = max((each.time for each in events), default=0.0)
+    last_s = newest_s if trained.last_time_s is None else max(newest_s, trained.last_time_s)
+    return time_spent_in(events, trained.counted, last_s)
 
 
-def time_spent(events: Events, lines: Sequence[StepLine]) -> TimeSpent | None:
-    """None before the first generation. `lines` in the order of their steps."""
+def time_spent_in(events: Events, steps: Mapping[int, GenerationSteps], newest_s: float) -> TimeSpent | None:
+    """The same where steps were added up as they came.
+
+    events: at least those of generations that start, and of agents that leave. newest_s: the time
+    of the newest event or step.
+    """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
-    end = max([*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)])
-    steps = steps_by_generation(lines)
     badput_s: dict[str, float] = defaultdict(float)
     pauses_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
         pause_s = 0.0 if after is None else _pause_s(events, start, after)
         pauses_s += pause_s
-        until = end if after is None else after.time
+        until = newest_s if after is None else after.time
         for kind, seconds in _lost_s(start, after, steps, until - pause_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
-        wall_s=end - starts[0].time - pauses_s,
-        useful_s=sum(float(line.seconds or 0.0) for line in lines),
+        wall_s=newest_s - starts[0].time - pauses_s,
+        useful_s=sum(own.seconds for own in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
     )
 
 
 def _lost_s(
-    start: Start, after: Start | None, steps: Mapping[int, CountedSteps], until: float
+    start: Start, after: Start | None, steps: Mapping[int, GenerationSteps], until: float
 ) -> list[tuple[str, float]]:
     """Of one generation, up to the next one or the end."""
     own = steps.get(start.generation)
@@ -87,18 +87,6 @@ def _lost_s(
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),
         (END if after is None else after.event.cause, until - own.end),
     ]
-
-
-def steps_by_generation(lines: Sequence[StepLine]) -> dict[int, CountedSteps]:
-    found: dict[int, CountedSteps] = {}
-    for line in lines:
-        if line.time is None:
-            continue
-        seconds = float(line.seconds or 0.0)
-        own = found.setdefault(line.generation, CountedSteps(begin=line.time - seconds, end=line.time))
-        own.end = line.time
-        own.seconds += seconds
-    return found
 
 
 def _pause_s(events: Events, before: Start, after: Start) -> float:

@@ -22,11 +22,11 @@ It does not promise precision across nodes: each event carries the clock of the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_columns import StepColumns
 
 # A fault that ends a generation lets the group finish two more steps at most: the one in flight,
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
@@ -68,22 +68,23 @@ def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kin
     return last(in_generation(events, before.generation), kinds.RunInterrupted)
 
 
-def recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
+def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
     starts = of_kind(events, kinds.GenerationStarted)
     return [
-        _recovery(events, lines, before, start)
+        _recovery(events, trained, before, start)
         for before, start in zip([None, *starts], starts, strict=False)
         if start.event.cause != "start"
     ]
 
 
-def _recovery(events: Events, lines: Sequence[StepLine], before: Start | None, start: Start) -> Recovery:
+def _recovery(events: Events, trained: StepColumns, before: Start | None, start: Start) -> Recovery:
     own = in_generation(events, start.generation)
     restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
     fault_s, end_s = None, None
     if before is not None and planned_stop(events, before, start) is None:
-        fault_s, end_s = _fault(in_generation(events, before.generation), lines, before.generation)
+        step_times_s = trained.times_s.get(before.generation, ())
+        fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
     # After a planned stop the clock starts with the generation that resumes: how long the run lay
     # still depends on the user, and says nothing about the recovery.
     begin = start.time if fault_s is None else fault_s
@@ -116,8 +117,10 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
     return [None if a is None or b is None else b - a for a, b in pairwise(ordered)]
 
 
-def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[float | None, float | None]:
+def _fault(own: Events, step_times_s: Sequence[float]) -> tuple[float | None, float | None]:
     """(when a generation's fault first showed, when its end was noticed), from its `own` events.
+
+    step_times_s: when its steps ended, in their order.
 
     None if no event tells. The candidates for the first sign are:
 
@@ -132,7 +135,6 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
       last step before, because each step needs every node.
     """
     noticed = _time(first(own, kinds.GenerationEnded))
-    step_times_s = [line.time for line in lines if line.generation == generation and line.time is not None]
     signs = [
         each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
         for each in own
@@ -143,9 +145,15 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
     injected = [
         each.time
         for each in of_kind(own, kinds.FaultInjected)
-        if sum(time > each.time for time in step_times_s) <= _STEPS_AFTER_A_FAULT
+        if not _exceeds(step_times_s, each.time, _STEPS_AFTER_A_FAULT)
     ]
     return min(injected[-1:] + signs, default=None), noticed
+
+
+def _exceeds(times_s: Sequence[float], time_s: float, most: int) -> bool:
+    """Whether more than `most` of the times are later; the last ones mostly are."""
+    later = (each for each in reversed(times_s) if each > time_s)
+    return sum(1 for _ in islice(later, most + 1)) > most
 
 
 def _time(event: LoggedEvent[kinds.Event] | None) -> float | None:

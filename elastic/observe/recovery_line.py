@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, of_kind
 from elastic.observe.recovery import Start, recoveries
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 _LONGEST_MESSAGE = 100
@@ -20,7 +21,7 @@ def recovery_line(events: Events, lines: Sequence[StepLine], generation: int) ->
     """
     starts = of_kind(events, kinds.GenerationStarted)
     later = [each for each in starts if each.event.cause != "start"]
-    found = dict(zip((each.generation for each in later), recoveries(events, lines), strict=True))
+    found = dict(zip((each.generation for each in later), recoveries(events, columns_of(lines)), strict=True))
     recovery = found.get(generation)
     step = next(
         (each.event.step for each in of_kind(in_generation(events, generation), kinds.FirstStep)), None

@@ -10,12 +10,12 @@ It does not say why: a machine may be throttled or shared, or the rank may have 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
-from elastic.observe.step_line import StepLine
 
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -31,17 +31,32 @@ class SlowRank:
     share: float
 
 
+class PacedStep(Protocol):
+    """What counts of a line of metrics."""
+
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def seconds(self) -> float | None: ...
+    @property
+    def slowest_rank(self) -> int | None: ...
+    @property
+    def slowest_s(self) -> float | None: ...
+    @property
+    def others_s(self) -> float | None: ...
+
+
+@dataclass(slots=True)
 class Tally:
     """Of the steps of one generation, in which ranks have the same nodes."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._steps = 0
-        self._world_size = 0
-        self._slowest: dict[int, int] = defaultdict(int)
-        self._waited_s: dict[int, float] = defaultdict(float)
+    seconds: float = 0.0
+    _steps: int = 0
+    _world_size: int = 0
+    _slowest: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _waited_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, line: StepLine) -> None:
+    def add(self, line: PacedStep) -> None:
         """Lines of steps without a slowest rank (of one worker, or the first) count as time."""
         self.seconds += line.seconds or 0.0
         if line.slowest_rank is None or line.slowest_s is None or line.others_s is None:
@@ -68,11 +83,8 @@ class Tally:
         return found
 
 
-def slow_ranks(events: Events, lines: Iterable[StepLine]) -> list[SlowRank]:
-    """Of a whole run, the most expensive first."""
-    tallies: dict[int, Tally] = defaultdict(Tally)
-    for line in lines:
-        tallies[line.generation].add(line)
+def slow_ranks(events: Events, tallies: Mapping[int, Tally]) -> list[SlowRank]:
+    """Of a whole run, the most expensive first. tallies: by generation."""
     nodes = {(each.generation, each.event.rank): each.node for each in of_kind(events, WorkerStarted)}
     costs_s: dict[tuple[int, str], float] = defaultdict(float)
     for generation, tally in tallies.items():

@@ -148,6 +148,11 @@ class RunLease:
         self._count += 1
         self._write(lease, b"%d" % self._count)
 
+    @staticmethod
+    def counter_name(lease: Lease) -> str:
+        """Of what `renew` writes, below the run directory."""
+        return f"lease/{_renewed(lease.number)}"
+
     def release(self, lease: Lease) -> None:
         """The last node of the place has left."""
         self._write(lease, _RELEASED)

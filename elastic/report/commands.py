@@ -17,6 +17,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
+from elastic.observe.read_columns import read_columns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report import tables
 from elastic.report.begun_with import begun_with, parent_of
@@ -68,7 +69,7 @@ def _draw(html: str, runs: list[RunDir]) -> int:
 
 
 def _report(run: RunDir) -> Answer:
-    found = summarise(read_events(run.events), metrics.read(run.metrics), parent_of(run))
+    found = summarise(read_events(run.events), read_columns(run.metrics), parent_of(run))
     return found, tables.report_tables(run.url, found), True
 
 

@@ -26,6 +26,7 @@ from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, Start, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
+from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
 
 
@@ -64,6 +65,19 @@ class GenerationSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledNode:
+    """An agent that a scheduler started; the fields are those of the event `node_scheduled`."""
+
+    node: str
+    scheduler: str
+    job: str
+    array_job: str | None
+    array_task: int | None
+    restarts: int | None
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     """The ranks' states differed after a step.
 
@@ -94,7 +108,8 @@ class Report:
     another recipe, or other numbers that it reads, went on. world_size_reads: where the
     recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
     drawn_without_seed: where it draws from the operating system or the clock.
-    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone.
+    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
+    agents that a scheduler started, by the time of their starts.
     """
 
     finished: bool
@@ -123,18 +138,23 @@ class Report:
     ordered_by_address: list[str]
     drawn_without_seed: list[str]
     logged_by_rank: list[str]
+    scheduled: list[ScheduledNode]
 
 
-def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
-    """`events` as `read_events` gives them, `lines` of metrics in the order of their steps.
+def summarise(
+    events: Events, lines: Sequence[StepLine] | StepColumns, parent: Parent | None = None
+) -> Report:
+    """`events` as `read_events` gives them, `lines` of metrics in the order of their steps, or what
+    counts of them.
 
     parent: what the run began from, if that was another run.
     """
+    trained = lines if isinstance(lines, StepColumns) else columns_of(lines)
     finished = last(events, kinds.RunFinished)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
-    spent = time_spent(events, lines)
-    steps = lines[-1].step if lines else 0
+    spent = time_spent(events, trained)
+    steps = trained.last_step
     return Report(
         finished=finished is not None,
         stopped=stopped_early(events),
@@ -145,19 +165,19 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
         goodput=spent.goodput if spent else None,
         badput_s=spent.badput_s if spent else {},
-        step_time_s=_step_time_s(lines),
+        step_time_s=_step_time_s(trained),
         checkpoints=CheckpointCounts(
             committed=len(of_kind(events, kinds.CheckpointCommitted)),
             failed=len(of_kind(events, kinds.CheckpointFailed)),
         ),
         audits=AuditCounts(
-            done=sum(line.audited is True for line in lines),
+            done=trained.num_audited,
             failed=len(of_kind(events, kinds.AuditFailed)),
         ),
         snapshots=snapshots.event if snapshots else None,
-        generations=_generations(events, lines),
-        recoveries=recoveries(events, lines),
-        slow_ranks=slow_ranks(events, lines),
+        generations=_generations(events, trained),
+        recoveries=recoveries(events, trained),
+        slow_ranks=slow_ranks(events, trained.paces),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
         began_again=began_again(events),
@@ -168,7 +188,14 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         ordered_by_address=ordered_by_address(events),
         drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
+        scheduled=_scheduled(events),
     )
+
+
+def _scheduled(events: Events) -> list[ScheduledNode]:
+    return [
+        ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)
+    ]
 
 
 def _divergences(events: Events) -> list[Divergence]:
@@ -213,17 +240,16 @@ def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> i
     return steps * started.event.epochs // started.event.steps
 
 
-def _step_time_s(lines: Sequence[StepLine]) -> StepTime:
-    seconds = sorted(float(line.seconds) for line in lines if line.seconds is not None)
+def _step_time_s(trained: StepColumns) -> StepTime:
+    seconds = sorted(trained.seconds)
     if not seconds:
         return StepTime(median=None, p99=None)
     return StepTime(median=median(seconds), p99=seconds[math.ceil(0.99 * len(seconds)) - 1])
 
 
-def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:
-    last_kept = {line.generation: line.step for line in lines}
+def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
     return [
-        _generation(start, in_generation(events, start.generation), last_kept.get(start.generation, 0))
+        _generation(start, in_generation(events, start.generation), trained.last_of.get(start.generation, 0))
         for start in of_kind(events, kinds.GenerationStarted)
     ]
 

@@ -16,7 +16,8 @@ from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopp
 from elastic.observe.began_again import Unsaved
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.diff import ComparedRun, Difference
-from elastic.report.report import GenerationSummary, Report
+from elastic.report.report import GenerationSummary, Report, ScheduledNode
+from elastic.report.runs import Runs
 from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
@@ -41,6 +42,9 @@ def report_tables(name: str, report: Report) -> RenderableType:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, report.divergences)
         parts.append(_table("steps after which the ranks' states differed: who was wrong", columns, rows))
+    if report.scheduled:
+        jobs = ((each.node, _job(each), each.restarts, each.host) for each in report.scheduled)
+        parts.append(_table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
 
@@ -77,6 +81,51 @@ def verify_text(name: str, found: Verification) -> RenderableType:
         return Text(f"{name}: no checkpoint was committed yet")
     steps = ", ".join(map(str, found.committed))
     return Text(f"{name}: no damage; every checkpoint is as it was committed (steps {steps})")
+
+
+def _job(node: ScheduledNode) -> str:
+    """As `squeue` shows it: 12, or 12_3 for task 3 of the array 12."""
+    return node.job if node.array_job is None else f"{node.array_job}_{_text(node.array_task)}"
+
+
+def runs_table(found: Runs) -> RenderableType:
+    columns = ("run", "state", "step", "of", "loss", "newest step", "size", "")
+    rows = (
+        (
+            each.name,
+            each.state,
+            each.step,
+            each.steps,
+            _loss(each.loss) if each.step else None,
+            None if each.age_s is None else f"{_duration(each.age_s)} ago",
+            None if each.size_bytes is None else _size(each.size_bytes),
+            each.reason or "",
+        )
+        for each in found.runs
+    )
+    parts: list[RenderableType] = [
+        _table(printable(found.folder), columns, rows)
+        if found.runs
+        else _cell(f"{found.folder}: no runs were found")
+    ]
+    parts += [_cell(f"not looked into: {each.name} ({each.reason})") for each in found.unread]
+    return Group(*parts)
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"
 
 
 def _compared(name: str, run: ComparedRun) -> str:

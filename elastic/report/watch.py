@@ -25,6 +25,7 @@ from elastic.observe.log import read_events
 from elastic.observe.logged_event import Events
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
@@ -101,14 +102,15 @@ def _look(run: RunDir) -> View:
 
 
 def view_of(name: str, events: Events, lines: Sequence[StepLine], found: Status) -> View:
+    trained = columns_of(lines)
     recent = [float(line.seconds) for line in lines[-_RECENT_STEPS:] if line.seconds is not None]
     return View(
         name=name,
         status=found,
         loss=lines[-1].loss if lines else None,
         step_s=median(recent) if recent else None,
-        spent=time_spent(events, lines),
-        slow=slow_ranks(events, lines),
+        spent=time_spent(events, trained),
+        slow=slow_ranks(events, trained.paces),
         lately=_lately(events, lines),
     )
 

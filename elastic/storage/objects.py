@@ -104,11 +104,16 @@ class Objects:
 
     def folders(self, folder: str) -> list[str]:
         """The names of the folders directly below `folder`, as a listing of them alone tells."""
+        return [name for name, is_folder in self.directly_below(folder).items() if is_folder]
+
+    def directly_below(self, folder: str) -> dict[str, bool]:
+        """The names directly below `folder`, and whether each is a folder, by one listing."""
         found: list[dict[str, Any]] = []
         with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
             found = self._call("ls", self._path(folder), detail=True)
-        names = (each["name"].rstrip("/") for each in found if each["type"] == "directory")
-        return [name.rpartition("/")[2] for name in names]
+        kinds = {each["name"].rstrip("/").rpartition("/")[2]: each["type"] == "directory" for each in found}
+        # The folder itself may be listed, as an object of its own name.
+        return {name: is_folder for name, is_folder in kinds.items() if name}
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""
@@ -132,7 +137,7 @@ class Objects:
         return answer
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{name}" if name else self._root
 
 
 def _listed(about: dict[str, Any]) -> Listed:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+
 
 class NotRegularFile(OSError):  # noqa: N818 - it says what is wrong
     """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs
@@ -77,7 +79,7 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
             if not _are_one_file(written, path):
                 return False
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
+            if error.errno in _NO_LINKS:
                 raise NoHardLinks(error.errno, error.strerror, str(path)) from error
             raise
     if fsync:
@@ -102,6 +104,42 @@ def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = 
         written.replace(path)
     if fsync:
         sync_folder(path.parent)
+
+
+@contextmanager
+def new_file(path: Path, *, replaces: bool) -> Iterator[BinaryIO]:
+    """A file to write, which gets the name once the context ends without an error, and is durable.
+
+    replaces: in place of what had the name. Otherwise FileExistsError is raised where it is taken
+    by then. A crash may leave a draft beside it. Raises OSError.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with draft.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            draft.replace(path)
+        else:
+            _rename_new(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _rename_new(draft: Path, path: Path) -> None:
+    """Raises FileExistsError. Where there are no hard links, another process may create the file
+    between the look and the rename.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        draft.rename(path)
 
 
 def overwrite(path: Path, data: bytes) -> None:

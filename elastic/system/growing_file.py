@@ -137,14 +137,19 @@ class GrowingFile:
 
     def lines(self) -> list[bytes]:
         """The lines that were completed since the last call, without their ends, from one read."""
-        return self._next() if self._follow() else []
+        return _lines_in(self._next()) if self._follow() else []
 
     def lines_to_end(self) -> Iterator[bytes]:
         """The same from as many reads as it takes to reach the end, all of the same file."""
+        for text in self.texts_to_end():
+            yield from _lines_in(text)
+
+    def texts_to_end(self) -> Iterator[bytes]:
+        """The same lines with their ends, as many at once as a read gives."""
         if self._follow():
-            yield from self._next()
+            yield self._next()
             while not self.is_at_end:
-                yield from self._next()
+                yield self._next()
 
     def take_unfinished(self) -> bytes:
         """The last line as it stands, if it has no end; for a file whose writer is gone."""
@@ -181,23 +186,23 @@ class GrowingFile:
             return False
         return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self._position
 
-    def _next(self) -> list[bytes]:
+    def _next(self) -> bytes:
         data = self._read()
         end = data.rfind(b"\n") + 1
-        lines = data[:end].split(b"\n")[:-1]
-        if self._is_skipping and lines:
+        text = data[:end]
+        if self._is_skipping and text:
             self._is_skipping = False
-            del lines[0]  # the end of a line that was too long
+            text = text.partition(b"\n")[2]  # behind the end of a line that was too long
         self.is_at_end = len(data) < self._read_bytes
         if self._cut_bytes is not None and len(data) - end > self._cut_bytes:
-            lines.append(data[end:])
+            text += data[end:] + b"\n"
             end = len(data)
         elif not self.is_at_end and end == 0:
             self._is_skipping = True
             end = len(data)
         # An unfinished line is read again from its start with the next call: nothing is kept of it.
         self._position += end
-        return lines
+        return text
 
     def _read(self) -> bytes:
         assert self._file is not None
@@ -208,6 +213,17 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """The complete lines that a file has now, without their ends."""
     with closing(GrowingFile(path)) as file:
         yield from file.lines_to_end()
+
+
+def texts_of(path: Path) -> Iterator[bytes]:
+    """The same lines with their ends, some thousands at once."""
+    with closing(GrowingFile(path)) as file:
+        yield from file.texts_to_end()
+
+
+def _lines_in(text: bytes) -> list[bytes]:
+    """Without their ends."""
+    return text.split(b"\n")[:-1]
 
 
 def size_bytes(path: Path) -> int:

@@ -1,7 +1,7 @@
 """As long as there is nothing to tidy up, Ctrl-C ends the command at once, with one line.
 
-SIGTERM does the same to a command that trains, which then ends as one that was interrupted: what
-has sent the signal, such as a scheduler, gives the command again.
+SIGTERM, and each signal of --drain-signals, does the same to a command that trains, which then ends
+as one that was interrupted: what has sent the signal, such as a scheduler, gives the command again.
 
 A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
 catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,
@@ -10,16 +10,19 @@ before it has read this file.
 
 import os
 import signal
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 from elastic.errors import EXIT_INTERRUPTED
+from elastic.system import stop_signals
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
 SENTENCE = "elastic-train: interrupted before it trained anything; nothing is lost"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, where Ctrl-C raises KeyboardInterrupt."""
+    """SIGTERM, or a warning of it, where Ctrl-C raises KeyboardInterrupt."""
 
 
 def end_at_once() -> None:
@@ -29,26 +32,30 @@ def end_at_once() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def end_at_once_by_sigterm() -> None:
-    """From here on; for a command that trains."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
+    """From here on, for a command that trains; unless this process ignores the signal, as `nohup`
+    has it ignore SIGHUP.
+    """
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    stop_signals.unblock()
 
 
 def raise_from_here() -> None:
     """There will be something to tidy up: the signals raise KeyboardInterrupt and Terminated."""
-    if signal.getsignal(signal.SIGTERM) is _end:
-        signal.signal(signal.SIGTERM, _raise_terminated)
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in stop_signals.ALL:
+        if signal.getsignal(number) is _end:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else _raise_terminated)
 
 
 def restore() -> None:
     """In a child: what a new interpreter would have."""
     raise_from_here()
-    if signal.getsignal(signal.SIGTERM) is _raise_terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in stop_signals.ALL:
+        if signal.getsignal(number) is _raise_terminated:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def code_of(raised: KeyboardInterrupt) -> int:
@@ -56,16 +63,17 @@ def code_of(raised: KeyboardInterrupt) -> int:
 
 
 def hold() -> None:
-    """SIGINT and SIGTERM wait for the functions that end at once, also across an exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """The signals wait for the functions that end at once, also across an exec."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.ALL)
 
 
 def _raise_terminated(_number: int, _frame: object) -> NoReturn:
-    for number in (signal.SIGTERM, signal.SIGINT):  # nothing interrupts the tidying
+    for number in stop_signals.ALL:  # nothing interrupts the tidying
         signal.signal(number, signal.SIG_IGN)
     raise Terminated
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    os.write(2, f"{SENTENCE}\n".encode())
+    with suppress(OSError):  # SIGHUP says that the terminal is closed
+        os.write(2, f"{SENTENCE}\n".encode())
     os._exit(EXIT_CTRL_C if number == signal.SIGINT else EXIT_INTERRUPTED)

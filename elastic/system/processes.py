@@ -50,7 +50,12 @@ def die_with_parent(parent_pid: int) -> None:
 
     The setting is lost in a fork and kept in an exec, so every process asks for itself.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_with_parent(parent_pid, signal.SIGKILL)
+
+
+def signal_with_parent(parent_pid: int, number: signal.Signals) -> None:
+    """As `die_with_parent`, with another signal."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         # It died before the kernel knew of our wish, and will not die again.
         os._exit(EXIT_FAILED)

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
 from elastic.reduce.gradient_hooks import not_ours
-from elastic.system import forked_child
+from elastic.system import forked_child, stop_signals
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
 from elastic.train.callables import unwrapped
 from elastic.train.state import State
@@ -27,8 +27,6 @@ _EXCHANGES = (
     "exchanges gradients itself, and waits for ever where ranks compute different numbers of shards; use the model "
     "as it is: this library sums the gradients of all shards"
 )
-
-_END_SIGNALS = signal.SIGTERM, signal.SIGINT
 
 _started: list[bool] = []
 _allowed: dict[signal.Signals, Any] = {}  # handlers that were looked at
@@ -65,7 +63,7 @@ def use_in_forked_child() -> None:
 
 def own_signal_handlers() -> None:
     """Of the signals that ask for the end of a run. A library may have one for itself."""
-    for number in _END_SIGNALS:
+    for number in stop_signals.END:
         handler = signal.getsignal(number)
         if handler is not _allowed.get(number) and _is_of_recipe(handler):
             raise UsageError(
@@ -74,6 +72,23 @@ def own_signal_handlers() -> None:
                 " goes on from there (exit code 75)"
             )
         _allowed[number] = handler
+
+
+def kept_signal_handlers() -> list[str]:
+    """Sentences about signals that the recipe handles and that may ask for a drain as well.
+
+    Nothing is refused: under other launchers such a handler is how a script hears of its end.
+    """
+    found = []
+    for number in stop_signals.WARNINGS:
+        handler = signal.getsignal(number)
+        if _is_of_recipe(handler):
+            found.append(
+                f"the recipe handles {number.name} itself ({_described_handler(handler)}), and keeps doing so. The command may take the same signal as a request"
+                " to leave (--drain-signals): then all ranks finish the same step, and its state is saved. A loop that the recipe leaves because of it"
+                " counts as ended by the recipe, and the same command trains nothing more: do not leave the loop for a signal"
+            )
+    return found
 
 
 def _is_of_recipe(handler: Any) -> bool:

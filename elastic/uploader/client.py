@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from elastic.checkpoint.deadline import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
+from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
@@ -301,12 +302,13 @@ def _how_it_ended(code: int) -> str:
 
 
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "elastic.uploader.main", config.to_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    with stop_signals.blocked():
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "elastic.uploader.main", config.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
 
 
 def _connect(path: str, deadline: float) -> JsonLineSocket:

@@ -12,7 +12,6 @@ starts at once.
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
+from elastic.system import stop_signals
 from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
@@ -199,8 +199,7 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
 def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when
     # its owner does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stop_signals.ignore()
     try:
         config = UploaderConfig.parse(arguments[0])
         is_done = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))

@@ -45,7 +45,7 @@ from typing import IO, Any, NoReturn
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
-from elastic.system import interrupt
+from elastic.system import interrupt, stop_signals
 from elastic.system.fork_protocol import (
     Exited,
     Forget,
@@ -63,9 +63,6 @@ from elastic.worker.main import run_recipe, unbuffered
 from elastic.worker.preload import Preloaded, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
-# A scheduler may signal every process of a job. The agent decides what a signal means; this process
-# ignores it, because its death would be the death of workers that are to finish their step.
-IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
 REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # arguments and environment, of which Linux takes 6 MB at most
 IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
@@ -133,13 +130,17 @@ class ForkServer:
             return Refused(reason=obstacle)
         parent = os.getpid()
         try:
-            pid = os.fork()
+            with stop_signals.blocked(stop_signals.WARNINGS):
+                pid = os.fork()
+                if not pid:
+                    self._become_worker(request, outputs, parent)
         except OSError as error:
             return Refused(reason=f"fork failed: {error}")
-        if pid:
-            # If this raises, the fork server ends, and so does the worker that it could not watch.
-            self.workers[os.pidfd_open(pid)] = pid
-            return Forked(pid=pid)
+        # If this raises, the fork server ends, and so does the worker that it could not watch.
+        self.workers[os.pidfd_open(pid)] = pid
+        return Forked(pid=pid)
+
+    def _become_worker(self, request: ForkRequest, outputs: list[int], parent: int) -> NoReturn:
         # The edge of a process: an exception that passed here would make the worker a second fork
         # server.
         try:
@@ -229,8 +230,8 @@ def main() -> None:
 
 
 def _import_and_serve(recipe: Path, descriptor: int) -> None:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)  # the agent blocked them for this moment
+    before = {number: signal.getsignal(number) for number in stop_signals.ALL}
+    stop_signals.ignore()  # its death would be the death of workers that are to finish their step
     # Importing makes many objects and drops few: collecting them takes a tenth of its time.
     gc.disable()
     connection = socket.socket(fileno=descriptor)
@@ -239,8 +240,9 @@ def _import_and_serve(recipe: Path, descriptor: int) -> None:
         # A package may have set a handler of its own while it was imported. A worker that imports
         # for itself would keep it, so forked workers get it back; this process ignores the signal
         # again.
-        during = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
-        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in IGNORED_SIGNALS}
+        during = {number: signal.getsignal(number) for number in stop_signals.ALL}
+        stop_signals.ignore()
+        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in stop_signals.ALL}
         # If SIGCHLD is ignored, the kernel drops exit codes. A package may have done that as well.
         signals[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Finalizers of what was imported here must not run in each worker that exits. A package's

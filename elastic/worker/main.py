@@ -43,7 +43,7 @@ from elastic.errors import (
     StatesDiffer,
     UsageError,
 )
-from elastic.system import forked_child, global_random
+from elastic.system import forked_child, global_random, stop_signals
 from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.clock import since_boot_s
 from elastic.system.processes import die_with_parent
@@ -75,8 +75,10 @@ def run_recipe(
     """
     launch = environment.read()
     if launch.agent is not None:
-        # A terminal's Ctrl-C is for the agent, which asks for a drain.
+        # A terminal's Ctrl-C is for the agent, which asks for a drain. So are warnings.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stop_signals.ignore_warnings()
+    stop_signals.unblock()
     faulthandler.enable()
     # SIGQUIT writes the stacks of all threads to stderr (agent/hangs/stack_dump.py).
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)

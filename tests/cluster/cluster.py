@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from disk import Disk
 from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import pid_outside
 
-from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.agent.workers.process import ProcessStart
 
 SHARED = "/mnt/shared"
@@ -47,6 +47,11 @@ class Limits:
     disk_mib: int | None = None
 
 
+class NodeProcess(Protocol):
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """One start of the command on a machine. A node that is started again has another one.
@@ -55,7 +60,7 @@ class Launch:
     """
 
     node: str
-    process: ForkedProcess
+    process: NodeProcess
     printed: Path
     pid: int
 
@@ -271,6 +276,7 @@ class Cluster:
         words: tuple[str, ...] = IDLE,
         programs: tuple[Path, ...] = (),
         memory_mib: int | None = None,
+        has_init: bool = True,
     ) -> Machine:
         scratch = self.scratch(name)
         scratch.mkdir()
@@ -282,6 +288,7 @@ class Cluster:
             folders={self.shared: SHARED, scratch: SCRATCH},
             programs=programs,
             memory_mib=memory_mib,
+            has_init=has_init,
         )
 
     def newest_launch(self, node: str) -> Launch:

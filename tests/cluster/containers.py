@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 
 from engine import docker
-from image import mounts
+from image import ROOT, mounts
 from machines import UNPRIVILEGED, Machine, free_subnet
 
 LABEL = "elastic-cluster"
@@ -37,6 +37,16 @@ class Containers:
     def revive(self, *names: str) -> None:
         docker("start", *map(self._name, names))
 
+    def remove(self, name: str) -> None:
+        docker("rm", "--force", "--volumes", self._name(name))
+
+    def execute(self, name: str, *words: str) -> None:
+        docker("exec", "--workdir", str(ROOT), self._name(name), *words)
+
+    def exit_code(self, name: str) -> int:
+        """Of its first process, which has ended."""
+        return int(docker("wait", self._name(name)))
+
     def pause(self, *names: str) -> None:
         for name in map(self._name, names):
             # A busy machine may be too slow for the engine's own limit.
@@ -65,8 +75,9 @@ class Containers:
         options = [
             *("--name", self._name(machine.name), "--hostname", machine.name),
             *("--label", f"{LABEL}={self._id}", "--network", self._network, "--ip", machine.address),
-            *("--user", str(UNPRIVILEGED), "--init", "--cap-drop", "ALL"),
+            *("--network-alias", machine.name, "--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges"),
+            "--init" if machine.has_init else "--read-only",
         ]
         for here, there in machine.folders.items():
             options += ["--volume", f"{here}:{there}"]

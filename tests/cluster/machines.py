@@ -23,6 +23,8 @@ class Machine:
 
     folders: of this machine, mounted at the given paths.
     programs: files of this machine, mounted at their own paths.
+    has_init: there is a process above that of `words`, which reaps orphans. Without it the machine
+    is a pod: nothing but its folders can be written.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Machine:
     folders: Mapping[Path, str] = field(default_factory=dict)
     programs: tuple[Path, ...] = ()
     memory_mib: int | None = None
+    has_init: bool = True
 
 
 class Machines(Protocol):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +38,7 @@ from image import ROOT, node_image
 from machines import Machines
 from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, history, judge
+from pods import PodCluster
 from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
@@ -105,20 +106,24 @@ def main() -> int:
         wanted.namespaces,
         lambda machines: _run_all(chosen, scenarios, machines, update=wanted.update),
         chosen,
+        {*PROFILES, *(name for name, scenario in scenarios.items() if scenario.has_pods)},
     )
 
 
 def with_machines(
-    only_namespaces: bool, play: Callable[[MakeMachines], int], chosen: list[str] | None = None
+    only_namespaces: bool,
+    play: Callable[[MakeMachines], int],
+    chosen: list[str] | None = None,
+    need_containers: Collection[str] = (),
 ) -> int:
     """The exit code of `play`, which gets how machines are made here; none is left after it.
 
-    chosen: the cases; those that cannot be run here are taken out.
+    chosen: the cases; where there are no containers, those that need them are taken out.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
-        with _machines(only_namespaces, chosen or []) as make_machines:
+        with _machines(only_namespaces, chosen or [], need_containers) as make_machines:
             return play(make_machines)
     except NoEngine as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
@@ -129,7 +134,9 @@ def with_machines(
 
 
 @contextmanager
-def _machines(only_namespaces: bool, chosen: list[str]) -> Iterator[MakeMachines]:
+def _machines(
+    only_namespaces: bool, chosen: list[str], need_containers: Collection[str]
+) -> Iterator[MakeMachines]:
     """How machines are made here: as containers, else as namespaces, with a warning.
 
     Raises NoEngine if neither is possible.
@@ -150,7 +157,7 @@ def _machines(only_namespaces: bool, chosen: list[str]) -> Iterator[MakeMachines
                 f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n",
                 flush=True,
             )
-            for name in set(PROFILES) & set(chosen):
+            for name in set(need_containers) & set(chosen):
                 chosen.remove(name)
                 print(f"{name}: NOT TESTED, it needs containers", flush=True)
             yield lambda: Namespaces(secrets.token_hex(4))
@@ -232,7 +239,8 @@ def run_scenario(
     limits = Limits(
         memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib, disk_mib=scenario.disk_mib
     )
-    with Cluster(make_machines(), warm, scenario.nodes, limits, not scenario.has_store) as cluster:
+    kind, idle = (PodCluster, 0) if scenario.has_pods else (Cluster, scenario.nodes)
+    with kind(make_machines(), warm, idle, limits, not scenario.has_store) as cluster:
         try:
             found = ScenarioRunner(scenario, cluster).run()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)

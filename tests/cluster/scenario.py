@@ -10,8 +10,10 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     disk 64                         the run's folder is a disk of its own, of as many MiB
     etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
     store                           the run lies in an object store, and nodes share nothing else
+    pods                            nodes are the first processes of their containers, as in pods
     start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
     again n1                        start a killed machine, and run the same command on it
+    again n1 elsewhere              the same pod with another address, when the old one has ended
     shut 10 meet-2 load-2           close gates
     stands 10                       wait until all ranks of the newest generation wait at the gate
     open 10                         open the gate
@@ -20,6 +22,7 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     until the store has restored    the same, for events that were uploaded to the store
     until n2 says waiting           wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
+    probe n1                        `elastic-train status`, executed in the pod, ends with 0
     hold 5s                         how long a fault lasts, for example a pause
     release                         end pauses and cuts, repair the volume, revive killed members
     end 0 137                       wait until all nodes have ended, with these codes in any order
@@ -109,6 +112,12 @@ class Start:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
     node: str
+    is_elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +195,7 @@ class End:
 Command = (
     Start
     | Again
+    | Probe
     | Shut
     | Stands
     | Open
@@ -215,6 +225,7 @@ class Scenario:
     disk_mib: int | None = None
     members: int = 0  # of etcd
     has_store: bool = False
+    has_pods: bool = False
 
     @property
     def nodes(self) -> int:
@@ -248,13 +259,13 @@ def parse(name: str, text: str) -> Scenario:
                 settings["within_s"] = _seconds(rest, where)
             case "memory" | "volume" | "disk":
                 (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
-            case "store" if not rest:
-                settings["has_store"] = True
+            case "store" | "pods" if not rest:
+                settings[f"has_{word}"] = True
             case "etcd":
                 (settings["members"],) = _numbers(rest, where, count=1)
             case _:
                 commands.append(_command(word, rest, where))
-                _check_storage(commands[-1], where, settings)
+                _check_settings(commands[-1], where, settings)
     if not title or not any(isinstance(command, Start) for command in commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
@@ -278,8 +289,10 @@ def _command(word: str, rest: str, where: str) -> Command:
         case "start":
             nodes, *options = rest.split() or [""]
             return Start(nodes=_numbers(nodes, where)[0], options=tuple(options))
-        case "again" if re.fullmatch(NODE, rest):
-            return Again(node=rest)
+        case "again" if again := re.fullmatch(rf"({NODE})( elsewhere)?", rest):
+            return Again(node=again[1], is_elsewhere=again[2] is not None)
+        case "probe" if re.fullmatch(NODE, rest):
+            return Probe(node=rest)
         case "shut":
             return Shut(gates=_gates(rest, where))
         case "stands":
@@ -309,7 +322,7 @@ def _command(word: str, rest: str, where: str) -> Command:
         case action if action in {each.value for each in Action}:
             return _inject(Action(action), rest, where)
         case _:
-            verbs = "start, again, shut, stands, open, until, hold, release, ends, end or an action"
+            verbs = "start, again, probe, shut, stands, open, until, hold, release, ends, end or an action"
             raise ValueError(f"{where}: expected {verbs}, found {word!r}")
 
 
@@ -332,13 +345,16 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
     return Inject(action=action, ranks=ranks, is_worker=found[1] == "worker")
 
 
-def _check_storage(command: Command, where: str, settings: Mapping[str, Any]) -> None:
+def _check_settings(command: Command, where: str, settings: Mapping[str, Any]) -> None:
     has_store = "has_store" in settings
     of_store = isinstance(command, StorageMode) or (isinstance(command, Until) and command.is_uploaded)
     if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
         raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
     if isinstance(command, CutPower) and "disk_mib" not in settings:
         raise ValueError(f"{where}: expected this below a line `disk`")
+    of_pods = isinstance(command, Probe) or (isinstance(command, Again) and command.is_elsewhere)
+    if of_pods and "has_pods" not in settings:
+        raise ValueError(f"{where}: expected this below a line `pods`")
 
 
 def _until(rest: str, where: str) -> Until:

@@ -15,6 +15,7 @@ from etcd_members import EtcdMembers
 from evidence import evidence, field, host, on_this_clock
 from image import ROOT
 from oracle import Evidence, Injection, Record
+from pods import PodCluster
 from run_storage import ObjectStore, RunStorage, SharedFolder
 from scenario import (
     CLOCK_ACTIONS,
@@ -27,6 +28,7 @@ from scenario import (
     Hold,
     Inject,
     Open,
+    Probe,
     Release,
     Says,
     Scenario,
@@ -110,8 +112,10 @@ class ScenarioRunner:
                 for _ in range(command.nodes):
                     self._start(command)
             case Again():
-                words, env = self._words[command.node], self._env(command.node)
-                self._cluster.start_again(command.node, words, env, is_cold=self._clocks is not None)
+                self._again(command)
+            case Probe():
+                assert isinstance(self._cluster, PodCluster)
+                self._cluster.execute(command.node, "status", self._storage.url)
             case Shut():
                 for gate in command.gates:
                     (self._gates / f"gate-{gate}").touch()
@@ -163,6 +167,14 @@ class ScenarioRunner:
         node = f"n{len(self._cluster.nodes) + 1}"
         self._words[node] = words
         self._cluster.start(words, self._env(node), is_cold=self._clocks is not None)
+
+    def _again(self, again: Again) -> None:
+        words, env = self._words[again.node], self._env(again.node)
+        if again.is_elsewhere:
+            assert isinstance(self._cluster, PodCluster)
+            self._cluster.start_elsewhere(again.node, words, env)
+        else:
+            self._cluster.start_again(again.node, words, env, is_cold=self._clocks is not None)
 
     def _env(self, node: str) -> dict[str, str]:
         clock = {} if self._clocks is None else self._clocks.env(node)

@@ -127,9 +127,32 @@ def test_fresh_sets_no_run_aside_where_the_address_is_wrong(
 
 
 def test_a_parent_in_the_environment_is_not_passed_over(refused, recipes):
-    """The variable is for other launchers. To ignore it would train from the first weights."""
+    """To ignore it would train from the first weights."""
     said = refused(recipes / "tiny.py", env={"ELASTIC_FROM": "runs/first"})
-    assert "expected --from, found the variable ELASTIC_FROM" in said
+    assert "the environment sets --from by ELASTIC_FROM" in said
+    assert "expected a run at" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"ELASTIC_MAX_NODES": "many"},
+            "ELASTIC_MAX_NODES: expected a whole number of at least 1, found 'many'",
+        ),
+        (
+            {"ELASTIC_MIN_NODES": "3"},
+            "found 3 and 1; give --max-nodes 3 or more (the environment has ELASTIC_MIN",
+        ),
+        ({"ELASTIC_FAULTS": "step 0 rank 1: kill"}, "(the environment has ELASTIC_FAULTS)"),
+        (
+            {"ELASTIC_FRESH": "yes"},
+            "ELASTIC_FRESH: expected 1 or 0, found 'yes'; correct or unset the variable",
+        ),
+    ],
+)
+def test_a_wrong_value_in_a_variable_is_refused_by_its_name(refused, recipes, variables, says):
+    assert says in refused(recipes / "tiny.py", env=variables)
 
 
 def test_fresh_leaves_a_folder_alone_that_holds_no_run(refused, drill, recipes):

@@ -21,7 +21,8 @@ def is_committed(drill, step):
     return (drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
 
 
-def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(drill, undisturbed):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(number, drill, undisturbed):
     """It watches the lease of nodes that died in another place. The signal ended it without a word,
     and its uploader with a traceback.
     """
@@ -32,7 +33,7 @@ def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(drill, 
     first.wait()
     second = drill.start()
     drill.waits_for(lambda: "watching for" in second.output, "it watches the lease")
-    second.signal(signal.SIGTERM)
+    second.signal(number)
     second.ends_with(75)
     assert second.output.splitlines()[-1] == interrupt.SENTENCE
     assert "Traceback" not in second.output
@@ -226,8 +227,9 @@ def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
     drill.is_like(undisturbed)
 
 
-def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undisturbed, recipes):
-    """SIGTERM to agent, fork server, worker, uploader and data-loading process alike.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_every_process_still_lets_the_step_load_its_data(number, drill, undisturbed, recipes):
+    """It goes to agent, fork server, worker, uploader and data-loading process alike.
 
     The worker waits for the data loader, which is held at a gate.
     """
@@ -237,8 +239,9 @@ def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undi
     drill.waits_for((drill.gates / "loading").exists, "a sample that is being loaded")
     for pid in drill.alive():
         if Path(f"/proc/{pid}").exists():
-            os.kill(pid, signal.SIGTERM)
-    drill.happens("drain_requested")
+            os.kill(pid, number)
+    asked = drill.happens("drain_requested")
+    assert asked["reason"] == f"{number.name} asks this node to leave"
     (drill.gates / "load").touch()
     agent.ends_with(75)
     assert "grace" not in agent.output

@@ -25,6 +25,7 @@ from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_ses
 from elastic.agent.workers.spawner import Spawner, installed_code
 from elastic.config import environment
 from elastic.errors import CannotStart
+from elastic.system import stop_signals
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -331,11 +332,11 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
 
 
 def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(node, monkeypatch):
-    """It ignores SIGTERM and SIGINT, as a scheduler sends them.
+    """It ignores what a scheduler sends to every process.
 
     Then it gets SIGKILL, and the wait for its workers ends by itself.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals.ALL:
         os.kill(node.fork_server_pid, number)
     workers, pids = node.stand(2)
     first = node.fork_server_pid

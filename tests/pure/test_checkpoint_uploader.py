@@ -33,6 +33,7 @@ from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import StoreUnavailable
+from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock, FakeStore
@@ -236,8 +237,8 @@ def test_an_uploader_starts_beside_a_thousand_open_files(config):
 
 def test_a_terminals_signals_do_not_end_it(config, process, slots):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
-    os.kill(process.pid, signal.SIGINT)
-    os.kill(process.pid, signal.SIGTERM)
+    for number in stop_signals.ALL:
+        os.kill(process.pid, number)
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED

@@ -10,6 +10,7 @@ from scenario import (
     Hold,
     Inject,
     Open,
+    Probe,
     Release,
     Shut,
     Stands,
@@ -99,6 +100,8 @@ def test_every_command_is_parsed():
         "kill node n1 x",
         "again",
         "again rank 0",
+        "again n1 there",
+        "probe",
         "stands 6 10",
         "shut load",
         "fill disk",
@@ -115,6 +118,19 @@ def test_every_command_is_parsed():
 )
 def test_a_line_that_is_no_command_is_refused_with_its_number(line):
     """Each line is nearly correct; if ignored, the scenario would test less than it says."""
+    with pytest.raises(ValueError, match="name, line 3"):
+        parse("name", f"# Title.\nstart 1\n{line}\n")
+
+
+def test_nodes_may_be_pods_that_come_back_elsewhere():
+    scenario = parse("name", "# Title.\npods\nstart 1\nprobe n1\nagain n1 elsewhere\n")
+
+    assert scenario.has_pods
+    assert scenario.commands[1:] == (Probe(node="n1"), Again(node="n1", is_elsewhere=True))
+
+
+@pytest.mark.parametrize("line", ["probe n1", "again n1 elsewhere"])
+def test_what_only_a_pod_can_do_is_refused_for_other_nodes(line):
     with pytest.raises(ValueError, match="name, line 3"):
         parse("name", f"# Title.\nstart 1\n{line}\n")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic.config import environment
-from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink
+from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink, SlurmJob
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 
@@ -154,3 +154,40 @@ def test_an_interpreter_whose_hashing_cannot_be_fixed_is_refused(bare):
     bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=1))
     with pytest.raises(UsageError, match="start Python without -E and -I"):
         environment.restart_interpreter()
+
+
+SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURMD_NODENAME",
+)
+
+
+@pytest.fixture
+def slurm(bare):
+    """Sets Slurm's variables, of which none is left from a job that runs these tests."""
+
+    def set_variables(**values):
+        for name in SLURM:
+            bare.delenv(name, raising=False)
+        for name, value in values.items():
+            bare.setenv(name, value)
+
+    return set_variables
+
+
+def test_outside_slurm_no_job_is_known(slurm):
+    slurm()
+    assert SlurmJob.read() is None
+
+
+def test_a_job_outside_an_array_that_was_not_requeued_has_no_task_and_no_restart(slurm):
+    slurm(SLURM_JOB_ID="7")
+    assert SlurmJob.read() == SlurmJob(job="7", array_job=None, array_task=None, restarts=0, host="")
+
+
+def test_numbers_of_slurm_that_are_none_are_unknown_and_refuse_nothing(slurm):
+    slurm(SLURM_JOB_ID="7", SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="x", SLURM_RESTART_COUNT="-1")
+    assert SlurmJob.read() == SlurmJob(job="7", array_job="6", array_task=None, restarts=None, host="")

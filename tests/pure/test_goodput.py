@@ -9,6 +9,7 @@ from logged import logged
 
 from elastic.observe.goodput import time_spent
 from elastic.observe.recovery import planned_stop
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
@@ -30,7 +31,7 @@ def test_the_time_around_a_restart_belongs_to_its_cause():
         logged("fault_injected", 120.0, 2, fault="kill", step=8),
     ]
     lines = [step(n, 102.0 + n, 1) for n in range(1, 7)] + [step(7, 113.0, 2), step(8, 114.5, 2)]
-    found = time_spent(events, lines)
+    found = time_spent(events, columns_of(lines))
     assert (found.wall_s, found.useful_s) == (20.0, 8.0)
     assert found.badput_s == {"start": 2.0, "failure": 4.0, "between steps": 0.5, "end": 5.5}
 
@@ -38,7 +39,7 @@ def test_the_time_around_a_restart_belongs_to_its_cause():
 def test_a_generation_without_a_step_is_a_part_of_the_way_to_the_next():
     """And the last one, where there is no next, of the way to itself."""
     events = [started(100.0, 1, "start"), started(103.0, 2, "failure"), started(105.0, 3, "node lost")]
-    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], [])
+    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], columns_of([]))
     assert found.badput_s == {"failure": 3.0, "node lost": 6.0}
     assert found.goodput == 0.0
 
@@ -50,12 +51,12 @@ def test_a_planned_stop_takes_no_time():
         logged("run_interrupted", 104.0, 1, step=2),
         started(1000.0, 2, "resume"),
     ]
-    found = time_spent(events, [step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)])
+    found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)]))
     assert (found.wall_s, found.useful_s, found.badput_s) == (6.0, 3.0, {"resume": 3.0})
 
 
 def test_before_the_first_generation_nothing_is_known():
-    assert time_spent([logged("fault_injected", 1.0, fault="kill", step=0)], []) is None
+    assert time_spent([logged("fault_injected", 1.0, fault="kill", step=0)], columns_of([])) is None
 
 
 @st.composite
@@ -79,7 +80,7 @@ def histories(draw):
 @given(histories())
 def test_the_parts_add_up_to_the_whole(history):
     events, lines = history
-    found = time_spent(events, lines)
+    found = time_spent(events, columns_of(lines))
     assert sum(found.badput_s.values()) + found.useful_s == pytest.approx(found.wall_s, abs=1e-6)
     starts = [each for each in events if each.event.name == "generation_started"]
     stops = [(planned_stop(events, *pair), pair[1]) for pair in pairwise(starts)]
@@ -95,6 +96,6 @@ def test_whatever_the_clocks_say_no_part_is_negative(history, shifts):
         step(line.step, line.time + shift, line.generation, line.seconds)
         for line, shift in zip(lines, shifts, strict=False)
     ]
-    found = time_spent(events, moved)
+    found = time_spent(events, columns_of(moved))
     assert all(seconds > 0 for seconds in found.badput_s.values())
     assert found.goodput is None or 0 <= found.goodput <= 1

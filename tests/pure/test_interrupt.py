@@ -7,13 +7,19 @@ import sys
 import pytest
 
 from elastic.errors import EXIT_INTERRUPTED
+from elastic.system import stop_signals
 from elastic.system.interrupt import EXIT_CTRL_C, SENTENCE
 
 # A shell's background job ignores Ctrl-C, and so would what it starts.
 HEARD = "signal.signal(signal.SIGINT, signal.default_int_handler)"
 BEGIN = f"import os, signal, sys\n{HEARD}\nfrom elastic.system import interrupt\n"
-BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by_sigterm()\n"
-PRESS, TERMINATE = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM"))
+WARNINGS = [each.name for each in stop_signals.WARNINGS]
+BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by(interrupt.stop_signals.ALL)\n"
+PRESS, TERMINATE, *WARN = (
+    f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM", *WARNINGS)
+)
+CODES = [(PRESS, EXIT_CTRL_C), *((send, EXIT_INTERRUPTED) for send in (TERMINATE, *WARN))]
+IDS = ["ctrl-c", "sigterm", *WARNINGS]
 
 
 def at_once(send: str) -> str:
@@ -32,15 +38,13 @@ def executed(text: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("text", [at_once, across_exec])
-@pytest.mark.parametrize(("send", "code"), [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED)])
+@pytest.mark.parametrize(("send", "code"), CODES, ids=IDS)
 def test_a_signal_ends_the_command_with_one_line(text, send, code):
     done = executed(text(send))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{SENTENCE}\n")
 
 
-@pytest.mark.parametrize(
-    ("send", "code"), [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED)], ids=["ctrl-c", "sigterm"]
-)
+@pytest.mark.parametrize(("send", "code"), CODES, ids=IDS)
 def test_a_signal_raises_once_there_is_something_to_tidy_up(send, code):
     tidy = f"try:\n    {send}\nexcept KeyboardInterrupt as error:\n    sys.exit(interrupt.code_of(error))\n"
     done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
@@ -49,26 +53,36 @@ def test_a_signal_raises_once_there_is_something_to_tidy_up(send, code):
 
 def test_a_second_signal_leaves_the_tidying_alone():
     tidy = (
-        f"try:\n    {TERMINATE}\nexcept KeyboardInterrupt:\n    {TERMINATE}\n    {PRESS}\n    print('tidy')\n"
+        f"try:\n    {WARN[0]}\nexcept KeyboardInterrupt:\n    {TERMINATE}\n    {PRESS}\n    print('tidy')\n"
     )
     done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "tidy\n", "")
 
 
 def test_a_child_begins_with_what_a_new_interpreter_has():
-    done = executed(f"{BOTH}interrupt.raise_from_here()\ninterrupt.restore()\n{TERMINATE}\n")
-    assert done.returncode == -signal.SIGTERM
+    for number, send in ((signal.SIGTERM, TERMINATE), (signal.SIGUSR1, WARN[0])):
+        done = executed(f"{BOTH}interrupt.raise_from_here()\ninterrupt.restore()\n{send}\n")
+        assert done.returncode == -number
     done = executed(f"{BOTH}interrupt.restore()\n{PRESS}\n")
     assert "KeyboardInterrupt" in done.stderr
 
 
-def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it():
-    """A shell's background job."""
-    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + ignore + f"interrupt.end_at_once()\n{PRESS}\nprint('on')\n"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_terminal_that_is_gone_keeps_the_exit_code():
+    """Nothing takes what is written to the descriptor of a file that is open for reading."""
+    close = "os.dup2(os.open(os.devnull, os.O_RDONLY), 2)\n"
+    assert executed(f"{BOTH}{close}{WARN[-1]}\n").returncode == EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize(("number", "send"), [("SIGINT", PRESS), ("SIGHUP", WARN[-1])])
+def test_a_command_that_ignores_a_signal_goes_on_ignoring_it(number, send):
+    """A shell's background job ignores Ctrl-C, and one of `nohup` the end of its terminal."""
+    ignore = f"signal.signal(signal.{number}, signal.SIG_IGN)\n"
+    done = executed(f"{ignore}{BOTH}{send}\ninterrupt.raise_from_here()\n{send}\nprint('on')\n")
     assert (done.returncode, done.stdout) == (0, "on\n")
+
+
+def test_a_signal_that_is_no_request_ends_the_command_as_it_ends_any():
+    """--drain-signals none; also where it came in the moment before it was known."""
+    without = BOTH.replace("ALL", "END")
+    for text in (f"{without}{WARN[0]}\n", f"interrupt.hold()\n{WARN[0]}\n{without}"):
+        assert executed(text).returncode == -signal.SIGUSR1

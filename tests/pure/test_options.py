@@ -1,6 +1,7 @@
 """A command line becomes the options that it spells, or one sentence about its mistake."""
 
 import re
+import signal
 from dataclasses import fields
 
 import pytest
@@ -11,6 +12,7 @@ from elastic.config.durations import Every
 from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, parse_inspection
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
+from elastic.system.stop_signals import WARNINGS
 
 words = st.text("abcxyz019./:-_ ", min_size=1).filter(
     lambda text: not text.startswith("-") and text.strip() and "://" not in text
@@ -44,6 +46,8 @@ def all_options(draw) -> Options:
         keep=draw(st.integers(1, 99)),
         hang_timeout=draw(auto | off | in_seconds),
         grace_s=draw(seconds),
+        drain_signals=tuple(draw(st.lists(st.sampled_from(WARNINGS), unique=True))),
+        notice=draw(st.sampled_from([None, "aws", "gcp", "azure"])),
         notice_file=draw(st.none() | words),
         notice_command=draw(st.none() | words),
         faults=draw(st.none() | words),
@@ -59,13 +63,17 @@ def flag(field: str) -> str:
     return "--" + field.removesuffix("_s").rstrip("_").replace("_", "-")
 
 
+def _text(value: object) -> str:
+    return str(value) if not isinstance(value, tuple) else ",".join(each.name for each in value) or "none"
+
+
 def written(options: Options) -> list[list[str]]:
     """Every option that is set, as a user would type it."""
     parts = [["--fresh"]] if options.fresh else []
     for field in fields(Options):
         value = getattr(options, field.name)
         if field.name not in ("recipe", "recipe_args", "fresh") and value is not None:
-            parts.append([flag(field.name), str(value)])
+            parts.append([flag(field.name), _text(value)])
     return parts
 
 
@@ -123,6 +131,8 @@ def test_a_typed_duration_reads_back_as_the_same_interval(thousandths, unit):
         ("--save-every 30s", Every(kind="seconds", value=30.0)),
         ("--snapshot-every 7", Every(kind="steps", value=7.0)),
         ("--snapshot-every off", Every(kind="off")),
+        ("--drain-signals none", ()),
+        ("--drain-signals hup,SIGUSR1,HUP", (signal.SIGHUP, signal.SIGUSR1)),
         ("--hang-timeout 60", Every(kind="seconds", value=60.0)),
         ("--hang-timeout 0.5h", Every(kind="seconds", value=1800.0)),
     ],
@@ -165,6 +175,13 @@ def test_snapshot_every_refuses_what_is_not_a_number_of_steps(text):
         (["a.py", "--nproc-per-node", "gpu"], "--nproc-per-node: expected a whole number"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
         (["a.py", "--hang-timeout", "never"], "auto or off, found 'never'"),
+        (
+            ["a.py", "--drain-signals", "USR1,KILL"],
+            "names of USR1, USR2, HUP with commas between them, or none, found 'KILL'",
+        ),
+        (["a.py", "--drain-signals", "TERM"], "found 'TERM' (it always asks for a drain)"),
+        (["a.py", "--drain-signals", ""], "or none, found ''"),
+        (["a.py", "--notice", "AWS"], "--notice: expected aws, gcp or azure, found 'AWS'"),
         (
             ["a.py", "--rdzv-backend", "zookeeper"],
             "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.goodput import time_spent
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
@@ -35,7 +36,7 @@ def drawn(events, lines, name="runs/x"):
 
 
 def said(events, lines):
-    report, spent = summarise(events, lines), time_spent(events, lines)
+    report, spent = summarise(events, lines), time_spent(events, columns_of(lines))
     found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
     # The narrow space between a number and its unit does not matter to what is said.
     return [

@@ -171,6 +171,17 @@ def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, h
     refuse.own_signal_handlers()
 
 
+def test_a_recipe_that_handles_a_warning_of_a_stop_is_told_what_else_it_means():
+    before = signal.signal(signal.SIGUSR1, Flag())
+    try:
+        refuse.own_signal_handlers()
+        (sentence,) = refuse.kept_signal_handlers()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sentence.startswith("the recipe handles SIGUSR1 itself (test_refuse.py:")
+    assert refuse.kept_signal_handlers() == []
+
+
 @pytest.mark.parametrize(
     "handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, logging.shutdown]
 )

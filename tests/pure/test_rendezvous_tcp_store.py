@@ -50,6 +50,19 @@ def polled(act):
     return act()
 
 
+def test_a_name_that_comes_to_mean_this_machine_is_served_from_then_on(nodes, monkeypatch):
+    """A pod's agent starts before the pod's name has its new address."""
+    answers = iter([False, True])
+    monkeypatch.setattr(tcp_store, "is_own_address", lambda _: next(answers))
+    early = TcpStoreBackend(f"127.0.0.1:{free_port()}", "g")
+    with contextlib.closing(early):
+        with pytest.raises(BackendFailed):
+            early.read()
+        assert not early.is_host
+        assert polled(early.read) is None
+        assert early.is_host
+
+
 def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
     """Two agents on the machine of the endpoint, and a third one elsewhere."""
     first, second, third = nodes(host=True), nodes(host=True), nodes()
@@ -286,7 +299,7 @@ def test_a_store_that_is_served_only_after_its_client_was_closed_ends(monkeypatc
         tcp_store_client, "_serve", lambda host, port: [socket.getaddrinfo(host, port), served][1]
     )
     monkeypatch.setattr(tcp_store_client, "_connect", lambda _host, _port: served)
-    client = TcpStoreClient("localhost", 1, may_host=True, clock=SystemClock())
+    client = TcpStoreClient("localhost", 1, may_host=lambda: True, clock=SystemClock())
     with pytest.raises(BackendFailed), client.use("test"):
         pass
     opening = client._opening

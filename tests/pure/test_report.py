@@ -259,6 +259,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "ordered_by_address": [],
         "drawn_without_seed": [],
         "logged_by_rank": [],
+        "scheduled": [],
     }
 
 
@@ -439,3 +440,28 @@ def test_differences_between_ranks_are_listed_with_the_node_that_was_wrong_or_th
         {"step": 90, "node": None, "entry": "m.v", "verdict": "recipe"},
         {"step": 95, "node": None, "entry": "", "verdict": None},
     ]
+
+
+def test_the_jobs_that_started_nodes_are_reported_with_their_restarts():
+    """A task of an array, and once more after it was requeued; a job outside an array."""
+    task = {"scheduler": "slurm", "job": "14", "array_job": "12", "array_task": 3, "host": "gpu-7"}
+    plain = {"scheduler": "slurm", "job": "15", "array_job": None, "array_task": None, "host": ""}
+    events = [
+        logged("node_scheduled", 99.0, 0, **task, restarts=0),
+        logged("node_scheduled", 111.0, 0, "n2", **task, restarts=1),
+        logged("node_scheduled", 112.0, 0, "n3", **plain, restarts=None),
+        *KILLED,
+    ]
+    found = report.summarise(events, KILLED_STEPS)
+
+    assert asdict(found)["scheduled"] == [
+        {"node": "n1", **task, "restarts": 0},
+        {"node": "n2", **task, "restarts": 1},
+        {"node": "n3", **plain, "restarts": None},
+    ]
+    assert found.goodput == report.summarise(KILLED, KILLED_STEPS).goodput
+    console = Console(width=300, file=io.StringIO())
+    console.print(report_tables("run", found))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["n2", "12_3", "1", "gpu-7"] in rows
+    assert ["n3", "15", "-"] in rows

@@ -36,6 +36,23 @@ def test_the_second_signal_skips_the_drain_and_the_third_the_checkpoint():
     assert [asked(count).skips_checkpoint for count in range(4)] == [False, False, False, True]
 
 
+def test_warnings_request_a_drain_and_shorten_none():
+    """Slurm's --signal, more than once, and then the SIGTERM of the time limit; the grace counts
+    from the first.
+    """
+    clock = FakeClock()
+    shutdown = ShutdownRequest(GRACE_S, clock)
+    began_s = clock.monotonic()
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGHUP):
+        shutdown.on_warning(number, None)
+        clock.sleep(2.0)
+    assert shutdown.reason == "SIGUSR1 asks this node to leave"
+    shutdown.on_signal(signal.SIGTERM, None)
+    assert (shutdown.skips_drain, shutdown.deadline_s) == (False, began_s + GRACE_S)
+    shutdown.on_signal(signal.SIGTERM, None)
+    assert (shutdown.skips_drain, shutdown.skips_checkpoint) == (True, False)
+
+
 def test_a_last_task_has_what_is_left_of_the_grace_and_never_nothing():
     began_s = FakeClock().monotonic()
     assert asked(0, age_s=1000.0).end_s(began_s, 60.0) == began_s + 60.0

@@ -9,6 +9,7 @@ from logged import logged
 from steps import NoPage
 
 from elastic.observe.slow_ranks import SlowRank, Tally, slow_ranks
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, parse
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
@@ -69,18 +70,18 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
     ]
     lines = [line(n, [1.0, 2.0]) for n in range(1, 101)]
     lines += [line(n, [1.0, 1.001] if n % 2 else [1.001, 1.0], 2) for n in range(101, 201)]
-    (found,) = slow_ranks(started, lines)
+    (found,) = slow_ranks(started, columns_of(lines).paces)
     assert (found.rank, found.node) == (1, "b")
     assert found.share == pytest.approx(100 / sum(each.seconds for each in lines))
 
 
 def test_a_run_of_one_worker_has_no_slow_rank():
-    assert slow_ranks([], [StepLine(step=n, seconds=1.0) for n in range(1, 100)]) == []
+    assert slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).paces) == []
     assert slowest_of([]) == slowest_of([1.0]) == {}
 
 
 def test_few_steps_name_nobody():
-    assert slow_ranks([], [line(n, [1.0, 2.0]) for n in range(1, 20)]) == []
+    assert slow_ranks([], columns_of(line(n, [1.0, 2.0]) for n in range(1, 20)).paces) == []
 
 
 def test_the_fields_of_a_line_are_read_back():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from elastic.agent.workers.process import ProcessStart
+from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.fork_protocol import (
     Exited,
@@ -84,14 +85,11 @@ class ForkServerClient:
         self.is_ready = False  # it has imported everything, and was seen to have
         # The server's; minus the number of the signal that ended it; None while it lives.
         self.exit_code: int | None = None
-        # The server ignores these signals once it runs. Until then they are blocked, which a child
-        # inherits: at no moment can a signal to every process of a job end it.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            self._server = start(ours, theirs, self._output)
+            with stop_signals.blocked():
+                self._server = start(ours, theirs, self._output)
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     @staticmethod
     def spawn(recipe: Path) -> "ForkServerClient":

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastic.errors import CannotStart
+from elastic.system import stop_signals
 from elastic.system.processes import exit_code_of_child
 
 
@@ -64,14 +65,15 @@ class SpawnedProcess(subprocess.Popen[bytes]):
 
     def __init__(self, start: ProcessStart) -> None:
         try:
-            super().__init__(
-                [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
-                env=dict(start.env),
-                stdin=subprocess.DEVNULL,
-                stdout=start.stdout,
-                stderr=start.stderr,
-                start_new_session=True,
-            )
+            with stop_signals.blocked(stop_signals.WARNINGS):
+                super().__init__(
+                    [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
+                    env=dict(start.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=start.stdout,
+                    stderr=start.stderr,
+                    start_new_session=True,
+                )
         except OSError as error:
             raise CannotStart(f"no process can be started ({error})") from error
         try:

@@ -28,6 +28,7 @@ import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
@@ -85,7 +86,7 @@ class TcpStoreBackend:
         """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
         host, port = split_endpoint(endpoint, DEFAULT_PORT)
         host = host.strip("[]")
-        self._client = TcpStoreClient(host, port, may_host=is_own_address(host), clock=SystemClock())
+        self._client = TcpStoreClient(host, port, may_host=partial(is_own_address, host), clock=SystemClock())
         self._prefix = f"elastic/{quote(group, safe='')}/"
         self._lock = threading.Lock()
         self._seen: tuple[StoredVersion, bytes] | None = None

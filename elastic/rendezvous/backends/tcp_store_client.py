@@ -52,8 +52,12 @@ _TIMEVAL = struct.Struct("@ll")  # struct timeval: seconds and microseconds
 class TcpStoreClient:
     """One connection, for one caller at a time; other threads wait for their turn."""
 
-    def __init__(self, host: str, port: int, *, may_host: bool, clock: Clock) -> None:
-        """may_host: serve the store from then on if no other process of this machine does."""
+    def __init__(self, host: str, port: int, *, may_host: Callable[[], bool], clock: Clock) -> None:
+        """may_host: whether to serve the store if no other process of this machine does.
+
+        It is asked at each try to connect: the name of a pod may have no address yet when its agent
+        starts, or still that of the pod before it.
+        """
         self._host = host
         self._port = port
         self._may_host = may_host
@@ -72,7 +76,7 @@ class TcpStoreClient:
     def close(self) -> None:
         """Disconnect, and end the store if this process serves it."""
         with self._lock:
-            self._may_host = False
+            self._may_host = lambda: False
             self._end()
             if self._opening is not None:
                 self._opening.add_done_callback(lambda _: self._end())
@@ -108,7 +112,7 @@ class TcpStoreClient:
         return self._client
 
     def _open(self) -> TCPStore:
-        if self._may_host and self._server is None:
+        if self._server is None and self._may_host():
             self._server = _serve(self._host, self._port)
         return _connect(self._host, self._port)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from elastic import events as kinds
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, last
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import Difference
 from elastic.report.picture import series
@@ -82,7 +83,7 @@ def picture(
 ) -> Picture:
     """name: of the run. most_points: of each series."""
     events, lines, report, status = runs
-    spent = time_spent(events, lines)
+    spent = time_spent(events, columns_of(lines))
     drawn = timeline(events, lines, report)
     began = drawn.began if drawn else 0.0
     logged, names_left_out = series.logged(lines, most_points)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.goodput import CountedSteps, steps_by_generation
 from elastic.observe.logged_event import Events, of_kind
 from elastic.observe.recovery import Recovery, Start, planned_stop
+from elastic.observe.step_columns import GenerationSteps, columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.picture.marks import Mark, both_ends, marks_of
 from elastic.report.picture.words import short
@@ -108,7 +108,7 @@ def timeline(events: Events, lines: Sequence[StepLine], report: Report) -> Timel
 
 def _generations(events: Events, lines: Sequence[StepLine], report: Report, ends: float) -> list[Generation]:
     starts = of_kind(events, kinds.GenerationStarted)
-    steps = steps_by_generation(lines)
+    steps = columns_of(lines).counted
     recoveries = iter(report.recoveries)
     return [
         _generation(
@@ -131,7 +131,7 @@ def _end(events: Events, start: Start, after: Start) -> float:
 def _generation(
     start: Start,
     ends: float,
-    own: CountedSteps | None,
+    own: GenerationSteps | None,
     of_run: tuple[float, GenerationSummary],
     recovery: Recovery | None,
 ) -> Generation:

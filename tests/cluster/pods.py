@@ -1,0 +1,85 @@
+"""Nodes are pods: each agent is the first process of its container, as a kubelet starts it.
+
+Nothing reaps its orphans, a signal for which it has no handler does not reach it, and the image
+cannot be written to. A pod that comes back has its name and an empty disk, and may have another
+address. The kubelet's part is played: containers, signals, names. The API server, the scheduler
+and controllers are not.
+"""
+
+import os
+import select
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+from cluster import SHARED, Cluster, Launch
+from containers import Containers
+from image import interpreter
+
+COMMAND = (str(interpreter()), "-m", "elastic.cli")
+# Of one pod to the next of its name, in the subnet.
+STEP = 30
+
+
+class PodProcess:
+    """The first process of a container."""
+
+    def __init__(self, containers: Containers, name: str) -> None:
+        self._containers = containers
+        self._name = name
+        self.pid = containers.pid(name)
+        self._exit_fd = os.pidfd_open(self.pid)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, 128 and the signal's number where one ended it; None while it runs."""
+        if self._code is None and select.select([self._exit_fd], [], [], 0)[0]:
+            self._code = self._containers.exit_code(self._name)
+            os.close(self._exit_fd)
+        return self._code
+
+
+@dataclass(slots=True)
+class PodCluster(Cluster):
+    _moves: dict[str, int] = field(default_factory=dict)
+
+    def address(self, name: str) -> str:
+        first = IPv4Address(Cluster.address(self, name))
+        return str(first + STEP * self._moves.get(name, 0))
+
+    def start_again(
+        self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False
+    ) -> None:
+        """The container is restarted: with its address, and nothing of what it had written."""
+        self._remove(node)
+        self._begin(node, words, env, is_cold=is_cold)
+
+    def start_elsewhere(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
+        """The pod was evicted, and another one of its name runs on another machine."""
+        self._moves[node] = self._moves.get(node, 0) + 1
+        self.start_again(node, words, env)
+
+    def execute(self, node: str, *words: str) -> None:
+        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
+        self._containers.execute(node, *COMMAND, *words)
+
+    def _remove(self, node: str) -> None:
+        self._containers.remove(node)
+        shutil.rmtree(self.scratch(node))
+
+    def _begin(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
+        printed = self.shared / f"printed-{node}-{len(self.launches)}"
+        # The image's home cannot be written to.
+        variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
+        # Each of these programs becomes the next one, so that the agent is process 1.
+        script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
+        whole = ("env", *variables, "sh", "-c", script, "sh", *COMMAND, *words)
+        self._containers.make([self._machine(node, words=whole, has_init=False)])
+        process = PodProcess(self._containers, node)
+        self.launches.append(Launch(node=node, process=process, printed=printed, pid=process.pid))
+
+    @property
+    def _containers(self) -> Containers:
+        assert isinstance(self.machines, Containers), "run.py leaves cases with pods out where none can run"
+        return self.machines

@@ -1,0 +1,80 @@
+"""A run of real processes is listed, exported and cleaned, and stays what it was."""
+
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from elastic.cli import main
+from elastic.storage.remote import open_store
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def test_a_run_that_trains_is_listed_exported_and_not_cleaned(drill, capsys, tmp_path):
+    """It stands before step 9; step 8 is committed."""
+    drill.shut(9)
+    agent = drill.start()
+    drill.stands(9, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+
+    (line,) = drill.inspects("runs", str(drill.folder))[1]["runs"]
+    assert (line["name"], line["state"], line["step"], line["steps"]) == ("run", "running", 8, 24)
+    assert main(["export", f"{drill.run.url}@8", str(tmp_path / "m.safetensors")]) == 0
+    assert load_file(tmp_path / "m.safetensors")
+    assert main(["clean", drill.run.url, "--yes"]) == 2
+    assert "expected a finished run" in capsys.readouterr().err
+
+    drill.open(9)
+    agent.ends_with(0)
+
+
+def test_a_finished_run_answers_as_before_after_it_was_cleaned(drill, drills, tmp_path):
+    """Two generations, because a worker was killed. The run was copied before: the copy and what is
+    left do not differ. The same command still finds it complete, and another run begins from it.
+    """
+    drill.start("--faults", "step 10 rank 0 backward: kill").ends_with(0)
+    run, copy = drill.run.url, str(shutil.copytree(drill.run.local, tmp_path / "copy"))
+    before = [drill.inspects(*words) for words in (("report", run), ("verify", run))]
+    stored = {each.name for each in open_store(f"{run}/checkpoints").list()}
+    main(["export", run, str(tmp_path / "before.pth")])
+
+    code, found = drill.inspects("clean", run, "--yes")
+
+    assert (code, found["removed"]) == (0, len(found["files"]))
+    names = {each["name"] for each in found["files"]}
+    assert {"logs/000001/rank0.log", "rendezvous/reserve"} <= names
+    assert not any(name.startswith("logs/000002") for name in names)
+    assert [drill.inspects(*words) for words in (("report", run), ("verify", run))] == before
+    assert {each.name for each in open_store(f"{run}/checkpoints").list()} == stored
+    assert drill.inspects("diff", copy, run)[0] == 0
+    assert drill.inspects("runs", run)[1]["runs"][0]["state"] == "finished"
+    main(["export", run, str(tmp_path / "after.pth")])
+    a, b = (torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("before", "after"))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    again = drill.start()
+    again.ends_with(0)
+    assert f"the run in {run} is finished: 24 steps" in again.output
+    other = drills(tmp_path / "other")
+    other.start("--from", run, arguments=("--global-batch", "64")).ends_with(0)
+
+
+def test_a_clean_that_is_killed_holds_the_run_for_seconds_and_takes_nothing_with_it(drill):
+    """SIGKILL while it asks, with the lease in its hand: the next one waits until it is dead."""
+    drill.start().ends_with(0)
+    before = drill.inspects("report", drill.run.url)
+    asks = "import pty, sys; sys.exit(pty.spawn([sys.executable, '-m', 'elastic.cli', 'clean', sys.argv[1]]))"
+    asking = drill.execute([sys.executable, "-c", asks, drill.run.url])
+    drill.waits_for(lambda: "[y/N]" in asking.output, "the question")
+    for pid in reversed(drill.processes_of(asking)):
+        os.kill(pid, signal.SIGKILL)
+    asking.wait()
+
+    assert drill.inspects("report", drill.run.url) == before
+    code, found = drill.inspects("clean", drill.run.url, "--yes")
+    assert (code, found["removed"]) == (0, len(found["files"]))
+    assert found["removed"]

@@ -1,0 +1,274 @@
+"""A committed state's weights become a file that other programs load, or no file at all."""
+
+import os
+import re
+import resource
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import barlow
+import pytest
+import torch
+from committed import begin_run, commit_in
+from records import IDENTITY
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import elastic
+from elastic.cli import main
+from elastic.train.state import State
+
+RECIPES = Path(barlow.__file__).parent
+
+
+class Tied(nn.Module):
+    """A language model whose output layer has the weights of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+class Average:
+    """As recipes keep an average of the weights: tensors in one dict, and a number beside them."""
+
+    def __init__(self) -> None:
+        self.shadow = {"a.weight": torch.arange(4.0)}
+
+    def state_dict(self):
+        return {"shadow": self.shadow, "decay": 0.99}
+
+    def load_state_dict(self, state) -> None:
+        self.shadow = state["shadow"]
+
+
+class _Built(Exception):  # noqa: N818 - it is no error
+    """Carries the objects of a recipe's State out of it."""
+
+
+def quickstart() -> nn.Module:
+    """The model of recipes/quickstart.py, whose lines run up to its State."""
+
+    def state(**objects):
+        raise _Built(objects)
+
+    run = SimpleNamespace(device="cpu", data=lambda *_, **__: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elastic, "start", lambda **_: run)
+        patch.setattr(elastic, "State", state)
+        with pytest.raises(_Built) as built:
+            runpy.run_path(str(RECIPES / "quickstart.py"))
+    return built.value.args[0]["model"]
+
+
+def barlow_twins() -> nn.Module:
+    settings = barlow.Settings.parse(["--projector", "16-16"])
+    return barlow.build_model(settings, channels=1, small_images=True)
+
+
+def mixed() -> nn.Module:
+    """Each kind of tensor: bf16 weights, BatchNorm's buffers (an int64 among them), channels_last,
+    and one without elements.
+    """
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Linear(4, 3, dtype=torch.bfloat16))
+    model[0].to(memory_format=torch.channels_last)
+    model.register_buffer("none", torch.zeros(0, 3))
+    model[1](torch.randn(2, 4, 3, 3))
+    return model
+
+
+MODELS = {"quickstart": quickstart, "barlow": barlow_twins, "tied": Tied, "mixed": mixed}
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(step: int = 10, **objects) -> Path:
+        folder = tmp_path / "run"
+        if not folder.exists():
+            begin_run(folder, IDENTITY)
+        commit_in(folder, IDENTITY, step, State(**objects))
+        return folder
+
+    return make
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_module_loads_the_file_of_its_own_weights(name, suffix, make_run, tmp_path, monkeypatch):
+    """Under the names of its state_dict, buffers and tied weights included, bit for bit."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
+    trained = MODELS[name]()
+    run, file = (
+        make_run(model=trained, optimizer=torch.optim.AdamW(trained.parameters())),
+        tmp_path / f"m{suffix}",
+    )
+
+    assert main(["export", str(run), str(file)]) == 0
+
+    torch.manual_seed(2)
+    fresh = MODELS[name]()
+    found = load_file(file) if suffix == ".safetensors" else torch.load(file, weights_only=True)
+    assert same(found, dict(trained.state_dict()))
+    fresh.load_state_dict(found)
+    assert same(dict(fresh.state_dict()), dict(trained.state_dict()))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".m")]
+
+
+def test_a_file_says_which_state_it_holds(make_run, tmp_path):
+    file = tmp_path / "m.safetensors"
+    main(["export", f"{make_run(model=nn.Linear(2, 1))}@10", str(file)])
+
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+    assert (about["format"], about["step"], about["entry"], about["run_id"]) == (
+        "pt",
+        "10",
+        "model",
+        IDENTITY.run_id,
+    )
+
+
+def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_path):
+    for step in (10, 20, 30):
+        run = make_run(step, model=nn.Linear(1, 1), count=Average())
+        (average := Average()).shadow["a.weight"] += step
+        commit_in(run, IDENTITY, step + 1, State(model=nn.Linear(1, 1), count=average))
+
+    for words, value in ((f"{run}@21", 20.0), (str(run), 30.0)):
+        assert main(["export", words, str(tmp_path / "m.pt"), "--entry", "count.shadow", "--overwrite"]) == 0
+        assert torch.load(tmp_path / "m.pt")["a.weight"][0] == value
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        ("model", ["0.bias", "0.weight", "1.0.bias", "1.0.weight"]),
+        ("model.1", ["0.bias", "0.weight"]),
+        ("model.1.0.bias", ["bias"]),
+        ("average.shadow", ["a.weight"]),
+    ],
+)
+def test_a_dotted_entry_is_a_part_of_the_state(entry, names, make_run, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 3)))
+    run = make_run(model=model, average=Average())
+    assert main(["export", str(run), str(tmp_path / "m.safetensors"), "--entry", entry]) == 0
+    assert sorted(load_file(tmp_path / "m.safetensors")) == names
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--entry", "models"], "expected an entry models, found average, model; give --entry NAME"),
+        (["--entry", "model.2"], "expected an entry model.2, found model.bias, model.weight; give"),
+        (
+            ["--entry", "average"],
+            "found other values, or two of one name, in average.decay; give --entry NAME for a part",
+        ),
+        (["--entry", ""], "expected the name of an entry of State after --entry, found none"),
+    ],
+)
+def test_an_entry_that_cannot_be_had_is_refused_with_those_that_can(words, says, make_run, tmp_path, capsys):
+    run = make_run(model=nn.Linear(2, 1), average=Average())
+    assert main(["export", str(run), str(tmp_path / "m.pth"), *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "m.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("m.bin", "expected a local FILE that ends in .safetensors, .pth, .pt"),
+        ("s3://bucket/m.pt", "expected a local FILE"),
+        ("no/such/m.pt", "expected a folder for m.pt, found none at"),
+        ("folder.pt", "expected a FILE to write, found the folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused(file, says, make_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.pt").mkdir()
+    assert main(["export", str(make_run(model=nn.Linear(2, 1))), file]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_is_replaced_only_if_the_command_says_so(make_run, tmp_path, capsys):
+    run, file = make_run(model=nn.Linear(2, 1)), tmp_path / "m.safetensors"
+    file.write_text("precious")
+
+    assert main(["export", str(run), str(file)]) == 2
+    assert "exists; take another name, or replace it with --overwrite" in capsys.readouterr().err
+    assert file.read_text() == "precious"
+    assert main(["export", str(run), str(file), "--overwrite"]) == 0
+    assert sorted(load_file(file)) == ["bias", "weight"]
+
+
+def test_a_damaged_state_is_not_exported_and_a_whole_one_before_it_only_with_a_line(
+    make_run, tmp_path, capsys
+):
+    """One bit of the newest payload is another. With its step named, nothing else will do."""
+    run, file = make_run(10, model=nn.Linear(2, 1)), tmp_path / "m.safetensors"
+    make_run(20, model=nn.Linear(2, 1))
+    (payload,) = run.glob("checkpoints/000000000020/*/state.safetensors")
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+
+    assert main(["export", f"{run}@20", str(file)]) == 2
+    assert "expected step 20" in capsys.readouterr().err
+    assert not file.exists()
+    assert main(["export", str(run), str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"step 20 of .* is not used: .*its bytes were changed", err)
+    assert "model of step 10 of" in out
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_disk_that_is_full_leaves_no_file_and_what_was_there(suffix, make_run, tmp_path):
+    """A limit on the size of files: the write fails half-way, as on a full disk."""
+    run, file = make_run(model=nn.Linear(200, 200)), tmp_path / f"m{suffix}"
+    file.write_text("precious")
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic.cli", "export", str(run), str(file), "--overwrite"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (65536, 65536)),
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert f"expected to write {file}, found" in done.stderr
+    assert file.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
+
+
+def test_a_folder_without_a_run_is_refused_in_the_words_of_the_command(tmp_path, capsys):
+    assert main(["export", str(tmp_path), str(tmp_path / "m.pt")]) == 2
+    assert "found none; export takes RUN[@STEP], with RUN as" in capsys.readouterr().err
+
+
+def test_safetensors_are_written_without_torch(make_run, tmp_path):
+    """The interpreter itself lists what was imported."""
+    run = make_run(model=nn.Linear(2, 1))
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "elastic.cli", "export", str(run), "m.safetensors"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(elastic.__file__).parents[1])},
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "elastic.care.export" in imported
+    assert not {"torch", "numpy"} & imported

@@ -1,0 +1,281 @@
+"""The manifests of deploy/kubernetes fit the schemas of Kubernetes, JobSet and Kubeflow Trainer.
+
+Core objects are checked against the JSON schemas that kubernetes-validate carries, the others
+against the models of kubeflow-trainer-api, which are made from the OpenAPI documents of their
+releases. Neither knows what a controller does with a field; what this project relies on beyond the
+schema is checked here, with its reason.
+"""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+from kubernetes_validate.utils import schema_contents
+from pydantic import ValidationError
+from referencing import Registry, Resource
+
+from elastic.config.options import OPTIONS_HELP, parse
+from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_USAGE
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+OLDEST = "1.33.0"  # successPolicy of a Job is stable from this version on
+CUSTOM = {
+    "JobSet": models.JobsetV1alpha2JobSet,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+}
+API_VERSIONS = {
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "TrainJob": "trainer.kubeflow.org/v1alpha1",
+    "TrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+}
+# Maps whose keys are the user's.
+FREE = {"labels", "matchLabels", "nodeSelector", "requests", "limits"}
+KILLED = 137
+
+
+def objects(path):
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def name(value):
+    return value.stem if isinstance(value, Path) else None
+
+
+@cache
+def validator(kind, api_version, version=OLDEST):
+    folder = f"kubernetes-json-schema/v{version}-local-strict"
+    api = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
+    schema = schema_contents(f"{folder}/{kind.lower()}-{api}.json", version)
+    definitions = schema_contents(f"{folder}/_definitions.json", version)
+    registry = Resource.from_contents(schema) @ (Resource.from_contents(definitions) @ Registry())
+    return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+def problems(thing):
+    """What a schema finds wrong with an object, those of the Jobs within it included."""
+    kind = thing["kind"]
+    if kind not in CUSTOM:
+        return [error.message for error in validator(kind, thing["apiVersion"]).iter_errors(thing)]
+    wrong = [] if thing["apiVersion"] == API_VERSIONS[kind] else ["apiVersion"]
+    try:
+        read = CUSTOM[kind].from_dict(copy.deepcopy(thing))
+    except (ValidationError, ValueError) as error:
+        return [*wrong, str(error)]
+    # A model leaves out what it does not know.
+    return (
+        wrong + left_out(thing, read.to_dict()) + [each for job in jobs_in(thing) for each in problems(job)]
+    )
+
+
+def left_out(thing, read, where=""):
+    match thing, read:
+        case dict(), dict():
+            return [
+                each
+                for key, value in thing.items()
+                for each in (
+                    left_out(value, read[key], f"{where}.{key}") if key in read else [f"{where}.{key}"]
+                )
+            ]
+        case list(), list() if len(thing) == len(read):
+            return [
+                each
+                for number, value in enumerate(thing)
+                for each in left_out(value, read[number], f"{where}[{number}]")
+            ]
+        case _:
+            return [] if thing == read else [where]
+
+
+def jobs_in(thing):
+    """The Jobs that come of an object, as objects of their own."""
+    if thing["kind"] == "Job":
+        return [thing]
+    spec = thing["spec"]["template"]["spec"] if thing["kind"] == "TrainingRuntime" else thing["spec"]
+    job = {"apiVersion": "batch/v1", "kind": "Job"}
+    return [
+        job | {"metadata": {"name": each["name"]}, "spec": each["template"]["spec"]}
+        for each in (spec.get("replicatedJobs", []) if isinstance(spec, dict) else [])
+    ]
+
+
+def places(thing):
+    """Every map of an object but the free ones, every number, and every list of numbers."""
+    if isinstance(thing, dict):
+        yield thing
+        for key, value in thing.items():
+            if key not in FREE:
+                yield from places(value)
+    elif isinstance(thing, list):
+        for value in thing:
+            yield from places(value)
+
+
+def jobs():
+    """(file, Job) of every manifest that starts nodes."""
+    return [(path, job) for path in FILES for thing in objects(path) for job in jobs_in(thing)]
+
+
+def command_of(path, job):
+    """The words of the node's command: with Trainer they are in the TrainJob."""
+    container = node_of(job)
+    trainers = [thing["spec"]["trainer"] for thing in objects(path) if thing["kind"] == "TrainJob"]
+    return trainers[0]["command"] if trainers else container["command"]
+
+
+def node_of(job):
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def options_of(path, job):
+    program, *words = command_of(path, job)
+    assert program == "elastic-train"
+    if "--http " not in OPTIONS_HELP:  # a library that has no such option yet
+        words = [word for word in words if not word.startswith("--http=")]
+    return parse(words)
+
+
+def nodes_of(path):
+    """How many pods the manifest starts for one run."""
+    numbers = [thing["spec"]["trainer"]["numNodes"] for thing in objects(path) if thing["kind"] == "TrainJob"]
+    return numbers[0] if numbers else sum(job["spec"]["completions"] for file, job in jobs() if file == path)
+
+
+def action_on(job, code, *conditions):
+    """What the first rule that matches a failed pod says, as the Job controller reads them."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        patterns = rule.get("onPodConditions", [])
+        if any(pattern["type"] in conditions and pattern["status"] == "True" for pattern in patterns):
+            return rule["action"]
+        exits = rule.get("onExitCodes")
+        of_node = exits and exits["containerName"] == node_of(job)["name"] and exits["operator"] == "In"
+        if of_node and code in exits["values"]:
+            return rule["action"]
+    return "Count"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_manifest_fits_its_schemas(path):
+    assert [problem for thing in objects(path) for problem in problems(thing)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_field_that_does_not_exist_is_found_wherever_it_stands(path):
+    """Each map of the file gets one in turn."""
+    for thing in objects(path):
+        for place in places(thing):
+            place["noSuchField"] = "x"
+            assert problems(thing), place
+            del place["noSuchField"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_number_that_is_a_text_is_found_wherever_it_stands(path):
+    """As `completions: "4"` in place of 4; a port may be a text, which is a name."""
+    for thing in objects(path):
+        for place in places(thing):
+            for key, value in place.items():
+                if type(value) in (int, bool):
+                    place[key] = "text"
+                    assert problems(thing), (key, value)
+                    place[key] = value
+
+
+@pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
+def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
+    assert action_on(job, EXIT_INTERRUPTED) == "Ignore"
+    assert action_on(job, EXIT_USAGE) == action_on(job, EXIT_NOTHING_LOADS) == "FailJob"
+    assert action_on(job, EXIT_FAILED) == action_on(job, KILLED) == "Count"
+    for code in (EXIT_FAILED, EXIT_INTERRUPTED, KILLED):
+        assert action_on(job, code, "DisruptionTarget") == "Ignore"
+
+
+@pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
+def test_a_job_is_one_that_the_server_takes(path, job):
+    """Beside its schema the server asks for this: a failure policy and limits for each index need
+    restartPolicy Never and the mode Indexed, a failure policy replaces pods once they failed, and
+    exit codes are in order.
+    """
+    spec = job["spec"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["completionMode"] == "Indexed"
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec.get("maxFailedIndexes", 0) <= spec.get("completions", 1)
+    assert "backoffLimitPerIndex" in spec
+    for rule in spec["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {}).get("values", [])
+        assert codes == sorted(set(codes))
+
+
+@pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
+def test_the_command_and_the_pods_agree(path, job):
+    """As many pods as --max-nodes; fewer than --min-nodes end the Job; the grace has room."""
+    options, spec = options_of(path, job), job["spec"]
+    pod, node = spec["template"]["spec"], node_of(job)
+    assert nodes_of(path) == options.max_nodes
+    assert spec.get("parallelism") == spec.get("completions")
+    assert spec.get("maxFailedIndexes", options.max_nodes - options.min_nodes) == (
+        options.max_nodes - options.min_nodes
+    )
+    assert options.grace_s < pod["terminationGracePeriodSeconds"]
+    assert (ROOT / options.recipe).is_file()
+    assert (
+        f"useradd --create-home --uid {pod['securityContext']['runAsUser']} "
+        in (ROOT / "Dockerfile").read_text()
+    )
+    is_shared = any(
+        options.run_dir.startswith(mount["mountPath"] + "/") and mount["name"] == "runs"
+        for mount in node["volumeMounts"]
+    )
+    assert is_shared or "://" in options.run_dir
+
+
+@pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
+def test_probes_ask_the_port_that_the_agent_serves(path, job):
+    node = node_of(job)
+    (port,) = node["ports"]
+    assert f"--http=0.0.0.0:{port['containerPort']}" in command_of(path, job)
+    asked = {probe: node[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+    assert {probe: get["path"] for probe, get in asked.items()} == {
+        "startup": "/healthz",
+        "liveness": "/healthz",
+        "readiness": "/readyz",
+    }
+    assert {get["port"] for get in asked.values()} == {port["name"]}
+
+
+def test_the_network_policy_is_for_the_pods_of_every_manifest():
+    (policy,) = objects(ROOT / "deploy" / "kubernetes" / "network-policy.yaml")
+    wanted = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items() == wanted
+    for _, job in jobs():
+        assert wanted <= job["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_store_of_a_group_is_named_as_jobset_names_the_pod():
+    """<JobSet>-<replicated job>-<job index>-<pod index>.<subdomain>, says `enableDNSHostnames`."""
+    path = ROOT / "deploy" / "kubernetes" / "jobset.yaml"
+    (jobset,) = objects(path)
+    steady = jobset["spec"]["replicatedJobs"][0]["name"]
+    wanted = f"{jobset['metadata']['name']}-{steady}-0-0.{jobset['spec']['network']['subdomain']}"
+    assert {options_of(path, job).rdzv_endpoint for job in jobs_in(jobset)} == {wanted}
+    assert jobset["spec"]["network"]["publishNotReadyAddresses"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_manifest_says_when_to_take_it_and_what_to_change(path):
+    lines = path.read_text().splitlines()
+    head = " ".join(line for line in lines[: [*lines].index(next(x for x in lines if x[:1] != "#"))])
+    assert "Take it " in head
+    assert "Change: " in head
+    assert max(map(len, lines)) <= 120
+    # Readers differ in what a merge (`<<`) of two maps gives.
+    assert not any("<<" in line for line in lines)

@@ -1,0 +1,104 @@
+"""The guides for those who run it leave out no event and no exit code, and print what is true."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elastic import errors
+from elastic.config.options import CHECK, COMMANDS, OPTIONS_HELP, parse, parse_check, parse_inspection
+from elastic.events import KINDS
+from elastic.observe.recovery import Recovery
+from elastic.report.report import Report
+from elastic.report.status import LastCheckpoint, Status
+from elastic.system.interrupt import EXIT_CTRL_C
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = ("operations.md", "kubernetes.md")
+SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
+
+
+def section(title, guide="operations.md"):
+    """The text below a heading, up to the next one."""
+    text = (DOCS / guide).read_text()
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(title):
+    rows = [line for line in section(title).splitlines() if line.startswith("|")][2:]
+    return [row.split("|")[1].strip(" `") for row in rows]
+
+
+def commands(guide):
+    """Each call of elastic-train in the blocks and in the prose of a guide."""
+    text = (DOCS / guide).read_text()
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    spans = re.findall(
+        r"`(?:[^`\n]*-- )?(elastic-train [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    )
+    found = [
+        line[line.index("elastic-train ") :] for line in lines if re.search(r"(?<!/)elastic-train \S", line)
+    ]
+    return [re.split(r"\s+[>&;]|'$", call)[0] for call in [*found, *spans]]
+
+
+def test_every_event_has_its_row():
+    assert sorted(first_cells("What to do at each event")) == sorted(KINDS)
+
+
+def test_every_exit_code_has_its_row():
+    ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert set(map(int, first_cells("What to do at each exit code"))) == ours | {EXIT_CTRL_C}
+
+
+def test_every_field_to_watch_is_in_the_report_or_the_status():
+    rows = [line.split("|") for line in section("What to watch").splitlines() if line.startswith("| ")][1:]
+    known = {"status": {f.name for f in fields(Status)}, "report": {f.name for f in fields(Report)}}
+    for _, _, field, when, _ in rows:
+        document, *names = re.findall(r"`(\w+)`", field)
+        assert set(names) <= known[document], field
+        parts = {f.name for kind in (LastCheckpoint, Recovery) for f in fields(kind)} | known["report"]
+        assert set(re.findall(r"`(\w+_s)`", when)) <= parts, when
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(guide):
+    found = commands(guide)
+    assert len(found) > 1
+    for command in found:
+        _, *words = shlex.split(command.replace("'", ""))
+        if words[0] in COMMANDS:
+            parse_inspection(words)
+        elif words[0] == CHECK:
+            parse_check(words[1:])
+        else:
+            parse(words)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_each_option_that_a_guide_names_exists(guide):
+    """Those of other programs are written with their command, and not alone."""
+    named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--http", "--json"}
+    assert {flag for flag in named if flag not in OPTIONS_HELP} == set()
+
+
+def test_the_defaults_of_time_outs_are_those_of_the_command_line():
+    options = parse(["recipe.py"])
+    for line in section("Time-outs, and what they depend on").splitlines():
+        if found := re.match(r"\| `--([a-z-]+)` \| ([\d.]+) s", line):
+            value = getattr(options, found[1].replace("-", "_") + "_s")
+            assert float(found[2]) == value, line
+
+
+def test_each_scenario_that_a_guide_names_exists():
+    named = re.findall(r"scenario `(\w+)`", (DOCS / "kubernetes.md").read_text())
+    assert [name for name in named if not (SCENARIOS / f"{name}.txt").is_file()] == []
+
+
+def test_the_documents_of_yaml_in_a_guide_can_be_read():
+    for text in re.findall(r"```yaml\n(.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL):
+        assert yaml.safe_load(text)["run"].startswith("exec elastic-train ")

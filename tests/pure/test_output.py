@@ -1,0 +1,35 @@
+"""Output that nothing takes is dropped, now and at the exit of the process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PRINT = "print_if_read('one', 'two', file=sys.stdout)\n"
+DROP = "print('three')\ndrop_unread(sys.stdout)\n"
+
+
+def ended(text, stdout):
+    begin = "import sys\nfrom elastic.system.output import drop_unread, print_if_read\n"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words = [sys.executable, "-c", begin + text]
+    return subprocess.run(words, stdout=stdout, env=buffered, check=False).returncode
+
+
+@pytest.mark.parametrize("text", [PRINT, DROP, PRINT + DROP])
+def test_a_reader_that_is_gone_changes_no_exit_code(text):
+    """A pipe without a reader. Without the call, the flush at the exit fails with 120."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert ended(text, writer) == 0
+        assert ended("print('three')\n", writer) == 120
+    finally:
+        os.close(writer)
+
+
+def test_what_is_read_is_whole_and_in_order(tmp_path):
+    with (tmp_path / "out").open("wb") as out:
+        assert ended(f"print('zero')\n{PRINT}{DROP}", out) == 0
+    assert (tmp_path / "out").read_text() == "zero\none\ntwo\nthree\n"

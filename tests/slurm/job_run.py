@@ -1,0 +1,111 @@
+"""One run directory under Slurm, and everything that a scenario does to it.
+
+Scenarios wait for events and for states of jobs, never for a time. The recipe stands before a shut
+gate until the scenario opens it, so a fault strikes a run that provably trains.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import run_records
+from slurm import Slurm, wait_for
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
+SCRIPTS = ROOT / "deploy" / "slurm"
+PATIENCE_S = 240.0
+
+
+@dataclass(slots=True)
+class JobRun:
+    """folder: holds the run directory, the gates and what the jobs print."""
+
+    slurm: Slurm
+    folder: Path
+    jobs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gates.mkdir(parents=True)
+
+    @property
+    def gates(self) -> Path:
+        return self.folder / "gates"
+
+    @property
+    def url(self) -> Path:
+        return self.folder / "run"
+
+    def submit(self, script: str, *words: str, options: tuple[str, ...] = ()) -> str:
+        """The number of the job. words: for sbatch. options: for elastic-train."""
+        variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1"}
+        output = str(self.folder / "job-%j.out")
+        sbatch = ("sbatch", "--parsable", f"--output={output}", *words, str(SCRIPTS / script))
+        ours = (str(TINY), "--run-dir", str(self.url), "--save-every", "4steps", "--last-call", "60")
+        job = self.slurm.call(*sbatch, *ours, *options, **variables)
+        self.jobs.append(job)
+        return job
+
+    # Gates.
+
+    def shut(self, *steps: int) -> None:
+        for step in steps:
+            (self.gates / f"gate-{step}").touch()
+
+    def open(self, step: int) -> None:
+        (self.gates / f"go-{step}").touch()
+
+    def stands(self, step: int, ranks: int) -> None:
+        waiting = [self.gates / f"at-{step}-rank{rank}" for rank in range(ranks)]
+        self.wait_for(lambda: all(path.exists() for path in waiting), f"{ranks} ranks at step {step}")
+
+    # What happens.
+
+    def wait_for(self, condition: Any, what: str) -> Any:
+        return wait_for(condition, what, PATIENCE_S)
+
+    def events(self, name: str, **fields: Any) -> list[run_records.Record]:
+        found = [event for event in run_records.events(self.url / "events") if event["event"] == name]
+        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+
+    def happens(self, name: str, count: int = 1, **fields: Any) -> run_records.Record:
+        """The first of these events, once there are so many."""
+        found = self.wait_for(
+            lambda: len(each := self.events(name, **fields)) >= count and each, f"{name} {fields}"
+        )
+        first: run_records.Record = found[0]
+        return first
+
+    def hosts(self) -> list[str]:
+        """Slurm's names of the nodes on which agents have begun to meet the others."""
+        return [str(event["host"]) for event in self.events("node_scheduled")]
+
+    def is_requeued(self, job: str) -> None:
+        """Wait until Slurm has requeued the job, once, and its processes are gone."""
+
+        def waits_again() -> bool:
+            state = self.slurm.state(job)
+            return (state["JobState"], state["Restarts"]) == ("PENDING", "1")
+
+        self.wait_for(waits_again, f"job {job} to be requeued")
+
+    def ends(self, job: str, state: str = "COMPLETED") -> None:
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        found = self.wait_for(
+            lambda: (now := self.slurm.state(job)["JobState"]) in ended and now, f"job {job} to end"
+        )
+        if found != state:
+            raise RuntimeError(f"expected job {job} to be {state} at its end, found {found}")
+
+    def report(self) -> dict[str, Any]:
+        return report_of(self.url)
+
+
+def report_of(url: Path) -> dict[str, Any]:
+    """What `elastic-train report --json` prints."""
+    words = [sys.executable, "-m", "elastic.cli", "report", str(url), "--json"]
+    found: dict[str, Any] = json.loads(subprocess.check_output(words))
+    return found

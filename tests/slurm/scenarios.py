@@ -1,0 +1,183 @@
+"""What Slurm does to jobs, and what has to follow; the first line of each docstring is its title.
+
+A scenario returns when its jobs have ended as they have to, and raises RuntimeError or TimeoutError
+where they do not.
+"""
+
+from collections.abc import Callable
+
+from job_run import JobRun
+
+
+def array(run: JobRun) -> None:
+    """Two tasks of an array meet"""
+    job = run.submit("array.sbatch", "--array=0-1")
+    run.ends(f"{job}_0")
+    run.ends(f"{job}_1")
+    run.happens("generation_started", generation=1, world_size=2)
+
+
+def signalled(run: JobRun) -> None:
+    """One task is sent SIGTERM by scancel"""
+    _one_leaves(run, lambda task: run.slurm.call("scancel", "--signal=TERM", task))
+
+
+def requeued(run: JobRun) -> None:
+    """One task is requeued by scontrol"""
+    _one_leaves(run, lambda task: run.slurm.call("scontrol", "requeue", task))
+
+
+def node_drained(run: JobRun) -> None:
+    """A node is drained, and its task requeued"""
+    drained: list[str] = []
+
+    def drain(task: str) -> None:
+        drained.append(run.slurm.state(task)["NodeList"])
+        run.slurm.call("scontrol", "update", f"nodename={drained[0]}", "state=drain", "reason=test")
+        run.slurm.call("scontrol", "requeue", task)
+
+    try:
+        _one_leaves(run, drain)
+    finally:
+        for node in drained:
+            run.slurm.call("scontrol", "update", f"nodename={node}", "state=resume")
+    hosts = run.hosts()
+    if hosts.count(drained[0]) != 1:
+        raise RuntimeError(f"expected no second start on the drained node {drained[0]}, found {hosts}")
+
+
+def preempted(run: JobRun) -> None:
+    """One task is preempted by a job of higher priority"""
+    over = run.folder / "over"
+
+    def preempt(_task: str) -> None:
+        wait = f"until [ -e '{over}' ]; do sleep 0.1; done"
+        output = f"--output={run.folder}/high.out"
+        high = run.slurm.call("sbatch", "--parsable", "--partition=high", output, "--wrap", wait)
+        run.jobs.append(high)
+
+    def preemptor_ends() -> None:
+        run.wait_for(
+            lambda: run.slurm.state(run.jobs[-1])["JobState"] == "RUNNING", "the job of higher priority"
+        )
+        over.touch()
+        run.ends(run.jobs[-1])
+
+    _one_leaves(run, preempt, "--partition=low", before_it_returns=preemptor_ends)
+
+
+def time_limit(run: JobRun) -> None:
+    """A job reaches its time limit"""
+    run.shut(6)
+    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60")
+    run.stands(6, ranks=1)
+    run.slurm.end_soon(f"{job}_0")
+    run.happens("drain_requested")
+    run.open(6)
+    run.is_requeued(f"{job}_0")
+    run.slurm.unlimit(f"{job}_0")
+    run.slurm.begin_now(f"{job}_0")
+    run.ends(f"{job}_0")
+
+
+def cancelled(run: JobRun) -> None:
+    """The whole array is cancelled, and submitted again"""
+    run.shut(6)
+    job = run.submit("array.sbatch", "--array=0-1")
+    run.stands(6, ranks=2)
+    run.slurm.call("scancel", job)
+    run.happens("drain_requested", count=2)
+    run.open(6)
+    for task in (f"{job}_0", f"{job}_1"):
+        run.ends(task, "CANCELLED")
+    run.happens("run_interrupted", count=2, step=6)
+    array(run)
+
+
+def several_nodes(run: JobRun) -> None:
+    """One job of two nodes by srun is requeued"""
+    run.shut(6)
+    job = run.submit("nodes.sbatch", "--nodes=2")
+    run.stands(6, ranks=2)
+    run.slurm.call("scontrol", "requeue", job)
+    run.happens("drain_requested", count=2)
+    run.open(6)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
+    run.ends(job)
+
+
+def node_failed(run: JobRun) -> None:
+    """A node of the job by srun fails, and the other one completes the run"""
+    run.shut(6)
+    job = run.submit("nodes.sbatch", "--nodes=2", options=("--snapshot-every", "1"))
+    run.stands(6, ranks=2)
+    first = run.slurm.state(job)["BatchHost"]
+    failed = next(host for host in run.hosts() if host != first)
+    run.slurm.call("scontrol", "update", f"nodename={failed}", "state=down", "reason=test")
+    run.happens("generation_started", generation=2, world_size=1)
+    run.open(6)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
+    run.ends(job)
+    if len(run.hosts()) != 2:
+        raise RuntimeError(f"expected that a complete run starts no agent, found {run.hosts()}")
+
+
+def requeue_exit(run: JobRun) -> None:
+    """RequeueExit=75 requeues a job whose script does not"""
+    run.slurm.configure("RequeueExit=75")
+    script = run.folder / "plain.sbatch"
+    script.write_text('#!/bin/bash\nexec srun elastic-train "$@"\n')
+    run.shut(6)
+    job = run.submit(str(script), "--requeue", "--open-mode=append")
+    run.stands(6, ranks=1)
+    run.slurm.call("scancel", "--signal=TERM", job)
+    run.happens("drain_requested")
+    run.open(6)
+    run.is_requeued(job)
+    run.slurm.begin_now(job)
+    run.ends(job)
+
+
+def _one_leaves(
+    run: JobRun,
+    leave: Callable[[str], object],
+    *words: str,
+    before_it_returns: Callable[[], None] = lambda: None,
+) -> None:
+    """Of two tasks one leaves, and is requeued; the other goes on alone until it comes back."""
+    run.shut(6, 12)
+    job = run.submit("array.sbatch", "--array=0-1", *words)
+    run.stands(6, ranks=2)
+    leave(f"{job}_1")
+    run.happens("drain_requested", generation=1)
+    run.open(6)
+    run.stands(12, ranks=1)
+    before_it_returns()
+    tasks = [f"{job}_0", f"{job}_1"]
+    gone = run.wait_for(
+        lambda: [task for task in tasks if run.slurm.state(task)["Restarts"] == "1"], "a task to be requeued"
+    )
+    run.is_requeued(gone[0])
+    run.slurm.begin_now(gone[0])
+    run.happens("drain_requested", generation=2)
+    run.open(12)
+    for task in tasks:
+        run.ends(task)
+    run.happens("generation_started", generation=3, world_size=2)
+
+
+# Two of them are played at a time. Slurm looks at time limits twice a minute only.
+SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
+    time_limit,
+    array,
+    signalled,
+    requeued,
+    preempted,
+    node_drained,
+    cancelled,
+    several_nodes,
+    node_failed,
+    requeue_exit,
+)

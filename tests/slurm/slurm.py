@@ -1,0 +1,178 @@
+"""However the block ends, no daemon, job or process of this Slurm is left.
+
+It is a whole Slurm on this machine, of one controller and a daemon for each pretended node, in a
+folder of its own, without root, munge or containers. What a job runs is not known here.
+"""
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from packages import NoSlurm, plugins, unpack, write_commands
+
+from elastic.system.processes import adopt_orphans, die_with_parent, kill_children
+
+TEMPLATE = Path(__file__).with_name("slurm.conf")
+NODES = 8
+START_S, COMMAND_S, STOP_S, POLL_S = 60.0, 60.0, 10.0, 0.25
+
+T = TypeVar("T")
+
+
+class Slurm:
+    """The commands of a Slurm that runs."""
+
+    def __init__(self, folder: Path, commands: Path) -> None:
+        """folder: of the daemons. commands: the folder with the scripts."""
+        self.folder, self.commands = folder, commands
+
+    def call(self, *words: str, **variables: str) -> str:
+        """What the command prints. Raises RuntimeError, with what it said, where it fails.
+
+        variables: in addition to those of this process; a job gets all of them.
+        """
+        path = os.pathsep.join([str(self.commands), str(Path(sys.executable).parent), os.environ["PATH"]])
+        found = subprocess.run(
+            words,
+            env=os.environ | {"PATH": path} | variables,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        if found.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {found.stderr.strip()}")
+        return found.stdout.strip()
+
+    def state(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says: JobState, Reason, Restarts, NodeList and others."""
+        text = self.call("scontrol", "--oneliner", "show", "job", job)
+        found = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
+        if "JobState" not in found:
+            raise RuntimeError(f"expected Slurm to know job {job}, found {text!r}")
+        return found
+
+    def begin_now(self, job: str) -> None:
+        """End the two minutes that Slurm has a requeued job wait.
+
+        Not in the second in which it ended: the daemons refuse what was allowed before its end.
+        """
+        self.call("scontrol", "update", f"jobid={job}", "starttime=now+2")
+
+    def end_soon(self, job: str) -> None:
+        """Have the time limit of a running job end in 45 to 105 seconds. Limits are minutes."""
+        hours, minutes, seconds = map(int, self.state(job)["RunTime"].split(":"))
+        limit = hours * 60 + minutes + (1 if seconds < 15 else 2)
+        self.call("scontrol", "update", f"jobid={job}", f"timelimit={limit}")
+
+    def unlimit(self, job: str) -> None:
+        self.call("scontrol", "update", f"jobid={job}", "timelimit=60")
+
+    def configure(self, line: str) -> None:
+        """Add a line to slurm.conf, for all jobs from now on."""
+        with (self.folder / "slurm.conf").open("a") as file:
+            file.write(f"{line}\n")
+        self.call("scontrol", "reconfigure")
+
+
+def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
+    """The first true value of `condition`. Raises TimeoutError."""
+    deadline_s = time.monotonic() + within_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"waited {within_s:.0f} s in vain for {what}")
+        time.sleep(POLL_S)
+    return value
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Slurm]:
+    """A running Slurm in this folder, with all nodes idle. Raises NoSlurm."""
+    usr = unpack(folder / "packages")
+    configuration = folder / "slurm.conf"
+    configuration.write_text(_configuration(usr, folder))
+    (folder / "state").mkdir()
+    found = Slurm(folder, folder / "bin")
+    write_commands(usr, found.commands, configuration)
+    adopt_orphans()
+    with ExitStack() as stack:
+        stack.callback(kill_children, set())
+        daemons: list[subprocess.Popen[bytes]] = []
+        stack.callback(_stop, daemons)
+        daemons.append(_start(found, "slurmctld", "-D"))
+        steps = str(usr / "sbin" / "slurmstepd-wlm")
+        daemons += [_start(found, "slurmd", "-D", "-N", f"n{n}", "-d", steps) for n in range(1, NODES + 1)]
+
+        def are_idle() -> bool:
+            if any(daemon.poll() is not None for daemon in daemons):
+                raise NoSlurm(f"expected Slurm's daemons to run, found that one ended:\n{_logs(folder)}")
+            with suppress(RuntimeError):  # the controller does not answer yet
+                states = set(found.call("sinfo", "--noheader", "-N", "--format=%N %T").splitlines())
+                return states == {f"n{n} idle" for n in range(1, NODES + 1)}
+            return False
+
+        try:
+            wait_for(are_idle, "Slurm's nodes to be idle", START_S)
+        except TimeoutError as error:
+            raise NoSlurm(f"{error}:\n{_logs(folder)}") from error
+        yield found
+        with suppress(RuntimeError):
+            found.call("scancel", "--user", getpass.getuser())
+
+
+def _configuration(usr: Path, folder: Path) -> str:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(NODES + 1)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        controller, *nodes = (str(each.getsockname()[1]) for each in sockets)
+    values = {
+        "HOST": socket.gethostname(),
+        "USER": getpass.getuser(),
+        "FOLDER": str(folder),
+        "PLUGINS": str(plugins(usr)),
+        "CONTROLLER_PORT": controller,
+        "NODE_PORTS": ",".join(nodes),
+    }
+    text = TEMPLATE.read_text()
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _start(found: Slurm, name: str, *words: str) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    with (found.folder / f"{name}{''.join(words[2:3])}.log").open("ab") as log:
+        return subprocess.Popen(
+            [str(found.commands / name), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - before any thread is started
+        )
+
+
+def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
+    for daemon in daemons:
+        daemon.send_signal(signal.SIGTERM)
+    for daemon in daemons:
+        with suppress(subprocess.TimeoutExpired):
+            daemon.wait(STOP_S)
+
+
+def _logs(folder: Path) -> str:
+    """The last lines of each daemon."""
+    return "\n".join(
+        f"{path.name}: {line}"
+        for path in sorted(folder.glob("*.log"))
+        for line in path.read_text().splitlines()[-3:]
+    )
