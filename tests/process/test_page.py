@@ -131,6 +131,22 @@ def test_dragging_over_the_timeline_zooms_and_a_button_shows_all_again(show):
     assert is_clean(page)
 
 
+def test_no_two_ticks_of_the_timeline_say_the_same_however_far_it_is_zoomed(show):
+    """Six hours, and then two seconds of the sixth hour."""
+    events = [
+        drawn_runs.started(drawn_runs.BEGAN, 1, "start", ["a"]),
+        logged("run_failed", drawn_runs.BEGAN + 22_000, 1, "a"),
+    ]
+    page = show(events, [])
+    for view in ("null", "{ from: 21000, to: 21200 }", "{ from: 21000, to: 21002 }"):
+        page.evaluate(f"page.timelines[0].show({view})")
+        ticks = page.evaluate(
+            "[...document.querySelectorAll('.timeline > text[text-anchor]')].map((each) => each.textContent)"
+        )
+        assert len(ticks) > 3
+        assert len(set(ticks)) == len(ticks)
+
+
 def test_dragging_over_a_chart_zooms_every_chart_over_steps(show):
     page = show(*drawn_runs.of_generations(2, 100))
     left, top, width, height = into_view(page, "[data-name=loss] .u-over")

@@ -18,7 +18,7 @@ from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
-from elastic.report.picture.picture import picture
+from elastic.report.picture.picture import largest, picture
 from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
 from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
 from elastic.report.report import summarise
@@ -267,6 +267,14 @@ def test_no_text_is_longer_than_its_limit_or_commands_a_reader(text):
     shown = short(text)
     assert len(shown) <= MOST_LETTERS
     assert all(each.isprintable() or each in "\n\t" for each in shown)
+
+
+def test_of_very_many_causes_the_largest_stay_and_the_others_are_one_part():
+    found = largest({f"cause {at}": float(at) for at in range(1, 101)} | {"x" * 500: 1.0, "x" * 501: 2.0})
+    assert sum(found.values()) == 5053
+    assert next(iter(found)) == "cause 100"
+    assert [*found][-1] == "other causes"
+    assert len(found) == 17
 
 
 # Safety.

@@ -4,11 +4,10 @@ What they count is what the report has: the causes of goodput.py, and the genera
 """
 
 from collections import Counter
-from collections.abc import Sequence
 
 from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent
 from elastic.report.picture.words import count, duration, grouped, short
-from elastic.report.report import GenerationSummary, Report
+from elastic.report.report import Report
 from elastic.report.status import Status
 
 _MOST_CAUSES = 3
@@ -54,10 +53,6 @@ def time_went_to(report: Report, spent: TimeSpent | None) -> str:
     parts = [f"{duration(seconds)} {_to(kind, times)}" for kind, seconds in worth_a_word]
     share = f"{spent.goodput:.1%}".replace("%", "\u202f%")
     return f"{share} of the time was training{f'; {_listed(parts)}' if parts else ''}."
-
-
-def generation_counts(generations: Sequence[GenerationSummary]) -> dict[str, int]:
-    return dict(Counter(short(each.cause) for each in generations))
 
 
 def _to(kind: str, times: Counter[str]) -> str:

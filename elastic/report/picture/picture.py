@@ -4,6 +4,7 @@ It follows from events, metrics, report and status alone. Texts of a run are for
 here, and escaped where they are shown (page.py, static/).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from elastic.observe.step_line import StepLine
 from elastic.report.diff import Difference
 from elastic.report.picture import series
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
-from elastic.report.picture.headline import generation_counts, headline, time_went_to
+from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.series import MOST_POINTS, Series
 from elastic.report.picture.slow_ranks import SlowRankShare, slow_ranks, slowest_series
 from elastic.report.picture.timeline import Timeline, timeline
@@ -24,6 +25,7 @@ from elastic.report.report import Report
 from elastic.report.status import Status
 
 _MOST_TRACEBACK = 6000  # letters
+_MOST_CAUSES = 16
 _MOST_FACT = 600  # letters of each
 
 
@@ -46,7 +48,7 @@ class Picture:
     useful_s: float
     goodput: float | None
     badput_s: dict[str, float]
-    causes: dict[str, int]
+    causes: dict[str, float]
     lost_steps: int
     timeline: Timeline | None
     logged: list[Series]
@@ -96,8 +98,8 @@ def picture(
         wall_s=spent.wall_s if spent else 0.0,
         useful_s=spent.useful_s if spent else 0.0,
         goodput=report.goodput,
-        badput_s={short(kind): seconds for kind, seconds in report.badput_s.items()},
-        causes=generation_counts(report.generations),
+        badput_s=largest(report.badput_s),
+        causes=largest(Counter(each.cause for each in report.generations)),
         lost_steps=report.lost_steps,
         timeline=drawn,
         logged=logged,
@@ -124,6 +126,17 @@ def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:
         a=a,
         b=b,
     )
+
+
+def largest(parts: Mapping[str, float]) -> dict[str, float]:
+    """The largest first; what is beyond the limit is one part. Causes that are cut may be alike."""
+    found: dict[str, float] = defaultdict(float)
+    for kind, size in parts.items():
+        found[short(kind)] += size
+    ranked = sorted(found.items(), key=lambda part: -part[1])
+    kept = dict(ranked[:_MOST_CAUSES])
+    left_out = sum(size for _, size in ranked[_MOST_CAUSES:])
+    return kept | {"other causes": left_out} if left_out else kept
 
 
 def _pieces(drawn: Timeline | None) -> list[tuple[float, float]]:

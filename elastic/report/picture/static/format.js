@@ -83,6 +83,17 @@ function table(attributes, columns, rows) {
   return element("table", attributes, element("thead", {}, head), element("tbody", {}, ...body));
 }
 
+// A moment of the run on an axis whose ticks are `every` seconds apart: two ticks never say the same.
+function moment(at, every) {
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  if (at === 0) return "0";
+  if (at >= 86400 && every < 3600) return `${Math.floor(at / 86400)}${SPACE}d ${Math.floor((at % 86400) / 3600)}:${two((at % 3600) / 60)}${every < 60 ? `:${two(at % 60)}` : ""}`;
+  if (at >= 3600 && every < 60) return `${Math.floor(at / 3600)}:${two((at % 3600) / 60)}:${every < 1 ? (at % 60).toFixed(1).padStart(4, "0") : two(at % 60)}`;
+  if (at >= 60 && every < 1) return `${Math.floor(at / 60)}:${(at % 60).toFixed(1).padStart(4, "0")}`;
+  if (every < 1) return `${at.toFixed(1)}${SPACE}s`;
+  return duration(at);
+}
+
 // Ticks at round distances; times are round in seconds, minutes, hours and days.
 function timeTicks(from, to, most) {
   const sizes = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];

@@ -9,6 +9,7 @@ const MARKS = {
   state: ["M0 -5 A5 5 0 1 1 -0.01 -5 Z", "states differed"],
   end: ["M-1.5 -6 H1.5 V6 H-1.5 Z", "the end"],
 };
+const SHORTEST = 0.5; // seconds that the view may show
 const LEFT = 150, TOP = 22, STRIP = 26, LANE = 15, GAP = 7, SAVES = 18;
 
 class TimelineView {
@@ -40,6 +41,7 @@ class TimelineView {
   }
 
   show(view) {
+    if (view && view.to - view.from < SHORTEST) return;
     this.view = view;
     this.onView(view);
     this.draw();
@@ -79,10 +81,11 @@ class TimelineView {
 
   axis() {
     const ticks = timeTicks(this.from_, this.to_, (this.width - this.left_) / 95);
+    const every = ticks.length > 1 ? ticks[1] - ticks[0] : 60;
     return ticks.flatMap((at) => {
       const x = this.x(at).toFixed(1);
       return [shape("line", { class: "grid", x1: x, x2: x, y1: TOP - 4, y2: this.bottom }),
-        shape("text", { x, y: 12, "text-anchor": this.x(at) > this.width - 34 ? "end" : "middle" }, at === 0 ? "0" : duration(at))];
+        shape("text", { x, y: 12, "text-anchor": this.x(at) > this.width - 34 ? "end" : "middle" }, moment(at, every))];
     });
   }
 
@@ -218,7 +221,7 @@ class TimelineView {
     const at = this.at(x);
     const { began, generations, marks } = this.shown;
     const step = stepAt(this.picture.clock, at);
-    const found = [[`${duration(at)}, ${clockTime(began + at, true)}${step === null ? "" : `, step ${grouped(step)}`}`, "dim"]];
+    const found = [[`${duration(at)}, ${clockTime(began + at, true)}${step === null ? "" : `, ${this.picture.clock.bucket > 1 ? "about step" : "step"} ${grouped(step)}`}`, "dim"]];
     const index = generations.findLastIndex((each) => each.begins <= at);
     if (index >= 0) found.push(...this.generationWords(index, at));
     const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) < 7);
