@@ -5,11 +5,13 @@ is decided in decide.py.
 """
 
 import signal
+from math import inf
 
 from elastic.system.clock import Clock
 
 # For what is left to do when the grace is over: processes that are only to exit still get so long.
 SHORTEST_LIMIT_S = 1.0
+SAME_SIGTERM_S = 0.5
 SIGNALS_TO_SKIP_DRAIN = 2
 SIGNALS_TO_SKIP_CHECKPOINT = 3
 
@@ -23,13 +25,20 @@ class ShutdownRequest:
         self._clock = clock
         self._since_s = 0.0
         self._signals = 0
+        self._terminated_s = -inf
 
     def on_signal(self, number: int, _frame: object) -> None:
         """A signal handler.
 
         The first signal requests a drain, the second ends the wait for it, and the third ends the
-        wait for a checkpoint.
+        wait for a checkpoint. A SIGTERM right behind another is the same one: srun passes on what
+        Slurm sends to its step as well.
         """
+        now_s = self._clock.monotonic()
+        if number == signal.SIGTERM and now_s - self._terminated_s < SAME_SIGTERM_S:
+            return
+        if number == signal.SIGTERM:
+            self._terminated_s = now_s
         self._signals += 1
         self.on_warning(number, _frame)
 

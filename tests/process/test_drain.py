@@ -80,7 +80,7 @@ def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(d
     drill.stands(15, ranks=1)
     agent.signal(signal.SIGTERM)
     drill.happens("drain_requested", generation=2)
-    agent.signal(signal.SIGTERM)
+    agent.signal(signal.SIGINT)
     agent.ends_with(75)
     assert "a second signal" in agent.output
     assert is_committed(drill, 14)
@@ -136,7 +136,7 @@ def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undi
     drill.stands(15, ranks=1)
     os.kill(drill.uploader_of(agent), signal.SIGSTOP)
     for seen in ("drain_requested", "generation_ended", "run_interrupted"):
-        agent.signal(signal.SIGTERM)
+        agent.signal(signal.SIGINT)
         drill.happens(seen, generation=2)
     agent.ends_with(1)
     drill.all_are_gone()
@@ -216,7 +216,7 @@ def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
     drill.stands(9, ranks=1)
     agent.signal(signal.SIGTERM)
     drill.happens("drain_requested")
-    agent.signal(signal.SIGTERM)
+    agent.signal(signal.SIGINT)
     agent.ends_with(75)
     assert "step 8 is saved" in agent.output.splitlines()[-1]
     drill.all_are_gone()

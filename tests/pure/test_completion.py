@@ -8,16 +8,16 @@ import os
 import pty
 import re
 import select
-import shutil
 import subprocess
 import time
 
+import apt
 import pytest
 
 from elastic.care.completion import _OPTIONS, FILE_PATHS, FOLDER_PATHS, RUN_PATHS, VALUES, script
 from elastic.cli import main
 from elastic.config.care_options import CARE, SHELLS
-from elastic.config.options import CHECK, COMMANDS, FLAGS, reader_of
+from elastic.config.options import CHECK, COMMANDS, FLAGS, SERVE, WATCH, reader_of
 
 LIMIT_S = 120.0
 
@@ -122,8 +122,7 @@ class Shell:
 
 @pytest.fixture(params=SHELLS)
 def shell(request, place):
-    if shutil.which(request.param) is None:
-        pytest.skip(f"NOT TESTED: {request.param} is not installed")
+    apt.need(request.param, request.param, otherwise=f"install {request.param}")
     (place / "completion").write_text(script(request.param))
     words = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
     ready = {"bash": "", "zsh": "autoload -Uz compinit; compinit -D -u; unsetopt zle_bracketed_paste; "}
@@ -159,7 +158,7 @@ def test_tab_completes_the_line(shell, typed, given):
 
 def test_the_scripts_know_every_command_option_and_fixed_value():
     """An option that is added later is not forgotten here."""
-    assert set(_OPTIONS) == {CHECK, *COMMANDS, *CARE}
+    assert set(_OPTIONS) == {CHECK, *COMMANDS, SERVE, WATCH, *CARE}
     for shell in SHELLS:
         assert all(re.search(rf"[ '|]{flag}[ '|)]", script(shell)) for flag in FLAGS.values())
     for name, values in VALUES.items():

@@ -12,7 +12,7 @@ def asked(signals: int, *, age_s: float = 0.0) -> ShutdownRequest:
     clock = FakeClock()
     shutdown = ShutdownRequest(GRACE_S, clock)
     for _ in range(signals):
-        shutdown.on_signal(signal.SIGTERM, None)
+        shutdown.on_signal(signal.SIGINT, None)
     clock.sleep(age_s)
     return shutdown
 
@@ -36,6 +36,19 @@ def test_the_second_signal_skips_the_drain_and_the_third_the_checkpoint():
     assert [asked(count).skips_checkpoint for count in range(4)] == [False, False, False, True]
 
 
+def test_a_sigterm_that_comes_twice_at_once_is_one():
+    """To a step of Slurm, by srun and by Slurm itself. Two of a person are further apart."""
+    clock = FakeClock()
+    shutdown = ShutdownRequest(GRACE_S, clock)
+    for _ in range(3):
+        shutdown.on_signal(signal.SIGTERM, None)
+        clock.sleep(0.01)
+    assert (shutdown.reason, shutdown.skips_drain) == ("SIGTERM asks this node to leave", False)
+    clock.sleep(1.0)
+    shutdown.on_signal(signal.SIGTERM, None)
+    assert (shutdown.skips_drain, shutdown.skips_checkpoint) == (True, False)
+
+
 def test_warnings_request_a_drain_and_shorten_none():
     """Slurm's --signal, more than once, and then the SIGTERM of the time limit; the grace counts
     from the first.
@@ -49,6 +62,7 @@ def test_warnings_request_a_drain_and_shorten_none():
     assert shutdown.reason == "SIGUSR1 asks this node to leave"
     shutdown.on_signal(signal.SIGTERM, None)
     assert (shutdown.skips_drain, shutdown.deadline_s) == (False, began_s + GRACE_S)
+    clock.sleep(1.0)
     shutdown.on_signal(signal.SIGTERM, None)
     assert (shutdown.skips_drain, shutdown.skips_checkpoint) == (True, False)
 

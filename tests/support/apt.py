@@ -1,8 +1,11 @@
 """A program that tests need is there, or apt-get installs it, or a sentence says why it cannot."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
 _LIMIT_S = 600.0
@@ -23,7 +26,16 @@ def need(command: str, package: str, *, otherwise: str) -> None:
         raise CannotInstall(
             f"expected {command} or apt-get to install {package} with, found neither; {otherwise}"
         )
-    print(f"installing {package}, because there is no {command}", flush=True)
+    with (Path(tempfile.gettempdir()) / "elastic-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run beside each other, and apt-get refuses that
+        if shutil.which(command) is None:
+            _install(package)
+    if shutil.which(command) is None:
+        raise CannotInstall(f"expected {command} in the package {package}, found none")
+
+
+def _install(package: str) -> None:
+    print(f"installing {package}", flush=True)
     for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
         done = subprocess.run(
             ["apt-get", "--quiet", *words],
@@ -37,8 +49,6 @@ def need(command: str, package: str, *, otherwise: str) -> None:
             raise CannotInstall(
                 f"expected apt-get {' '.join(words)} to succeed, found: {_end(done.stderr or done.stdout)}"
             )
-    if shutil.which(command) is None:
-        raise CannotInstall(f"expected {command} in the package {package}, found none")
 
 
 def _end(text: str) -> str:
