@@ -10,7 +10,7 @@ It does not promise to complete values that follow a `=` in zsh.
 from collections.abc import Mapping
 
 from elastic.config.care_options import CLEAN, COMPLETION, EXPORT, RUNS, SHELLS, SUFFIXES
-from elastic.config.options import CHECK, COMMANDS, FLAGS
+from elastic.config.options import CHECK, COMMANDS, DRAWING, FLAGS, SERVE, WATCH
 
 # Fixed values by field of Options; other values of these options are numbers.
 VALUES = {
@@ -30,12 +30,15 @@ FILE_PATHS = ("notice_file",)
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     CHECK: ("--steps", "--json"),
     **dict.fromkeys(COMMANDS, ("--json",)),
+    **dict.fromkeys(DRAWING, ("--json", "--html")),
+    WATCH: ("--once",),
+    SERVE: ("--listen",),
     RUNS: ("--json",),
     CLEAN: ("--yes", "--json"),
     EXPORT: ("--entry", "--overwrite"),
     COMPLETION: (),
 }
-_TAKE_RUNS = (*COMMANDS, CLEAN)
+_TAKE_RUNS = (*COMMANDS, WATCH, SERVE, CLEAN)
 _OF_ALL = ("--help", "--version")
 
 
@@ -51,8 +54,8 @@ def script(shell: str) -> str:
         "@OPTIONS@": " ".join([*FLAGS.values(), *_OF_ALL]),
         "@RUN_PATHS@": "|".join(FLAGS[name] for name in RUN_PATHS),
         "@FOLDER_PATHS@": "|".join(FLAGS[name] for name in FOLDER_PATHS),
-        "@FILE_PATHS@": "|".join(FLAGS[name] for name in FILE_PATHS),
-        "@OTHERS@": "|".join([*_others(), "--steps", "--entry"]),
+        "@FILE_PATHS@": "|".join([*(FLAGS[name] for name in FILE_PATHS), "--html"]),
+        "@OTHERS@": "|".join([*_others(), "--steps", "--entry", "--listen"]),
         "@TAKE_RUNS@": "|".join(_TAKE_RUNS),
         "@SHELLS@": " ".join(SHELLS),
         "@SUFFIXES@": "|".join(suffix.removeprefix(".") for suffix in SUFFIXES),

@@ -17,7 +17,7 @@ import pytest
 from elastic.care.completion import _OPTIONS, FILE_PATHS, FOLDER_PATHS, RUN_PATHS, VALUES, script
 from elastic.cli import main
 from elastic.config.care_options import CARE, SHELLS
-from elastic.config.options import CHECK, COMMANDS, FLAGS, reader_of
+from elastic.config.options import CHECK, COMMANDS, FLAGS, SERVE, WATCH, reader_of
 
 LIMIT_S = 120.0
 
@@ -71,7 +71,12 @@ _elastic_train
         (["a.py", "--", "no"], ["notes.txt"]),
         (["report", ""], ["other", "recipes", "runs", "runs/first", "runs/second"]),
         (["diff", "runs/first", "runs/s"], ["runs/second"]),
-        (["report", "--"], ["--json"]),
+        (["report", "--"], ["--html", "--json"]),
+        (["verify", "--"], ["--json"]),
+        (["diff", "a", "b", "--html", "no"], ["notes.txt"]),
+        (["serve", "runs/s"], ["runs/second"]),
+        (["serve", "runs/second", "--l"], ["--listen"]),
+        (["watch", "runs/f"], ["runs/first"]),
         (["clean", "runs/first", "--y"], ["--yes"]),
         (["export", "runs/s"], ["runs/second"]),
         (["export", "runs/second", "mo"], ["model.pt"]),
@@ -159,7 +164,7 @@ def test_tab_completes_the_line(shell, typed, given):
 
 def test_the_scripts_know_every_command_option_and_fixed_value():
     """An option that is added later is not forgotten here."""
-    assert set(_OPTIONS) == {CHECK, *COMMANDS, *CARE}
+    assert set(_OPTIONS) == {CHECK, *COMMANDS, WATCH, SERVE, *CARE}
     for shell in SHELLS:
         assert all(re.search(rf"[ '|]{flag}[ '|)]", script(shell)) for flag in FLAGS.values())
     for name, values in VALUES.items():
