@@ -49,7 +49,8 @@ def said(events, lines):
     found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
     # The narrow space between a number and its unit does not matter to what is said.
     return [
-        text.replace("\u202f", " ") for text in (headline(found, report, spent), time_went_to(report, spent))
+        text.replace("\u202f", " ").replace("\u00a0", " ")
+        for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
 
 
@@ -126,7 +127,7 @@ def test_names_beyond_the_limit_are_counted():
     ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, words):
-    assert duration(seconds).replace("\u202f", " ") == words
+    assert duration(seconds).replace("\u202f", " ").replace("\u00a0", " ") == words
 
 
 def test_numbers_are_grouped_from_five_digits_on():
