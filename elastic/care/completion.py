@@ -10,7 +10,7 @@ It does not promise to complete values that follow a `=` in zsh.
 from collections.abc import Mapping
 
 from elastic.config.care_options import CLEAN, COMPLETION, EXPORT, RUNS, SHELLS, SUFFIXES
-from elastic.config.options import CHECK, COMMANDS, FLAGS, SERVE, WATCH
+from elastic.config.options import CHECK, COMMANDS, DRAWING, FLAGS, SERVE, WATCH
 
 # Fixed values by field of Options; other values of these options are numbers.
 VALUES = {
@@ -30,7 +30,7 @@ FILE_PATHS = ("notice_file",)
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     CHECK: ("--steps", "--json"),
     **dict.fromkeys(COMMANDS, ("--json",)),
-    **dict.fromkeys(("report", "diff"), ("--json", "--html")),
+    **dict.fromkeys(DRAWING, ("--json", "--html")),
     WATCH: ("--once",),
     SERVE: ("--listen",),
     RUNS: ("--json",),
@@ -54,7 +54,7 @@ def script(shell: str) -> str:
         "@OPTIONS@": " ".join([*FLAGS.values(), *_OF_ALL]),
         "@RUN_PATHS@": "|".join(FLAGS[name] for name in RUN_PATHS),
         "@FOLDER_PATHS@": "|".join(FLAGS[name] for name in FOLDER_PATHS),
-        "@FILE_PATHS@": "|".join(FLAGS[name] for name in FILE_PATHS),
+        "@FILE_PATHS@": "|".join([*(FLAGS[name] for name in FILE_PATHS), "--html"]),
         "@OTHERS@": "|".join([*_others(), "--steps", "--entry", "--listen"]),
         "@TAKE_RUNS@": "|".join(_TAKE_RUNS),
         "@SHELLS@": " ".join(SHELLS),

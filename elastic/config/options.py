@@ -23,6 +23,7 @@ from elastic.system import stop_signals
 CloudName = Literal["aws", "gcp", "azure"]
 COMMANDS = ("report", "status", "verify", "diff")
 CHECK = "check"
+DRAWING = ("report", "diff")  # the commands that write a page, with --html
 WATCH = "watch"
 SERVE = "serve"
 # The part of `--help` that lists the options with their defaults.
@@ -286,7 +287,7 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
     `report` and `diff` take `--html FILE` in place of `--json`.
     """
     command, *rest = argv
-    draws = command in {"report", "diff"}
+    draws = command in DRAWING
     parser = WordParser(add_help=False, allow_abbrev=False)
     parser.set_defaults(html=None)
     how = parser.add_mutually_exclusive_group()

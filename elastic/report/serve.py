@@ -50,8 +50,12 @@ def serve(asked: Listening) -> int:
         os.nice(_NICENESS)
         # A mistake in the name of the run is told here, and not in the browser.
         picture.newest()
-        host, port = _shown_host(asked.host), listener.getsockname()[1]
-        print(f"{printable(run.url)} is at http://{host}:{port}/; Ctrl-C ends this", flush=True)
+        address, port = listener.getsockname()[:2]
+        print(
+            f"{printable(run.url)} is at http://{_shown_host(asked.host)}:{port}/; Ctrl-C ends this"
+            + ("" if ipaddress.ip_address(address).is_loopback else "; who reaches this address can read it"),
+            flush=True,
+        )
         with suppress(KeyboardInterrupt):
             server.serve_forever()
     return EXIT_COMPLETE

@@ -110,6 +110,11 @@ def test_a_port_in_use_and_a_folder_without_a_run_get_a_sentence(run, serve, tmp
     assert "expected a run directory, found no run in" in empty.said
 
 
+def test_who_can_read_it_is_told_where_others_than_this_machine_can(run, serve):
+    assert "can read it" not in serve(run).said
+    assert serve(run, "--listen", "0.0.0.0:0").said.endswith("; who reaches this address can read it\n")
+
+
 def test_it_listens_at_the_loopback_address_unless_told_otherwise():
     found = parse_serve(["runs/x"])
     assert (found.run, found.host, found.port) == ("runs/x", "127.0.0.1", 8080)

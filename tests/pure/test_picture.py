@@ -18,7 +18,7 @@ from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
-from elastic.report.picture.picture import largest, picture
+from elastic.report.picture.picture import ReadRun, largest, picture
 from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
 from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
 from elastic.report.report import summarise
@@ -30,9 +30,18 @@ LIMIT_BYTES = 1_000_000
 
 
 def drawn(events, lines, name="runs/x"):
-    report = summarise(events, lines)
-    found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
-    return picture(name, (events, lines, report, found), report_facts(report))
+    trained = columns_of(lines)
+    report = summarise(events, trained)
+    read = ReadRun(
+        name=name,
+        events=events,
+        lines=lines,
+        trained=trained,
+        report=report,
+        status=status(events, lines[-1] if lines else None, {}, BEGAN + 1e7),
+        facts=report_facts(report),
+    )
+    return picture(read)
 
 
 def said(events, lines):
@@ -40,7 +49,8 @@ def said(events, lines):
     found = status(events, lines[-1] if lines else None, {}, BEGAN + 1e7)
     # The narrow space between a number and its unit does not matter to what is said.
     return [
-        text.replace("\u202f", " ") for text in (headline(found, report, spent), time_went_to(report, spent))
+        text.replace("\u202f", " ").replace("\u00a0", " ")
+        for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
 
 
@@ -117,7 +127,7 @@ def test_names_beyond_the_limit_are_counted():
     ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, words):
-    assert duration(seconds).replace("\u202f", " ") == words
+    assert duration(seconds).replace("\u202f", " ").replace("\u00a0", " ") == words
 
 
 def test_numbers_are_grouped_from_five_digits_on():

@@ -6,11 +6,12 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
+from elastic.observe.step_columns import columns_of
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import Difference, compare
 from elastic.report.picture.page import page
-from elastic.report.picture.picture import Comparison, Picture, comparison, picture
+from elastic.report.picture.picture import Comparison, Picture, ReadRun, comparison, picture
 from elastic.report.picture.series import MOST_POINTS
 from elastic.report.report import summarise
 from elastic.report.status import status
@@ -24,11 +25,19 @@ def draw(run: RunDir, most_points: int = MOST_POINTS) -> Picture:
     """Raises OSError, and StoreFailed where the heartbeats are in a store that does not answer."""
     now = SystemClock().wall()
     events, lines = read_events(run.events), metrics.read(run.metrics)
-    report = summarise(events, lines, parent_of(run))
+    trained = columns_of(lines)
+    report = summarise(events, trained, parent_of(run))
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
-    newest = lines[-1] if lines else None
-    found = status(events, newest, ages_s, now)
-    return picture(run.url, (events, lines, report, found), report_facts(report), most_points)
+    read = ReadRun(
+        name=run.url,
+        events=events,
+        lines=lines,
+        trained=trained,
+        report=report,
+        status=status(events, lines[-1] if lines else None, ages_s, now),
+        facts=report_facts(report),
+    )
+    return picture(read, most_points)
 
 
 def draw_pair(a: RunDir, b: RunDir) -> Comparison:

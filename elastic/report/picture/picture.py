@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from elastic import events as kinds
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, last
-from elastic.observe.step_columns import columns_of
+from elastic.observe.step_columns import StepColumns
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import Difference
 from elastic.report.picture import series
@@ -27,6 +27,22 @@ from elastic.report.status import Status
 _MOST_TRACEBACK = 6000  # letters
 _MOST_CAUSES = 16
 _MOST_FACT = 600  # letters of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRun:
+    """What its files say of a run, and what follows from that. trained: what counts of the lines.
+
+    facts: what the tables of `report` say, by label.
+    """
+
+    name: str
+    events: Events
+    lines: Sequence[StepLine]
+    trained: StepColumns
+    report: Report
+    status: Status
+    facts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +91,20 @@ class Comparison:
     b: Picture
 
 
-def picture(
-    name: str,
-    runs: tuple[Events, Sequence[StepLine], Report, Status],
-    facts: Mapping[str, str],
-    most_points: int = MOST_POINTS,
-) -> Picture:
-    """name: of the run. most_points: of each series."""
-    events, lines, report, status = runs
-    spent = time_spent(events, columns_of(lines))
-    drawn = timeline(events, lines, report)
+def picture(run: ReadRun, most_points: int = MOST_POINTS) -> Picture:
+    """most_points: of each series."""
+    events, lines, report = run.events, run.lines, run.report
+    spent = time_spent(events, run.trained)
+    drawn = timeline(events, run.trained, report)
     began = drawn.began if drawn else 0.0
     logged, names_left_out = series.logged(lines, most_points)
     slowest, others = slowest_series(lines, most_points)
     step_time = series.over_steps(lines, lambda line: line.seconds)
     clock = series.over_steps(lines, lambda line: None if line.time is None else line.time - began)
     return Picture(
-        name=short(name),
-        state=status.state,
-        headline=headline(status, report, spent),
+        name=short(run.name),
+        state=run.status.state,
+        headline=headline(run.status, report, spent),
         went_to=time_went_to(report, spent),
         wall_s=spent.wall_s if spent else 0.0,
         useful_s=spent.useful_s if spent else 0.0,
@@ -110,7 +121,7 @@ def picture(
         clock=series.of_points("clock", clock, unit="s", most=600),
         slow_ranks=slow_ranks(report),
         checkpoints=checkpoints(events, _pieces(drawn), began),
-        facts={short(label): short(text, _MOST_FACT) for label, text in facts.items()},
+        facts={short(label): short(text, _MOST_FACT) for label, text in run.facts.items()},
         traceback=_traceback(events, report),
     )
 

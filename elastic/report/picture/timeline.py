@@ -13,8 +13,7 @@ from itertools import zip_longest
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, of_kind
 from elastic.observe.recovery import Recovery, Start, planned_stop
-from elastic.observe.step_columns import GenerationSteps, columns_of
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_columns import GenerationSteps, StepColumns
 from elastic.report.picture.marks import Mark, both_ends, marks_of
 from elastic.report.picture.words import short
 from elastic.report.report import GenerationSummary, Report
@@ -78,16 +77,15 @@ class Timeline:
     marks_left_out: int
 
 
-def timeline(events: Events, lines: Sequence[StepLine], report: Report) -> Timeline | None:
-    """None before the first generation. `lines` in the order of their steps."""
+def timeline(events: Events, trained: StepColumns, report: Report) -> Timeline | None:
+    """None before the first generation."""
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
     began = starts[0].time
-    ends = max(
-        [*(each.time for each in events), *(line.time for line in lines[-1:] if line.time is not None)]
-    )
-    generations = _generations(events, lines, report, ends)
+    last_s = began if trained.last_time_s is None else trained.last_time_s
+    ends = max(last_s, *(each.time for each in events))
+    generations = _generations(events, trained, report, ends)
     shown, generations_left_out = both_ends(generations, MOST_GENERATIONS)
     index_of = {each.number: index for index, each in enumerate(shown)}
     lanes, lane_of = _lanes([start for start in starts if start.generation in index_of], index_of)
@@ -106,9 +104,9 @@ def timeline(events: Events, lines: Sequence[StepLine], report: Report) -> Timel
     )
 
 
-def _generations(events: Events, lines: Sequence[StepLine], report: Report, ends: float) -> list[Generation]:
+def _generations(events: Events, trained: StepColumns, report: Report, ends: float) -> list[Generation]:
     starts = of_kind(events, kinds.GenerationStarted)
-    steps = columns_of(lines).counted
+    steps = trained.counted
     recoveries = iter(report.recoveries)
     return [
         _generation(

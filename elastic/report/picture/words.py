@@ -3,7 +3,8 @@
 from elastic.system.untrusted import printable
 
 MOST_LETTERS = 160  # of a name, a cause or a reason
-_SPACE = "\u202f"  # a narrow one that does not break
+# Neither breaks a line; the first is narrow.
+_SPACE, _WIDE = "\u202f", "\u00a0"
 
 
 def short(text: str, most: int = MOST_LETTERS) -> str:
@@ -37,7 +38,7 @@ def duration(seconds: float) -> str:
             rest = round((whole % size) / smaller_size)
             if rest * smaller_size == size:  # 59 min 59.6 s
                 return f"{whole // size + 1}{_SPACE}{unit}"
-            return f"{whole // size}{_SPACE}{unit}" + (f" {rest}{_SPACE}{smaller}" if rest else "")
+            return f"{whole // size}{_SPACE}{unit}" + (f"{_WIDE}{rest}{_SPACE}{smaller}" if rest else "")
     return f"{whole}{_SPACE}s"
 
 

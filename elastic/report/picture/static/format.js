@@ -26,7 +26,7 @@ function duration(seconds) {
     if (whole < size) continue;
     const rest = Math.round((whole % size) / smallerSize);
     if (rest * smallerSize === size) return `${Math.floor(whole / size) + 1}${SPACE}${unit}`;
-    return `${Math.floor(whole / size)}${SPACE}${unit}` + (rest ? ` ${rest}${SPACE}${smaller}` : "");
+    return `${Math.floor(whole / size)}${SPACE}${unit}` + (rest ? `\u00a0${rest}${SPACE}${smaller}` : "");
   }
   return `${whole}${SPACE}s`;
 }
