@@ -51,12 +51,14 @@ class PodCluster(Cluster):
     def start_again(
         self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False
     ) -> None:
-        """The container is restarted: with its address, and nothing of what it had written."""
+        """The container is restarted when it has ended: with its address, and an empty disk."""
+        self.wait([self.newest_launch(node)])
         self._remove(node)
         self._begin(node, words, env, is_cold=is_cold)
 
     def start_elsewhere(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
         """The pod was evicted, and another one of its name runs on another machine."""
+        self.wait([self.newest_launch(node)])  # whose address it is until then
         self._moves[node] = self._moves.get(node, 0) + 1
         self.start_again(node, words, env)
 
