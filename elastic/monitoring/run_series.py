@@ -52,16 +52,19 @@ class RunSeries:
     def _work(self) -> None:
         pause_s = 0.0
         while not self._ending.wait(pause_s):
-            try:
-                self.poll()
-            # The edge of a thread: values that stand still would look like a run that does.
-            except Exception as error:
-                self._forget()
-                if not self._has_reported:
-                    self._report(f"the run's series are not served: {error}; training goes on")
-                self._has_reported = True
-            is_behind = self._run is not None and not self._run.is_caught_up
-            pause_s = CATCH_UP_POLL_S if is_behind else POLL_S
+            pause_s = self.try_poll()
+
+    def try_poll(self) -> float:
+        """Returns the seconds to wait before the next one."""
+        try:
+            self.poll()
+        # The edge of a thread: values that stand still would look like a run that does.
+        except Exception as error:
+            self._forget()
+            if not self._has_reported:
+                self._report(f"the run's series are not served: {error}; training goes on")
+            self._has_reported = True
+        return CATCH_UP_POLL_S if self._run is not None and not self._run.is_caught_up else POLL_S
 
     def poll(self) -> None:
         """Take what is new in the run's files. Raises OSError for what cannot be read."""
