@@ -42,7 +42,15 @@ class Turn:
 
 
 def train(args: argparse.Namespace, folder: Path, *options: str) -> Turn:
-    words = ["--run-dir", folder / "run", "--nproc-per-node", args.world, "--save-every", "100000steps", *options]
+    words = [
+        "--run-dir",
+        folder / "run",
+        "--nproc-per-node",
+        args.world,
+        "--save-every",
+        "100000steps",
+        *options,
+    ]
     recipe = ["--", args.world, args.samples, args.steps]
     printed = folder / "printed"
     with printed.open("w") as out:
@@ -53,7 +61,7 @@ def train(args: argparse.Namespace, folder: Path, *options: str) -> Turn:
     while agent.poll() is None:
         busy_s = max(busy_s, processor_s(agent.pid))
         if found := ADDRESS.search(printed.read_text()):
-            with suppress(OSError), urllib.request.urlopen(found[1], timeout=10) as answer:
+            with suppress(OSError), urllib.request.urlopen(found[1], timeout=10) as answer:  # noqa: S310
                 scrapes += b"elastic_steps_total" in answer.read()
         with suppress(subprocess.TimeoutExpired):
             agent.wait(1.0)
@@ -73,7 +81,9 @@ def processor_s(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--samples", type=int, default=8, help="samples a shard")
     parser.add_argument("--steps", type=int, default=60)
@@ -93,7 +103,9 @@ def main() -> None:
         row = (f"{plain.step_s:.4f}", f"{watched.step_s:.4f}", f"{ratios[-1]:.3f}")
         table.add_row(*row, f"{plain.agent_share:.2%}", f"{watched.agent_share:.2%}", str(watched.scrapes))
     load = os.getloadavg()[0]
-    table.title = f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}, load of the machine {load:.0f}"
+    table.title = (
+        f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}, load of the machine {load:.0f}"
+    )
     Console().print(table)
     print(f"medians: ratio {statistics.median(ratios):.4f}, {statistics.median(shares):.2%} of one core more")
 

@@ -60,7 +60,7 @@ def test_before_the_first_generation_nothing_is_known():
 
 @st.composite
 def histories(draw):
-    """Of one clock: each generation trains some steps, or none; some runs are stopped on purpose."""
+    """Of one clock: each generation trains some steps, or none; some runs stop on purpose."""
     durations = st.floats(0.0, 5.0)
     now, number, events, lines = draw(durations), 0, [], []
     for generation in range(1, draw(st.integers(1, 6)) + 1):

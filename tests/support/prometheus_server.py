@@ -31,12 +31,16 @@ def unpack(folder: Path) -> Path:
     if found := shutil.which(PACKAGE):
         return Path(found).parent
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NoPrometheus("expected the program prometheus, found none, and no apt-get to fetch it with; install it")
+        raise NoPrometheus(
+            "expected the program prometheus, found none, and no apt-get to fetch it with; install it"
+        )
     try:
         _run("apt-get", "download", PACKAGE, folder=folder)
     except subprocess.SubprocessError:
         if os.geteuid() != 0:
-            raise NoPrometheus("expected the program prometheus, found none; install it, or run this as root") from None
+            raise NoPrometheus(
+                "expected the program prometheus, found none; install it, or run this as root"
+            ) from None
         _run("apt-get", "update", folder=folder)
         _run("apt-get", "download", PACKAGE, folder=folder)
     (package,) = folder.glob("*.deb")
@@ -55,7 +59,7 @@ class Prometheus:
     def __init__(self, programs: Path, folder: Path, targets: list[str]) -> None:
         self._programs = programs
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = "127.0.0.1:{}".format(free.getsockname()[1])
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "prometheus.yml"
         config.write_text(
@@ -97,7 +101,9 @@ class Prometheus:
         done = subprocess.run(
             [self._programs / "promtool", "check", "metrics"], input=metrics, capture_output=True, check=False
         )
-        return (done.stdout + done.stderr).decode() + (f"exit code {done.returncode}" if done.returncode else "")
+        return (done.stdout + done.stderr).decode() + (
+            f"exit code {done.returncode}" if done.returncode else ""
+        )
 
     def close(self) -> None:
         self._process.kill()
