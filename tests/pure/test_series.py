@@ -135,6 +135,17 @@ def test_series_vanish_where_the_files_cannot_be_read_and_come_back(run, monkeyp
     assert series.families
 
 
+def test_a_disk_that_does_not_answer_holds_up_no_scrape(run, monkeypatch):
+    """The thread that follows the run is in a read that never ends."""
+    monkeypatch.setattr(run_series, "_LOCK_S", 0.0)
+    series = RunSeries(agent(run), labels=LABELS, about={}, report=print)
+    series.try_poll()
+    assert series.families
+    with series._lock:
+        assert series.families == []
+    assert series.families
+
+
 def test_a_run_whose_files_are_still_being_read_has_no_series(run, monkeypatch):
     monkeypatch.setattr("elastic.monitoring.followed_events.READ_BYTES", 500)
     series, polls = RunSeries(agent(run), labels=LABELS, about={}, report=print), 0
