@@ -101,6 +101,7 @@ class AgentParts:
         checkpoint is theirs to commit. Where no other node has it, the next generation waits for
         the save. Returns whether other members go on.
         """
+        self.health.end()
         done = self.group.withdraw(is_shared)
         others = done.others_go_on
         if done.generation is not None:

@@ -1,5 +1,6 @@
 """The seam to what watches an agent, which lies above the agent and is never waited for."""
 
+from contextlib import suppress
 from typing import Protocol
 
 from elastic.agent.actions import AgentParts
@@ -16,15 +17,21 @@ class Monitor(Protocol):
 
 
 class Monitors:
-    """Any number of them, none included."""
+    """Any number of them, none included. One that fails costs its own service, and no training."""
 
     def __init__(self, *monitors: Monitor) -> None:
         self._monitors = monitors
 
     def start(self, parts: AgentParts) -> None:
         for each in self._monitors:
-            each.start(parts)
+            try:
+                each.start(parts)
+            except Exception as error:  # no thread is left, for instance
+                parts.console.print_line(
+                    f"this agent is not watched by {type(each).__name__} ({error}); training goes on"
+                )
 
     def stop(self) -> None:
         for each in self._monitors:
-            each.stop()
+            with suppress(Exception):  # the run is over, and its exit code must not change
+                each.stop()

@@ -25,22 +25,21 @@ class FollowedEvents:
 
     def poll(self) -> Iterator[tuple[str, LoggedEvent[Event]]]:
         """(name of the file, event). Raises OSError where the folder cannot be listed."""
-        left = READ_BYTES
+        left, is_at_end = READ_BYTES, True
         for path in listing(self._folder):
-            if path.suffix != ".jsonl":
-                continue
             position = self._positions.get(path, 0)
-            if size_bytes(path) <= position:
+            if path.suffix != ".jsonl" or size_bytes(path) <= position:
                 continue
             if left <= 0:
-                self.is_at_end = False
-                return
+                is_at_end = False
+                break
             data = read_from(path, position, READ_BYTES)
             end = data.rfind(b"\n") + 1
-            if not end and len(data) == READ_BYTES:
-                end = len(data)  # a line that no reader of events takes
+            if len(data) == READ_BYTES:
+                is_at_end = False
+                end = end or len(data)  # a line that no reader of events takes
             left -= end
             self._positions[path] = position + end
             for event in parse_lines(data[:end].split(b"\n")[:-1], logged_event.parse):
                 yield path.name, event
-        self.is_at_end = left > 0
+        self.is_at_end = is_at_end

@@ -21,6 +21,7 @@ from elastic.monitoring.run_series import RunSeries
 from elastic.system.clock import Clock
 
 _UNAVAILABLE = 503
+_RENDERING_S = 5.0
 _RENDERED_FOR_S = 0.1  # clients that come at once share the work
 
 
@@ -70,12 +71,16 @@ class HttpMonitor(Collector):
 
     def _metrics(self, accept: str) -> Answer:
         encode, content_type = choose_encoder(accept)
-        with self._rendering:
+        if not self._rendering.acquire(timeout=_RENDERING_S):
+            return Answer(status=_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
+        try:
             at_s, body = self._rendered.get(content_type, (0.0, b""))
             now_s = self._clock.monotonic()
             if not body or now_s - at_s >= _RENDERED_FOR_S:
                 body = encode(self._registry)
                 self._rendered = {content_type: (now_s, body)}
+        finally:
+            self._rendering.release()
         return Answer(body=body, content_type=content_type)
 
     def _healthz(self, _accept: str) -> Answer:

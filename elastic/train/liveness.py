@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from elastic.train.accesses import VARIABLES, Access, Action, Place, accesses
 from elastic.train.control_flow import control_flow, instructions, loop_around, reachable
+from elastic.train.reporting_code import is_reporting
 
 _GLOBAL = "*"
 
@@ -147,7 +148,8 @@ def globals_needed(code: CodeType) -> frozenset[str]:
         names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
     else:
         names = frozenset(each.name for each in of_module if each.action is Action.READ)
-    return names.union(*(globals_needed(each) for each in code.co_consts if isinstance(each, CodeType)))
+    inside = (each for each in code.co_consts if isinstance(each, CodeType) and not is_reporting(each))
+    return names.union(*(globals_needed(each) for each in inside))
 
 
 @cache

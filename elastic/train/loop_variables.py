@@ -46,7 +46,9 @@ from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
+from elastic.train.reporting_code import is_reporting
 from elastic.train.set_first import read_after_loop, set_first
+from elastic.train.step_functions import StepFunctions
 from elastic.train.torch_calls import functions_called_by
 from elastic.train.words import as_built_in
 
@@ -358,16 +360,19 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions of the recipe's own that a use of this value may run.
 
     They are those that it wraps, binds or holds in containers and attributes, and all methods of an
-    object of a class of the recipe's own.
+    object of a class of the recipe's own. Those of run.on_step are none: no use of the run runs
+    them, and what they change is nothing that is trained.
     """
     seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
     waiting = deque([(value, DEPTH)])
     while waiting and len(seen) < MANY_OBJECTS:
         thing, depth = waiting.popleft()
         kind = type(thing)  # `isinstance` asks an object of a class that has a `__class__`
-        if id(thing) in seen or issubclass(kind, (*_NO_FUNCTIONS, *ProxyTypes)):
+        if id(thing) in seen or issubclass(kind, (*_NO_FUNCTIONS, *ProxyTypes, StepFunctions)):
             continue
         seen[id(thing)] = thing
+        if kind is FunctionType and is_reporting(thing.__code__):
+            continue
         if kind is FunctionType and _is_own(thing):
             yield thing
         if depth:

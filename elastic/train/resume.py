@@ -116,6 +116,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.highest) + 1
+    reported = _reported(parts, rewound)  # before this generation's own event
     there = point.data
     if output is not None:
         if point.step == 0:
@@ -136,7 +137,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     return Resumed(
         point=point,
         first_new=first_new,
-        reported=_reported(parts, rewound),
+        reported=reported,
         late=late,
         data=records[0],
         replay=replay,

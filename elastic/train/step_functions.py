@@ -26,6 +26,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system import unseeded_calls
 from elastic.system.phase import Phase
+from elastic.train import reporting_code
 from elastic.worker.heartbeat import HeartbeatSender
 
 Function = Callable[[dict[str, Any]], object]
@@ -51,6 +52,7 @@ class StepFunctions:
                 f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
             )
         self._functions.append(function)
+        reporting_code.add(function)
 
     def refuse_inside(self, name: str) -> None:
         """Raises UsageError for a call in which all ranks meet: only rank 0 is here."""

@@ -9,6 +9,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -188,10 +189,8 @@ def test_clients_that_are_slow_or_send_garbage_change_nothing(drill, undisturbed
     clients = [socket.create_connection(("::1", int(port)), timeout=30) for _ in range(40)]
     for number, client in enumerate(clients):
         text = [b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\0\xff" * 400, b"GET /", b""][number % 4]
-        try:
+        with suppress(OSError):  # it was closed for a newer one
             client.sendall(text)
-        except OSError:
-            pass  # it was closed for a newer one
 
     assert get(where, "/healthz") == (200, "ok: the agent's loop turns\n")
     assert get(where, "/readyz") == (200, "ok: generation 1\n")

@@ -129,3 +129,31 @@ def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):
     agent.ends_with(2)
 
     assert sentence in agent.output
+
+
+def test_a_step_whose_line_only_another_node_has_is_reported_by_the_next_generation(drill, tracked):
+    """Rank 0 dies between the sums of step 9 and its line; the other node finishes that step."""
+    drill.shut(9, 10)
+    options = ("--save-every", "100000steps", "--snapshot-every", "1", "--keep-alive", "10min")
+    agents = [
+        drill.start(
+            *options,
+            *("--max-nodes", "2", "--last-call", "10min", "--faults", "step 9 rank 0 optimizer: kill"),
+            recipe=tracked,
+            env={"TRACKED": "file"},
+        )
+        for _ in range(2)
+    ]
+    drill.stands(9, ranks=2)
+    _, other = drill.agents_of_ranks_0_and_1()
+    other.signal(signal.SIGSTOP)
+    drill.open(9)
+    drill.waits_for((drill.gates / "at-10-rank1").exists, "rank 1 before step 10")
+    other.signal(signal.SIGCONT)
+    drill.happens("restored", generation=2, step=9)
+    drill.open(10)
+    for agent in agents:
+        agent.ends_with(0)
+
+    found = [(each["step"], each["in_generation"]) for each in reports(drill)]
+    assert found == [(step, 1 if step < 9 else 2) for step in range(1, STEPS + 1)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import run_records
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from watched import shown
 
 from elastic.cli import main
 
@@ -14,21 +14,15 @@ pytestmark = pytest.mark.process
 STEPS = 24  # of the recipe
 
 
-def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of each scalar, as TensorBoard shows them in the folder's one run."""
+def board(folder: Path) -> dict:
+    """What TensorBoard shows of the folder's one run."""
     (run,) = folder.iterdir()
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    for tag in events.Tags()["tensors"]:
-        texts = [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(tag)]
-        found[tag] = texts
-    return found
+    return shown(run)
 
 
 def has_each_step_of(drill, folder: Path) -> None:
     lines = run_records.lines(drill.run.metrics)
-    found = shown(folder)
+    found = board(folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert found["loss"] == [(line["step"], pytest.approx(line["loss"])) for line in lines]
     assert found["lr"] == [(line["step"], pytest.approx(line["lr"])) for line in lines]
@@ -45,7 +39,7 @@ def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, t
     drill.happens("checkpoint_committed", step=8)
     drill.open(9)
     drill.stands(11, ranks=1)
-    drill.waits_for(lambda: [s for s, _ in shown(folder)["loss"]] == [*range(1, 11)], "the steps before")
+    drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 11)], "the steps before")
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.open(11)
 
@@ -54,7 +48,7 @@ def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, t
     (restored,) = drill.events("restored", generation=2)
     assert restored["lost_steps"] > 0
     has_each_step_of(drill, folder)
-    ((step, text),) = shown(folder)["elastic/recovery/text_summary"]
+    ((step, text),) = board(folder)["elastic/recovery/text_summary"]
     assert step == 11
     assert text.startswith(
         f"generation 2 (failure): {restored['lost_steps']} lost steps, state from {restored['source']}"
@@ -70,7 +64,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
     drill.happens("checkpoint_committed", step=8)
     drill.open(9)
     drill.stands(11, ranks=1)
-    drill.waits_for(lambda: [s for s, _ in shown(folder)["loss"]] == [*range(1, 11)], "the steps before")
+    drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 11)], "the steps before")
     agent.process.kill()
     agent.wait()
     drill.open(11)
@@ -78,7 +72,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
     drill.start("--tensorboard", str(folder)).ends_with(0)
 
     has_each_step_of(drill, folder)
-    assert len(shown(folder)["elastic/recovery/text_summary"]) == 1
+    assert len(board(folder)["elastic/recovery/text_summary"]) == 1
 
 
 @pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])

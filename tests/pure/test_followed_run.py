@@ -1,5 +1,7 @@
 """What follows a run's files adds up to what a report reads from all of them at once."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,7 +200,7 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
     report = summarise(events, lines)
     assert all(
         before <= after
-        for one, other in zip(counters, counters[1:], strict=False)
+        for one, other in pairwise(counters)
         for before, after in zip(one[:3], other[:3], strict=True)
     )
     for totals in (followed.totals, late.totals):

@@ -93,9 +93,12 @@ def test_a_connection_ends_after_its_time(serve, monkeypatch):
     clock = FakeClock()
     came = threading.Event()
     begin = http_server._Server.process_request
-    monkeypatch.setattr(
-        http_server._Server, "process_request", lambda *words: (begin(*words), came.set()) and None
-    )
+
+    def process(*words):
+        begin(*words)
+        came.set()
+
+    monkeypatch.setattr(http_server._Server, "process_request", process)
     address = serve(PAGES, clock)
     with socket.create_connection((address.host, address.port), timeout=60) as client:
         client.sendall(b"GET /o")
@@ -139,4 +142,6 @@ def test_a_loop_that_stands_still_is_told_until_it_turns_or_has_ended():
     assert health.turns
     clock.sleep(STANDS_STILL_S)
     health.end()
+    health.turn()  # a wait for the last save
+    clock.sleep(STANDS_STILL_S)
     assert health.turns

@@ -58,3 +58,19 @@ def test_a_function_that_an_import_names_otherwise_is_found():
 @pytest.mark.parametrize("line", LEFT_ALONE)
 def test_what_has_a_seed_or_is_only_shown_is_left_alone(line):
     assert unseeded_in(f"import elastic\n{line}\n".encode()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def track(record):\n    log(uuid.uuid4())\nrun.on_step(track)",
+        "@run.on_step\ndef track(record):\n    log(uuid.uuid4())",
+        "run.on_step(lambda record: log(uuid.uuid4()))",
+        "class Track:\n    def __call__(self, record):\n        log(uuid.uuid4())\nrun.on_step(Track())",
+    ],
+)
+def test_a_function_of_on_step_may_draw_what_it_likes(text):
+    assert unseeded_in(f"import elastic\n{text}\n".encode()) == []
+    assert unseeded_in(f"import elastic\n{text}\nx = uuid.uuid4()\n".encode()) == [
+        (text.count("\n") + 3, "uuid.uuid4()")
+    ]

@@ -18,6 +18,8 @@ from torch.utils.data import TensorDataset
 import elastic
 from elastic.config import environment
 
+calls = 0
+newest = {}
 WAYS = os.environ.get("TRACKED", "").split()
 STEPS = 24
 
@@ -49,6 +51,8 @@ class Tracker:
 
 
 def draw(_record: dict) -> None:
+    global calls  # noqa: PLW0603
+    calls += 1
     random.random()
     np.random.rand()  # noqa: NPY002
     torch.rand(1)
@@ -71,6 +75,13 @@ def main() -> None:
         run.on_step(Tracker(run.path("reports.jsonl")))
     if "draw" in WAYS:
         run.on_step(draw)
+
+        @run.on_step
+        def remember(record: dict) -> None:
+            global calls  # noqa: PLW0603
+            calls += 1
+            newest[record["step"]] = record["loss"]
+
     if "fail" in WAYS:
         run.on_step(fail)
     if "stop" in WAYS:
@@ -86,6 +97,7 @@ def main() -> None:
         optimizer.step()
         step.log(rate=1 / step.number)
         if step.number == 5:
+            run.print("the fifth")
             step.log(extra=loss)
 
 

@@ -1,0 +1,175 @@
+"""TensorBoard's own reader finds each step once, whatever the run and the disk did."""
+
+import errno
+import math
+
+import pytest
+from logged import logged
+from watched import agent, shown
+
+from elastic.config.run_dir import RunDir
+from elastic.monitoring import tensorboard
+from elastic.monitoring.event_files import EventFile, scalars_of
+from elastic.monitoring.tensorboard import RECOVERY, RETRY_S, TensorBoardWriter, _Follower
+from elastic.observe.log import EventLog
+from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
+from elastic.testing.fakes import FakeClock
+
+TEXTS = f"{RECOVERY}/text_summary"
+
+
+class Run:
+    """A run directory that a test writes, one generation after another."""
+
+    def __init__(self, folder):
+        self.dir = RunDir.parse(str(folder / "run"))
+        self.board = folder / "board"
+        self.generation = self.step = 0
+        self.told = []
+
+    def begin(self, step: int, node: str = "a") -> None:
+        """A generation goes on from this step."""
+        self.generation, lost = self.generation + 1, self.step - step
+        cause = "start" if self.generation == 1 else "failure"
+        self.record("generation_started", node, cause=cause)
+        self.metrics = Metrics(self.dir.metrics, generation=self.generation)
+        self.metrics.rewind(step)
+        self.record("restored", node, step=step, lost_steps=lost, source="snapshot")
+        self.first_new, self.step = self.step + 1, step
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            values = {"by": self.generation}
+            time = 100.0 * self.generation + self.step
+            line = StepLine(
+                step=self.step, loss=0.5, generation=self.generation, time=time, seconds=0.25, values=values
+            )
+            self.metrics.append(line)
+            if self.step == self.first_new:
+                self.record("first_step", step=self.step)
+
+    def record(self, name, node="a", **fields):
+        log = EventLog(self.dir.events / f"{node}.jsonl", node=node, clock=FakeClock())
+        event = logged(name, 100.0 * self.generation + self.step, self.generation, node=node, **fields)
+        log._file.append(event.to_json())
+
+    def follower(self, node: str = "a", *, is_first: bool = True) -> _Follower:
+        parts = agent(self.dir, node=node, is_first=is_first, print_line=self.told.append)
+        return _Follower(parts, lambda: TensorBoardWriter(self.board, writer=node, clock=FakeClock()))
+
+    @property
+    def steps(self):
+        return [step for step, _ in shown(self.board)["loss"]]
+
+    @property
+    def generations(self):
+        """Which of them each shown step is of."""
+        return [int(value) for _, value in shown(self.board)["by"]]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def test_steps_that_are_done_again_take_the_place_of_the_first_ones(run):
+    follower = run.follower()
+    for back in (0, 3, 2, 5):
+        run.begin(max(0, run.step - back))
+        run.train(6)
+        follower.try_poll()
+
+    assert run.steps == list(range(1, run.step + 1))
+    assert run.generations == [1] * 3 + [2] * 4 + [3] + [4] * 6
+    texts = shown(run.board)[TEXTS]
+    assert [step for step, _ in texts] == [7, 10, 14]
+    assert texts[0][1].startswith("generation 2 (failure): 3 lost steps, state from snapshot")
+
+
+def test_another_agent_goes_on_where_the_files_end(run):
+    """It finds that steps behind that were done again meanwhile."""
+    run.begin(0)
+    run.train(5)
+    first = run.follower()
+    first.try_poll()
+    run.begin(3, node="b")
+    run.train(4)
+    first.try_poll()  # it was cut off, and sees that another agent has rank 0
+
+    run.follower("b").try_poll()
+
+    assert run.steps == [1, 2, 3, 4, 5, 6, 7]
+    assert run.generations == [1, 1, 1, 2, 2, 2, 2]
+    assert [step for step, _ in shown(run.board)[TEXTS]] == [6]
+    names = sorted(path.name for path in run.board.glob("events*"))
+    assert [name.rpartition(".")[2] for name in names] == ["a", "b", "b"]
+
+
+def test_an_agent_without_rank_0_writes_nothing(run):
+    run.begin(0)
+    run.train(2)
+    run.follower(is_first=False).try_poll()
+    assert not run.board.exists()
+
+
+def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
+    run.begin(0)
+    run.train(3)
+    follower = run.follower()
+    follower.try_poll()
+    run.train(3)
+
+    def full(_self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventFile, "flush", full)
+        assert [follower.try_poll(), follower.try_poll()] == [RETRY_S, RETRY_S]
+    run.train(1)
+    follower.try_poll()
+
+    assert len(run.told) == 1
+    assert "nothing is written for TensorBoard ([Errno 28] No space left on device)" in run.told[0]
+    assert run.steps == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"step": "9"}', b'{"step": 2, "generation": 1}', None])
+def test_where_it_is_not_known_how_far_the_files_go_they_are_written_again(run, damage):
+    run.begin(0)
+    run.train(3)
+    run.begin(2)
+    run.train(3)
+    run.follower().try_poll()
+    written = run.board / tensorboard.WRITTEN
+    if damage is None:
+        written.unlink()
+    else:
+        written.write_bytes(damage)
+
+    run.follower().try_poll()
+
+    assert run.steps == [1, 2, 3, 4, 5]
+    assert [step for step, _ in shown(run.board)[TEXTS]] == [4]
+
+
+def test_numbers_of_a_step_are_shown_and_nothing_else():
+    values = {
+        "rate": 0.5,
+        "good": True,
+        "none": None,
+        "text": "t",
+        "list": [1.0],
+        "by": {"class": {"0": 1, "1": "x"}},
+        "huge": 10**400,
+    }
+    found = dict(scalars_of(StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)))
+    assert {tag: value for tag, value in found.items() if not math.isnan(value)} == {
+        "elastic/step_seconds": 0.5,
+        "elastic/world_size": 3.0,
+        "rate": 0.5,
+        "good": 1.0,
+        "by/class/0": 1.0,
+    }
+    assert {tag for tag, value in found.items() if math.isnan(value)} == {"loss", "none"}

@@ -1,0 +1,39 @@
+"""Stand-ins for what watches an agent: its parts, and a reader of TensorBoard's files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from elastic.config.run_dir import RunDir
+
+
+def agent(
+    run: RunDir, *, is_first: bool = True, node: str = "a", print_line: Callable[[str], object] = print
+) -> Any:
+    """The parts of an agent that series and event files are made of."""
+    options = SimpleNamespace(recipe="train.py")
+    return SimpleNamespace(
+        settings=SimpleNamespace(run=run, node=node, nproc=2, options=options, uid="run-1", run_id="12"),
+        group=SimpleNamespace(is_first=is_first),
+        health=SimpleNamespace(generation=2, still_s=0.5),
+        console=SimpleNamespace(print_line=print_line),
+        step=3,
+    )
+
+
+def shown(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """(step, value) of each tag of one run, as TensorBoard's pages show them; texts as they are."""
+    events = EventAccumulator(str(folder), tensor_size_guidance=dict.fromkeys(["scalars", "text"], 0))
+    events.Reload()
+    return {
+        tag: [(each.step, _value(each)) for each in events.Tensors(tag)] for tag in events.Tags()["tensors"]
+    }
+
+
+def _value(event: Any) -> Any:
+    (value,) = make_ndarray(event.tensor_proto).flatten().tolist()
+    return value.decode() if isinstance(value, bytes) else value
