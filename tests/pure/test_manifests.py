@@ -19,7 +19,7 @@ from kubernetes_validate.utils import schema_contents
 from pydantic import ValidationError
 from referencing import Registry, Resource
 
-from elastic.config.options import OPTIONS_HELP, parse
+from elastic.config.options import parse
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_USAGE
 
 ROOT = Path(__file__).parents[2]
@@ -139,8 +139,6 @@ def node_of(job):
 def options_of(path, job):
     program, *words = command_of(path, job)
     assert program == "elastic-train"
-    if "--http " not in OPTIONS_HELP:  # a library that has no such option yet
-        words = [word for word in words if not word.startswith("--http=")]
     return parse(words)
 
 

@@ -82,7 +82,7 @@ def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(gui
 @pytest.mark.parametrize("guide", GUIDES)
 def test_each_option_that_a_guide_names_exists(guide):
     """Those of other programs are written with their command, and not alone."""
-    named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--http", "--json"}
+    named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--json"}
     assert {flag for flag in named if flag not in OPTIONS_HELP} == set()
 
 
