@@ -4,7 +4,7 @@ A name that ends in `_total` belongs to a number that never falls. What may fall
 goes back and a second in a step becomes a lost one, is a gauge.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,6 +19,7 @@ from elastic.monitoring.followed_run import FollowedRun
 from elastic.monitoring.run_totals import PHASES, Histogram, RunTotals
 from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent, time_spent_in
 from elastic.observe.recovery import Start
+from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
 from elastic.system.untrusted import fits
 
@@ -41,8 +42,19 @@ def run_families(run: FollowedRun, *, labels: dict[str, str], about: dict[str, s
         *_recoveries(made, totals),
         *_checkpoints(made, totals),
         *([] if (start := totals.start) is None else _group(made, start)),
-        # The share of each slow rank belongs here: one gauge, elastic_slow_rank_ratio{rank,node}.
+        *_slow_ranks(made, totals.slow_ranks),
     ]
+
+
+def _slow_ranks(made: "_Families", found: Sequence[SlowRank]) -> Iterator[Metric]:
+    """No series where no rank is slow."""
+    values = [((str(each.rank), each.node), each.share) for each in found]
+    yield from made.gauges(
+        "elastic_slow_rank_ratio",
+        "The share of this generation's time that the other ranks waited for this one.",
+        ("rank", "node"),
+        values,
+    )
 
 
 class _Families:

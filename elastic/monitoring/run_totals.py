@@ -15,6 +15,7 @@ from elastic import events as kinds
 from elastic.events import Event
 from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
 from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
+from elastic.observe.slow_ranks import SlowRank, Tally
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
@@ -70,6 +71,9 @@ class RunTotals:
         self.checkpoints: Counter[str] = Counter()
         self.committed: LoggedEvent[kinds.CheckpointCommitted] | None = None
         self.started: LoggedEvent[kinds.RunStarted] | None = None
+        self._pace = Tally()  # of the generation of the newest line
+        self._pace_of = 0
+        self._nodes: dict[int, dict[int, str]] = defaultdict(dict)  # by generation and rank
         self._observed = 0  # the highest step whose line was added
         self._signs = _ByGeneration()
         self._marks = _ByGeneration()
@@ -78,6 +82,9 @@ class RunTotals:
 
     def add_line(self, line: StepLine) -> None:
         self.steps = max(self.steps, line.step)
+        if line.generation != self._pace_of:
+            self._pace, self._pace_of = Tally(), line.generation
+        self._pace.add(line)
         if line.step > self._observed:
             self._observed = line.step
             if line.seconds is not None:
@@ -93,6 +100,10 @@ class RunTotals:
             self._marks[logged.generation][file].append(logged)
             self._marks_in_order = None
         match event:
+            case kinds.WorkerStarted():
+                self._nodes[logged.generation][event.rank] = logged.node
+                for old in sorted(self._nodes)[:-_GENERATIONS_KEPT]:
+                    del self._nodes[old]
             case kinds.Restored():
                 self.lost_steps += event.lost_steps
                 self.steps = max(self.steps, event.step + event.lost_steps)
@@ -111,6 +122,15 @@ class RunTotals:
                 self.checkpoints["fenced"] += 1
             case _:
                 pass
+
+    @property
+    def slow_ranks(self) -> list[SlowRank]:
+        """Of the newest generation, for which the others wait."""
+        nodes, seconds = self._nodes[self._pace_of], self._pace.seconds
+        return [
+            SlowRank(rank=rank, node=nodes.get(rank, ""), share=min(1.0, cost_s / seconds))
+            for rank, cost_s in sorted(self._pace.costs_s().items())
+        ]
 
     def marks(self) -> Events:
         """Where generations began and agents left, in order."""

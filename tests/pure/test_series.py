@@ -14,8 +14,10 @@ from elastic.monitoring.followed_run import FollowedRun
 from elastic.monitoring.http_monitor import _agent_families
 from elastic.monitoring.run_families import CAUSES, run_families
 from elastic.monitoring.run_series import RunSeries
+from elastic.monitoring.run_totals import RunTotals
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous import transitions
 from elastic.testing.fakes import FakeClock
@@ -101,6 +103,20 @@ def test_series_have_the_values_of_the_run(run):
     assert value(found, "elastic_checkpoint_timestamp_seconds") == 102.6
     assert value(found, "elastic_last_step") == 9
     assert math.isnan(value(found, "elastic_loss"))
+
+
+def test_a_slow_rank_of_the_newest_generation_has_its_share():
+    """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
+    totals = RunTotals()
+    for rank, node in enumerate(["a", "b"]):
+        totals.add_event("a.jsonl", logged("worker_started", 1.0, 2, node, rank=rank, pid=7))
+    for step in range(1, 201):
+        generation, slow = (1, 0) if step <= 100 else (2, 1)
+        paced = {"slowest_rank": slow, "slowest_s": 1.0, "others_s": 0.5}
+        totals.add_line(
+            StepLine(step=step, generation=generation, world_size=2, seconds=1.0, time=1.0 * step, **paced)
+        )
+    assert totals.slow_ranks == [SlowRank(rank=1, node="b", share=0.5)]
 
 
 def test_each_cause_of_a_generation_has_its_counter_from_the_start():
