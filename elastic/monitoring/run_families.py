@@ -16,14 +16,14 @@ from prometheus_client.core import (
 )
 
 from elastic.monitoring.followed_run import FollowedRun
-from elastic.monitoring.run_totals import PHASES, Histogram, RunTotals
+from elastic.monitoring.run_totals import Histogram, RunTotals
 from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent, time_spent_in
 from elastic.observe.recovery import Start
 from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
 from elastic.system.untrusted import fits
 
-# Each has its series from the start: a counter that begins with 1 has no increase.
+# Each has its counter from the start: one that begins with 1 has no increase.
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks differed")
 RESULTS = ("committed", "failed", "fenced")
 
@@ -168,22 +168,18 @@ def _recoveries(made: _Families, totals: RunTotals) -> Iterator[Metric]:
         ("cause",),
         (((cause,), count) for cause, count in counts.items()),
     )
-    empty = totals.no_recovery
+    # Of causes that occurred alone: buckets of all would be most of what a scrape carries.
     yield from made.histograms(
         "elastic_recovery_duration_seconds",
         "Time from a fault to the end of the first new step.",
         ("cause",),
-        (((cause,), totals.recovery_time.get(cause, empty)) for cause in counts),
+        (((cause,), histogram) for cause, histogram in totals.recovery_time.items()),
     )
     yield from made.histograms(
         "elastic_recovery_phase_duration_seconds",
         "The parts of that time.",
         ("cause", "phase"),
-        (
-            ((cause, phase), totals.phase_time.get((cause, phase), empty))
-            for cause in counts
-            for phase in PHASES
-        ),
+        totals.phase_time.items(),
     )
 
 

@@ -67,7 +67,6 @@ class RunTotals:
         self.recovered: list[Recovered] = []
         self.recovery_time: dict[str, Histogram] = {}
         self.phase_time: dict[tuple[str, str], Histogram] = {}
-        self.no_recovery = Histogram(RECOVERY_BOUNDS_S)
         self.checkpoints: Counter[str] = Counter()
         self.committed: LoggedEvent[kinds.CheckpointCommitted] | None = None
         self.started: LoggedEvent[kinds.RunStarted] | None = None
