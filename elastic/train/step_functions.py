@@ -16,7 +16,8 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from elastic.data import random_streams
@@ -75,7 +76,8 @@ class StepFunctions:
         with self._running(heartbeat):
             for function in self._functions:
                 # What is no finite number is null in the file.
-                self._call(function, json.loads(text, parse_constant=lambda _: None), log)
+                record = json.loads(text, parse_constant=lambda _: None)
+                self._call(line.step, partial(function, record), _name_of(function), log)
         if mark() != before:
             raise UsageError(
                 f"a function of run.on_step changed the State at step {line.step}: rank 0 alone calls it, and not for a step that is done again."
@@ -100,21 +102,26 @@ class StepFunctions:
             self._is_running = False
             heartbeat.enter(phase)
 
-    def _call(self, function: Function, record: dict[str, Any], log: EventLog) -> None:
-        name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    def _call(self, step: int, call: Callable[[], object], name: str, log: EventLog) -> None:
         try:
-            function(record)
+            call()
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         except Exception as error:
             self._failed[name] += 1
             if self._failed[name] > 1:
                 return
-            step, words = record["step"], f"{type(error).__name__}: {error}"[:_LONGEST_WORDS]
+            # Also of an error that cannot be made a text.
+            words = "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
             log.record(OnStepFailed(step=step, function=name, message=words))
-            traceback.print_exc()
-            print(
-                f"run.on_step: {name} raised at step {step} ({words}); training goes on, and it is called again for the next step",
-                file=sys.stderr,
-                flush=True,
-            )
+            with suppress(OSError, ValueError):  # standard error has lost its reader
+                traceback.print_exc()
+                print(
+                    f"run.on_step: {name} raised at step {step} ({words}); training goes on, and it is called again for the next step",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _name_of(function: Function) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ STEPS = 24  # of the recipe
 
 def board(folder: Path) -> dict:
     """What TensorBoard shows of the folder's one run."""
-    (run,) = folder.iterdir()
-    return shown(run)
+    runs = [*folder.iterdir()] if folder.exists() else []
+    assert len(runs) <= 1
+    return shown(runs[0]) if runs else defaultdict(list)
 
 
 def has_each_step_of(drill, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Stand-ins for what watches an agent: its parts, and a reader of TensorBoard's files."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,16 @@ def agent(
 
 
 def shown(folder: Path) -> dict[str, list[tuple[int, Any]]]:
-    """(step, value) of each tag of one run, as TensorBoard's pages show them; texts as they are."""
+    """(step, value) of each tag of one run, as TensorBoard's pages show them; texts as they are.
+
+    A tag that is not there has none.
+    """
     events = EventAccumulator(str(folder), tensor_size_guidance=dict.fromkeys(["scalars", "text"], 0))
     events.Reload()
-    return {
-        tag: [(each.step, _value(each)) for each in events.Tensors(tag)] for tag in events.Tags()["tensors"]
-    }
+    found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+    for tag in events.Tags()["tensors"]:
+        found[tag] = [(each.step, _value(each)) for each in events.Tensors(tag)]
+    return found
 
 
 def _value(event: Any) -> Any:

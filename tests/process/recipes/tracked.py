@@ -61,7 +61,9 @@ def draw(_record: dict) -> None:
 
 
 def fail(record: dict) -> None:
-    raise ConnectionError(f"no tracker answers at step {record['step']}")
+    words = f"no tracker answers at step {record['step']}"
+    record.clear()
+    raise ConnectionError(words)
 
 
 def main() -> None:
