@@ -23,7 +23,7 @@ FOLDERS = ("checkpoints", "logs", "rendezvous", "events", "lease", "faults")
 DRAFT_S = 3600.0  # until a draft is nobody's: it exists for a moment while its writer lives
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}|\.elastic-[0-9a-f]{32}", re.DOTALL)
-_LOG = re.compile(r"logs/([0-9]{1,18})/.+", re.DOTALL)
+_LOG = re.compile(r"logs/([0-9]{1,18})/rank[0-9]+(?:-[0-9]+)?(?:/[0-9]{12})?\.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,11 @@ class EventFile:
         self._write(Event(wall_time=now, step=first_step, session_log=start))
 
     def add_step(self, line: StepLine) -> None:
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(line)]
+        values = [
+            # A name may hold what is no text: half of a pair of surrogates.
+            Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
+            for tag, value in scalars_of(line)
+        ]
         time = line.time or 0.0
         self._write(Event(wall_time=time, step=line.step, summary=Summary(value=values)))
 

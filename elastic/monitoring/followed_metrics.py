@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,6 +61,7 @@ class FollowedMetrics:
         self._passed = 0  # lines since the last sparse mark
         self._sparse: list[_Mark] = []
         self._recent: deque[_Mark] = deque(maxlen=dense)
+        self._ends: dict[int, deque[StepLine]] = {}  # the last lines of each generation
 
     def poll(self) -> Iterator[StepLine | WentBack]:
         """What is new, from one read. Raises OSError for a file that cannot be read."""
@@ -74,16 +75,21 @@ class FollowedMetrics:
         for start, end in self._lines_in(data):
             for line in parse_lines([data[start:end]], step_line.parse):
                 add_step(self.generations, line)
-                self._mark(self._position + start, self._position + end, line)
+                # A recipe may log much in each line, and thousands are kept.
+                kept = replace(line, values={})
+                self._mark(self._position + start, self._position + end, kept)
+                self._ends.setdefault(line.generation, deque(maxlen=RECENT)).append(kept)
                 self.newest = line
                 yield line
         self._position += self._read_to
 
     def recent_lines(self, generation: int) -> list[StepLine]:
         """The last lines that count of a generation, as far as they are still at hand."""
-        own: deque[StepLine] = deque(maxlen=RECENT)
-        own.extend(mark.line for mark in self._recent if mark.line.generation == generation)
-        return list(own)
+        return list(self._ends.get(generation, ()))
+
+    def forget_older_than(self, generation: int) -> None:
+        """No recovery will ask for their last lines again."""
+        self._ends = {each: lines for each, lines in self._ends.items() if each >= generation}
 
     def close(self) -> None:
         if self._file is not None:
@@ -137,7 +143,11 @@ class FollowedMetrics:
         self._sparse = [mark for mark in self._sparse if mark.end <= end]
         self._recent = deque((mark for mark in self._recent if mark.end <= end), maxlen=self._recent.maxlen)
         self.newest = None if kept is None else kept.line
-        newest = 0 if kept is None else kept.line.generation
+        newest, step = (0, 0) if kept is None else (kept.line.generation, kept.line.step)
+        self._ends = {
+            each: deque((line for line in lines if line.step <= step), maxlen=RECENT)
+            for each, lines in self._ends.items()
+        }
         self.generations = {each: own for each, own in self.generations.items() if each < newest}
         if kept is not None and kept.steps is not None:
             self.generations[newest] = kept.steps

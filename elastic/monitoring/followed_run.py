@@ -42,6 +42,7 @@ class FollowedRun:
             yield item
         if self.is_caught_up:
             self.totals.count_recoveries(self.metrics.recent_lines)
+            self.metrics.forget_older_than(self.totals.oldest_kept)
 
     def close(self) -> None:
         self.metrics.close()

@@ -159,6 +159,11 @@ class RunTotals:
         for number in sorted(self._signs)[:-_GENERATIONS_KEPT]:  # of which no recovery will ask again
             del self._signs[number]
 
+    @property
+    def oldest_kept(self) -> int:
+        """The oldest generation of which a recovery may ask again."""
+        return min(sorted(self._signs)[-_GENERATIONS_KEPT:], default=0)
+
     def _recovery(
         self, before: Start | None, start: Start, lines_of: Callable[[int], Sequence[StepLine]]
     ) -> Recovery:

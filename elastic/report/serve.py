@@ -113,20 +113,25 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.socket.close()
         self.socket = listener
         self.host, self.picture = host, picture
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._open: list[socket.socket] = []  # the oldest first
+        self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # A browser that comes again in two seconds is better off than a machine full of threads.
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        with self._lock:
+            self._open.append(request)
+            oldest = self._open.pop(0) if len(self._open) > _MOST_CONNECTIONS else None
+        if oldest is not None:
+            # Its thread ends with it: whoever sends a byte now and then shuts out nobody.
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock, suppress(ValueError):  # it was cut off
+                self._open.remove(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error of this program."""

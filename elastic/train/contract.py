@@ -25,7 +25,7 @@ from elastic.train.loose_gradients import LooseGradients
 from elastic.train.parameter_marks import marks_of
 from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
-from elastic.train.state_mark import mark_of
+from elastic.train.state_mark import mark_of, whole_mark_of
 from elastic.train.structure import StateParts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
@@ -145,6 +145,10 @@ class Contract:
     def mark(self) -> list[Any]:
         """Of the state as it is now; costs microseconds."""
         return mark_of(self._trained, self._state.objects.values())
+
+    def whole_mark(self) -> list[Any]:
+        """Of more of it, for a call that may change nothing; costs a look at each module."""
+        return [self.mark(), whole_mark_of(self._state.objects.values())]
 
     def begin_computation(self, scaler: Scaler | None) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used.

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from elastic.train.values import Values
 
@@ -22,6 +23,30 @@ def mark_of(parameters: Sequence[Tensor], objects: Iterable[object]) -> list[Any
     """Equal to an earlier mark of these where nothing was changed. objects: those of the state."""
     values = [_mark(vars(thing)) for thing in objects if isinstance(thing, Values)]
     return [[parameter._version for parameter in parameters], values]  # noqa: SLF001 - autograd's count of changes
+
+
+def whole_mark_of(objects: Iterable[object]) -> list[Any]:
+    """As `mark_of`, and of what a step's body may change and a function beside the loop may not:
+    modes of modules, buffers, and the hyperparameters of optimizers.
+    """
+    return [_mark_of_object(thing) for thing in objects]
+
+
+def _mark_of_object(thing: object) -> Any:
+    match thing:
+        case nn.Module():
+            tensors = [*thing.parameters(), *thing.buffers()]
+            modes = [module.training for module in thing.modules()]
+            return modes, [(id(tensor), tensor._version) for tensor in tensors]  # noqa: SLF001
+        case Optimizer():
+            return [
+                [(key, _mark(value)) for key, value in group.items() if key != "params"]
+                for group in thing.param_groups
+            ]
+        case Values():
+            return _mark(vars(thing))
+        case _:
+            return None
 
 
 def _mark(value: Any) -> Any:

@@ -107,20 +107,26 @@ class StepFunctions:
             call()
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a tracker's client may exit where it cannot log in
             self._failed[name] += 1
             if self._failed[name] > 1:
                 return
-            # Also of an error that cannot be made a text.
-            words = "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
+            words = _words_of(error)
             log.record(OnStepFailed(step=step, function=name, message=words))
-            with suppress(OSError, ValueError):  # standard error has lost its reader
+            # Standard error has lost its reader, or the error cannot be made a text.
+            with suppress(Exception):
                 traceback.print_exc()
                 print(
                     f"run.on_step: {name} raised at step {step} ({words}); training goes on, and it is called again for the next step",
                     file=sys.stderr,
                     flush=True,
                 )
+
+
+def _words_of(error: BaseException) -> str:
+    with suppress(Exception):  # what its own text raises
+        return "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
+    return type(error).__name__
 
 
 def _name_of(function: Function) -> str:

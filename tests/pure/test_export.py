@@ -204,6 +204,22 @@ def test_a_file_that_cannot_be_written_is_refused(file, says, make_run, tmp_path
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["checkpoints/1/model.pt", "metrics.jsonl.pt", "logs/m.pt"])
+def test_nothing_is_written_among_a_runs_own_files(name, make_run, tmp_path, capsys):
+    """Also not into another run, and not through a link."""
+    run = make_run(model=nn.Linear(2, 1))
+    (tmp_path / "link").symlink_to(run)
+    for folder in (run, tmp_path / "link"):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("committed")
+        code = main(["export", str(run), str(file), "--overwrite"])
+        is_own = name != "metrics.jsonl.pt"
+        assert code == (2 if is_own else 0)
+        assert ("expected a FILE that is not a run's own" in capsys.readouterr().err) is is_own
+        assert not is_own or file.read_text() == "committed"
+
+
 def test_a_file_that_is_there_is_replaced_only_if_the_command_says_so(make_run, tmp_path, capsys):
     run, file = make_run(model=nn.Linear(2, 1)), tmp_path / "m.safetensors"
     file.write_text("precious")

@@ -1,5 +1,6 @@
 """What follows a run's files adds up to what a report reads from all of them at once."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -221,6 +222,37 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
         assert spent.wall_s == pytest.approx(expected.wall_s)
         assert spent.useful_s == pytest.approx(expected.useful_s)
         assert spent.badput_s == pytest.approx(expected.badput_s)
+
+
+def test_who_begins_to_follow_late_measures_an_old_recovery_as_the_report_does(tmp_path):
+    """A node fell silent after step 100, and thousands of steps follow: only the last step before
+    tells when.
+    """
+    run = RunDir.parse(str(tmp_path / "run"))
+
+    def started(time, generation, cause):
+        return logged("generation_started", time, generation, world_size=2, nodes=["a"], cause=cause)
+
+    history = [
+        started(0.0, 1, "start"),
+        logged("restored", 0.5, 1, step=0, source="none", lost_steps=0, seconds=0.1),
+        *((1, n, 1.0 * n) for n in range(1, 101)),
+        logged("generation_ended", 130.0, 1, cause="node lost", step=100),
+        started(130.5, 2, "node lost"),
+        logged("restored", 131.0, 2, step=100, source="snapshot", lost_steps=0, seconds=0.1),
+        logged("first_step", 134.0, 2, step=101),
+        *((2, n, 33.0 + n) for n in range(101, followed_metrics.DENSE + 1000)),
+    ]
+    items = [each if isinstance(each, tuple) else replace(each, node="a") for each in history]
+    write(run, items, [False] * len(items), lambda: None)
+    late = FollowedRun(run, "a")
+    while not late.is_caught_up:
+        for _ in late.poll():
+            pass
+    (found,) = late.totals.recovered
+    (expected,) = summarise(read_events(run.events), metrics.read(run.metrics)).recoveries
+    assert found.recovery == expected
+    assert (expected.detect_s, expected.total_s) == (30.0, 34.0)
 
 
 def test_a_step_that_is_done_again_counts_once():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from elastic import Values
-from elastic.train.state_mark import mark_of
+from elastic.train.state_mark import mark_of, whole_mark_of
 
 
 def _set(values, name, value):
@@ -35,6 +35,29 @@ def made():
 
 def mark(net, values):
     return mark_of(list(net.parameters()), [net, values])
+
+
+BESIDE = {
+    "the mode of a module": lambda net, _optimizer: net[0].eval(),
+    "the statistics of a layer": lambda net, _optimizer: net(torch.randn(4, 2)),
+    "a weight": lambda net, _optimizer: nn.init.zeros_(net[1].weight),
+    "a learning rate": lambda _net, optimizer: optimizer.param_groups[0].update(lr=0.0),
+    "a flag": lambda _net, optimizer: optimizer.param_groups[0].update(nesterov=True),
+}
+
+
+@pytest.mark.parametrize("change", BESIDE.values(), ids=BESIDE)
+def test_what_a_function_beside_the_loop_changes_is_seen(change):
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    before = whole_mark_of([net, optimizer])
+    with torch.no_grad():  # an evaluation that puts the mode back
+        net.eval()
+        net(torch.randn(4, 2))
+        net.train()
+    assert whole_mark_of([net, optimizer]) == before
+    change(net, optimizer)
+    assert whole_mark_of([net, optimizer]) != before
 
 
 def test_a_state_that_was_read_alone_has_the_same_mark(made):
