@@ -14,6 +14,7 @@ from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.run import Run
 from elastic.train.step import Step
+from elastic.train.step_functions import StepFunctions
 
 
 @public("run.data")
@@ -149,6 +150,7 @@ def test_an_error_of_a_call_of_all_ranks_that_a_recipe_catches_comes_again_at_th
     monkeypatch.setattr("elastic.train.refuse.use_in_forked_child", lambda: None)
     run = object.__new__(Run)
     run._error, run._state, run._identity = None, None, None
+    run._step_functions = StepFunctions()
     run._loop_end = None if place == "before the loop" else LoopEnd(_Left(), lambda: None)
     with pytest.raises(UsageError):
         run.data([1, 2], epochs=1, workers="two")
