@@ -20,7 +20,7 @@ from elastic.config.run_dir import OWN_NAMES, OWN_PREFIX
 
 CHECKPOINTS, LOGS, RENDEZVOUS = "checkpoints/", "logs/", "rendezvous/"
 FOLDERS = ("checkpoints", "logs", "rendezvous", "events", "lease", "faults")
-DRAFT_S = 3600.0  # until a draft is nobody's: it exists for a moment while its writer lives
+DRAFT_S = 3600.0  # A draft of this age has lost its writer, which needs it for a moment.
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}|\.elastic-[0-9a-f]{32}", re.DOTALL)
 _LOG = re.compile(r"logs/([0-9]{1,18})/rank[0-9]+(?:-[0-9]+)?(?:/[0-9]{12})?\.log")

@@ -121,7 +121,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.append(request)
             oldest = self._open.pop(0) if len(self._open) > _MOST_CONNECTIONS else None
         if oldest is not None:
-            # Its thread ends with it: whoever sends a byte now and then shuts out nobody.
+            # Its thread ends with it: a client that sends a byte now and then shuts out none.
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)

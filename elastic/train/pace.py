@@ -1,6 +1,6 @@
 """All ranks know how long each of them worked for a step, apart from its waits for the others.
 
-In a synchronous step every rank takes as long as the slowest, so that its duration names nobody. A
+A synchronous step takes every rank as long as the slowest one, so that its duration names none. A
 rank's own seconds are those from the end of one end-of-step sum to the beginning of the next, less
 the waits in between (heartbeat.py). They ride in that sum, in a place for each rank: no message
 more. They are measured by each rank's own clock, and never enter the training state.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from logged import logged
 from steps import NoPage
 
-from elastic.observe.slow_ranks import SlowRank, Tally, slow_ranks
+from elastic.observe.slow_ranks import Tally, slow_ranks
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, parse
 from elastic.system.clock import SystemClock
@@ -88,7 +88,6 @@ def test_the_fields_of_a_line_are_read_back():
     one = line(1, [0.25, 0.125, 0.5])
     assert (one.slowest_rank, one.slowest_s, one.others_s) == (2, 0.5, 0.1875)
     assert parse(one.to_json()) == one
-    assert SlowRank(rank=1, node="a", share=0.1).share == 0.1
 
 
 def test_a_ranks_own_seconds_leave_out_its_waits():
