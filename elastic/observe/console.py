@@ -26,6 +26,7 @@ from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.recovery_line import recovery_line
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
@@ -191,8 +192,9 @@ class ConsoleFollower:
         for each in parse_lines(_new_lines(self._of_rank0), logged_event.parse):
             if isinstance(each.event, FirstStep):
                 with suppress(OSError):  # unreadable events cost the line
-                    events, lines = read_events(self._run.events), newest_lines(self._metrics)
-                    if line := recovery_line(events, lines, each.generation):
+                    events = read_events(self._run.events)
+                    trained = columns_of(newest_lines(self._metrics))
+                    if line := recovery_line(events, trained, each.generation):
                         self._screen.print_line(printable(line))
 
     def _show_progress(self) -> None:

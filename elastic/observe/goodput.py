@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.logged_event import Events, by_generation, of_kind
 from elastic.observe.recovery import Start, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
@@ -59,18 +59,19 @@ def time_spent_in(events: Events, steps: Mapping[int, GenerationSteps], newest_s
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
-    end = max([newest_s, *(own.end for own in list(steps.values())[-1:])])
+    own = by_generation(events)
+    end = max([newest_s, *(each.end for each in list(steps.values())[-1:])])
     badput_s: dict[str, float] = defaultdict(float)
     pauses_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
-        pause_s = 0.0 if after is None else _pause_s(events, start, after)
+        pause_s = 0.0 if after is None else _pause_s(own[start.generation], start, after)
         pauses_s += pause_s
         until = end if after is None else after.time
         for kind, seconds in _lost_s(start, after, steps, until - pause_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
         wall_s=end - starts[0].time - pauses_s,
-        useful_s=sum(own.seconds for own in steps.values()),
+        useful_s=sum(each.seconds for each in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
     )
 
@@ -89,7 +90,10 @@ def _lost_s(
     ]
 
 
-def _pause_s(events: Events, before: Start, after: Start) -> float:
-    """How long the run lay still between a planned stop and the generation that resumed it."""
-    stop = planned_stop(events, before, after)
+def _pause_s(own: Events, before: Start, after: Start) -> float:
+    """How long the run lay still between a planned stop and the generation that resumed it.
+
+    own: events of the generation before.
+    """
+    stop = planned_stop(own, before, after)
     return 0.0 if stop is None else max(0.0, after.time - stop.time)

@@ -6,8 +6,9 @@ line reached the disk: a power cut may lose the newest ones.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from elastic.observe.logged_event import E, LoggedEvent, of_kind
 from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
 from elastic.system.files import listing
-from elastic.system.growing_file import AppendedFile, lines_of
+from elastic.system.growing_file import AppendedFile, GrowingFile, lines_of
 from elastic.system.untrusted import parse_json
 
 T = TypeVar("T")
@@ -44,13 +45,52 @@ class EventLog:
                 print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadFile:
+    """inode: of the file that had the name. position: how far it is read, in bytes."""
+
+    inode: int = -1
+    position: int = 0
+    events: Sequence[LoggedEvent[Event]] = ()
+
+
+class EventsReader:
+    """All events of a run, as often as it is asked; each line is read once.
+
+    A file of events has one writer and only grows, so that its size says whether it has news.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[Path, _ReadFile] = {}
+
+    def read(self) -> list[LoggedEvent[Event]]:
+        """As `read_events`."""
+        paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
+        self._files = {path: self._up_to_now(path) for path in paths}
+        return logged_event.in_order(file.events for file in self._files.values())
+
+    def _up_to_now(self, path: Path) -> _ReadFile:
+        known = self._files.get(path, _ReadFile())
+        try:
+            about = path.lstat()
+        except FileNotFoundError:
+            return _ReadFile()  # it was moved away with its run
+        if about.st_ino != known.inode or about.st_size < known.position:
+            known = _ReadFile(inode=about.st_ino)
+        elif about.st_size == known.position:
+            return known
+        with closing(GrowingFile(path, position=known.position)) as file:
+            events = [*known.events, *parse_lines(file.lines_to_end(), logged_event.parse)]
+            return replace(known, position=file.position, events=events)
+
+
 def read_events(directory: Path) -> list[LoggedEvent[Event]]:
     """All events of a run, of all nodes, `in_order`; lines that are no event are left out.
 
     Raises OSError for a file that cannot be read: a report must not leave it out.
     """
-    files = (path for path in listing(directory) if path.suffix == ".jsonl")
-    return logged_event.in_order(parse_lines(lines_of(path), logged_event.parse) for path in files)
+    return EventsReader(directory).read()
 
 
 def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:

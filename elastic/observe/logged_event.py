@@ -8,6 +8,7 @@ events of different nodes: each node stamps its own wall clock.
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -121,3 +122,11 @@ def last(events: Events, kind: type[E]) -> LoggedEvent[E] | None:
 
 def in_generation(events: Events, generation: int) -> list[LoggedEvent[Event]]:
     return [each for each in events if each.generation == generation]
+
+
+def by_generation(events: Events) -> Mapping[int, list[LoggedEvent[Event]]]:
+    """For those who ask for one generation after another; one without events has an empty list."""
+    found = defaultdict[int, list[LoggedEvent[Event]]](list)
+    for each in events:
+        found[each.generation].append(each)
+    return found

@@ -25,7 +25,15 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.logged_event import (
+    Events,
+    LoggedEvent,
+    by_generation,
+    first,
+    in_generation,
+    last,
+    of_kind,
+)
 from elastic.observe.step_columns import StepColumns
 
 # A fault that ends a generation lets the group finish two more steps at most: the one in flight,
@@ -70,9 +78,11 @@ def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kin
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
-    starts = of_kind(events, kinds.GenerationStarted)
+    starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
     return [
-        recovery_of(events, trained, before, start)
+        recovery_of(
+            [*own[before.generation if before else 0], *own[start.generation]], trained, before, start
+        )
         for before, start in zip([None, *starts], starts, strict=False)
         if start.event.cause != "start"
     ]

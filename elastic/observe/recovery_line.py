@@ -3,33 +3,30 @@
 It does not promise to know why: where no event tells, it says the cause of the generation.
 """
 
-from collections.abc import Sequence
-
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, in_generation, of_kind
-from elastic.observe.recovery import Start, recoveries
-from elastic.observe.step_columns import columns_of
-from elastic.observe.step_line import StepLine
+from elastic.observe.logged_event import Events, first, in_generation, of_kind
+from elastic.observe.recovery import Start, recovery_of
+from elastic.observe.step_columns import StepColumns
 
 _LONGEST_MESSAGE = 100
 
 
-def recovery_line(events: Events, lines: Sequence[StepLine], generation: int) -> str | None:
+def recovery_line(events: Events, trained: StepColumns, generation: int) -> str | None:
     """Of the recovery that ended with the first new step of this generation, None if none did.
 
-    lines: of metrics, those of the last steps are enough.
+    trained: the last steps before the fault are enough.
     """
     starts = of_kind(events, kinds.GenerationStarted)
-    later = [each for each in starts if each.event.cause != "start"]
-    found = dict(zip((each.generation for each in later), recoveries(events, columns_of(lines)), strict=True))
-    recovery = found.get(generation)
-    step = next(
-        (each.event.step for each in of_kind(in_generation(events, generation), kinds.FirstStep)), None
-    )
-    if recovery is None or recovery.total_s is None or step is None:
+    place = next((at for at, each in enumerate(starts) if each.generation == generation), None)
+    first_step = first(in_generation(events, generation), kinds.FirstStep)
+    if place is None or first_step is None or starts[place].event.cause == "start":
         return None
-    place = next(i for i, each in enumerate(starts) if each.generation == generation)
-    why = recovery.cause if place == 0 else _why(events, starts[place - 1], starts[place])
+    before = starts[place - 1] if place else None
+    recovery = recovery_of(events, trained, before, starts[place])
+    if recovery.total_s is None:
+        return None
+    step = first_step.event.step
+    why = recovery.cause if before is None else _why(events, before, starts[place])
     lost = f"{recovery.lost_steps} step{'' if recovery.lost_steps == 1 else 's'} lost"
     return f"back at step {step} after {recovery.total_s:.2f} s: {why}, {lost}"
 

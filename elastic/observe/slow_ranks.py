@@ -12,10 +12,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.step_batch import StepBatch, added_up
 
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -31,44 +31,35 @@ class SlowRank:
     share: float
 
 
-class PacedStep(Protocol):
-    """What counts of a line of metrics."""
-
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def seconds(self) -> float | None: ...
-    @property
-    def slowest_rank(self) -> int | None: ...
-    @property
-    def slowest_s(self) -> float | None: ...
-    @property
-    def others_s(self) -> float | None: ...
-
-
 @dataclass(slots=True)
 class Tally:
     """Of the steps of one generation, in which ranks have the same nodes."""
 
     seconds: float = 0.0
-    _steps: int = 0
     _world_size: int = 0
     _slowest: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _waited_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, line: PacedStep) -> None:
-        """Lines of steps without a slowest rank (of one worker, or the first) count as time."""
-        self.seconds += line.seconds or 0.0
-        if line.slowest_rank is None or line.slowest_s is None or line.others_s is None:
+    def add(self, steps: StepBatch) -> None:
+        """The next steps.
+
+        Those without a slowest rank (of one worker, or the first) count as time.
+        """
+        self.seconds = added_up([each or 0.0 for each in steps.seconds], self.seconds)
+        if steps.slowest_rank.count(None) == len(steps.slowest_rank):
             return
-        self._steps += 1
-        self._world_size = line.world_size
-        self._slowest[line.slowest_rank] += 1
-        self._waited_s[line.slowest_rank] += max(0.0, line.slowest_s - line.others_s)
+        self._world_size = steps.world_size[-1]
+        slowest, waited_s = self._slowest, self._waited_s
+        for rank, slowest_s, others_s in zip(
+            steps.slowest_rank, steps.slowest_s, steps.others_s, strict=True
+        ):
+            if rank is not None and slowest_s is not None and others_s is not None:
+                slowest[rank] += 1
+                waited_s[rank] += slowest_s - others_s if slowest_s > others_s else 0.0
 
     def costs_s(self) -> dict[int, float]:
         """Seconds that the group waited for each slow rank, beyond what it waits by chance."""
-        size, steps = self._world_size, self._steps
+        size, steps = self._world_size, sum(self._slowest.values())
         if size < 2 or steps < FEWEST_STEPS:
             return {}
         by_chance = steps / size

@@ -1,15 +1,15 @@
 """What a report computes with of each step, in a hundredth of the memory that the lines would take.
 
-A run may have millions of steps. Numbers are added up and compared in the order of the steps, as
-those of the lines would be: no figure depends on how they are kept.
+A run may have millions of steps.
 """
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from elastic.observe.slow_ranks import Tally
+from elastic.observe.step_batch import StepBatch, added_up, batch_of, known
 from elastic.observe.step_line import StepLine
 
 
@@ -31,13 +31,18 @@ class GenerationSteps:
 
 def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
     """Count the next line to its generation. One without a time has no place in the run's time."""
-    if line.time is None:
-        return
-    own, seconds = steps.get(line.generation), line.seconds or 0.0
-    steps[line.generation] = GenerationSteps(
-        begin=line.time - seconds if own is None else own.begin,
-        end=line.time,
-        seconds=seconds if own is None else own.seconds + seconds,
+    if line.time is not None:
+        steps[line.generation] = _with_steps(steps.get(line.generation), [line.time], [line.seconds or 0.0])
+
+
+def _with_steps(
+    own: GenerationSteps | None, times_s: Sequence[float], taken_s: Sequence[float]
+) -> GenerationSteps:
+    """The steps of a generation and those that follow. times_s, taken_s: not empty."""
+    return GenerationSteps(
+        begin=times_s[0] - taken_s[0] if own is None else own.begin,
+        end=times_s[-1],
+        seconds=added_up(taken_s, 0.0 if own is None else own.seconds),
     )
 
 
@@ -58,24 +63,31 @@ class StepColumns:
     counted: dict[int, GenerationSteps] = field(default_factory=dict)
     paces: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def add(self, line: StepLine) -> None:
-        """The next line."""
-        self.last_step, self.last_time_s = line.step, line.time
-        self.last_of[line.generation] = line.step
-        if line.seconds is not None:
-            self.seconds.append(line.seconds)
-        if line.time is not None:
-            self.times_of(line.generation).append(line.time)
-        self.num_audited += line.audited is True
-        add_step(self.counted, line)
-        self.paces[line.generation].add(line)
+    def add(self, steps: StepBatch) -> None:
+        """The next steps, in their order."""
+        for generation, own in steps.by_generation():
+            self._add(generation, own)
+        for step, time in zip(steps.step[-1:], steps.time[-1:], strict=True):
+            self.last_step, self.last_time_s = step, time
 
-    def times_of(self, generation: int) -> "array[float]":
-        return self.times_s.setdefault(generation, _doubles())
+    def _add(self, generation: int, own: StepBatch) -> None:
+        """own: steps of this generation."""
+        self.last_of[generation] = own.step[-1]
+        self.seconds.extend(known(own.seconds))
+        self.paces[generation].add(own)
+        times_s = known(own.time)
+        if times_s:
+            taken_s = [
+                taken_s or 0.0
+                for time, taken_s in zip(own.time, own.seconds, strict=True)
+                if time is not None
+            ]
+            self.times_s.setdefault(generation, _doubles()).extend(times_s)
+            self.counted[generation] = _with_steps(self.counted.get(generation), times_s, taken_s)
+        self.num_audited += own.audited.count(True)
 
 
 def columns_of(lines: Iterable[StepLine]) -> StepColumns:
     found = StepColumns()
-    for line in lines:
-        found.add(line)
+    found.add(batch_of([*lines]))
     return found

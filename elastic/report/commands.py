@@ -17,7 +17,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
-from elastic.observe.read_columns import read_columns
+from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report import tables
 from elastic.report.begun_with import begun_with, parent_of

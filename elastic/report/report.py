@@ -23,7 +23,15 @@ from elastic.observe.began_again import (
     unsaved,
 )
 from elastic.observe.goodput import time_spent
-from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.logged_event import (
+    Events,
+    LoggedEvent,
+    by_generation,
+    first,
+    in_generation,
+    last,
+    of_kind,
+)
 from elastic.observe.recovery import Recovery, Start, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns, columns_of
@@ -248,8 +256,9 @@ def _step_time_s(trained: StepColumns) -> StepTime:
 
 
 def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
+    own = by_generation(events)
     return [
-        _generation(start, in_generation(events, start.generation), trained.last_of.get(start.generation, 0))
+        _generation(start, own[start.generation], trained.last_of.get(start.generation, 0))
         for start in of_kind(events, kinds.GenerationStarted)
     ]
 

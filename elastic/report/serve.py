@@ -11,7 +11,7 @@ import os
 import socket
 import socketserver
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -23,6 +23,8 @@ from elastic.report.download import readable
 from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
 from elastic.report.picture.page import policy
+from elastic.report.picture.picture import Picture
+from elastic.report.run_reader import RunReader
 from elastic.storage.remote import check_url
 from elastic.system import interrupt
 from elastic.system.clock import SystemClock
@@ -44,13 +46,18 @@ def serve(asked: Listening) -> int:
     """Answer until Ctrl-C. Raises UsageError where there is no run, or the port is not free."""
     run = RunDir.parse(asked.run)
     check_url(run.url)
-    picture = LivePicture(lambda: _drawn(run), SystemClock(), is_remote=run.is_remote)
-    with _listening(asked) as listener, _Server(listener, asked.host, picture) as server:
+    with closing(RunReader(run)) as reader, _listening(asked) as listener:
+        picture = LivePicture(lambda: _drawn(run, reader), SystemClock(), is_remote=run.is_remote)
+        return _serve(run, asked, _Server(listener, asked.host, picture))
+
+
+def _serve(run: RunDir, asked: Listening, server: "_Server") -> int:
+    with server:
         interrupt.raise_from_here()
         os.nice(_NICENESS)
         # A mistake in the name of the run is told here, and not in the browser.
-        picture.newest()
-        address, port = listener.getsockname()[:2]
+        server.picture.newest()
+        address, port = server.socket.getsockname()[:2]
         print(
             f"{printable(run.url)} is at http://{_shown_host(asked.host)}:{port}/; Ctrl-C ends this"
             + ("" if ipaddress.ip_address(address).is_loopback else "; who reaches this address can read it"),
@@ -79,9 +86,9 @@ def is_own_name(text: str | None, host: str) -> bool:
     return False
 
 
-def _drawn(run: RunDir) -> Any:
-    with readable(run) as folder:
-        return draw(folder)
+def _drawn(run: RunDir, reader: RunReader) -> Picture:
+    with readable(run) as there:
+        return draw(there, None if run.is_remote else reader)  # a copy is read whole
 
 
 def _listening(asked: Listening) -> socket.socket:

@@ -4,8 +4,7 @@ It reads the run's files again and again, less often where that takes longer, an
 It ends when the run has finished or failed; a run that was interrupted may go on.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,18 +18,16 @@ from rich.text import Text
 from elastic import events as kinds
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
-from elastic.observe import metrics
 from elastic.observe.goodput import TimeSpent, time_spent
-from elastic.observe.log import read_events
 from elastic.observe.logged_event import Events
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
-from elastic.observe.step_columns import columns_of
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_columns import StepColumns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
+from elastic.report.run_reader import ReadFiles, RunReader
 from elastic.report.status import Status, status
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
@@ -68,70 +65,80 @@ class View:
 
 def watch(url: str, *, once: bool) -> int:
     """Show the run until it is over, or one time. Raises UsageError, StoreFailed."""
-    run, clock, console = RunDir.parse(url), SystemClock(), Console(highlight=False)
+    run, console = RunDir.parse(url), Console(highlight=False)
     check_url(run.url)
     if once:
-        console.print(drawn(_look(run)))
+        with closing(RunReader(run)) as reader:
+            console.print(drawn(_look(run, reader)))
         return EXIT_COMPLETE
     if not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
-    view = _look(run)  # a run that is not there is said before the screen changes
+    with closing(RunReader(run)) as reader:
+        _show(run, reader, console)
+    return EXIT_COMPLETE
+
+
+def _show(run: RunDir, reader: RunReader, console: Console) -> None:
+    clock = SystemClock()
+    view = _look(run, reader)  # a run that is not there is said before the screen changes
     # Ctrl-C is the way to leave.
     with suppress(KeyboardInterrupt), Live(drawn(view), console=console, auto_refresh=False) as live:
         while view.status.state not in _OVER:
             began_s = clock.monotonic()
             problem: list[Text] = []
             try:
-                view = _look(run)
+                view = _look(run, reader)
             except (OSError, ElasticError) as error:
                 problem = [Text(f"cannot be read now, and is tried again: {short(str(error))}")]
             live.update(Group(drawn(view), *problem), refresh=True)
             taken_s = clock.monotonic() - began_s
             clock.sleep(max(REMOTE_PAUSE_S if run.is_remote else PAUSE_S, _PAUSE_PER_READ * taken_s))
-    return EXIT_COMPLETE
 
 
-def _look(run: RunDir) -> View:
+def _look(run: RunDir, reader: RunReader) -> View:
     """Raises OSError, UsageError, StoreFailed."""
+    now = SystemClock().wall()
+    ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     with readable(run) as there:
-        now = SystemClock().wall()
-        ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
-        events, lines = read_events(there.events), metrics.read(there.metrics)
-    found = status(events, lines[-1] if lines else None, ages_s, now)
-    return view_of(run.url, events, lines, found)
+        if run.is_remote:  # a copy is read whole
+            with closing(RunReader(there)) as own:
+                files = own.read()
+        else:
+            files = reader.read()
+    return view_of(run.url, files, status(files.events, files.newest, ages_s, now))
 
 
-def view_of(name: str, events: Events, lines: Sequence[StepLine], found: Status) -> View:
-    trained = columns_of(lines)
-    recent = [float(line.seconds) for line in lines[-_RECENT_STEPS:] if line.seconds is not None]
+def view_of(name: str, files: ReadFiles, found: Status) -> View:
+    events, trained = files.events, files.trained
+    recent = trained.seconds[-_RECENT_STEPS:]
     return View(
         name=name,
         status=found,
-        loss=lines[-1].loss if lines else None,
+        loss=None if files.newest is None else files.newest.loss,
         step_s=median(recent) if recent else None,
         spent=time_spent(events, trained),
         slow=slow_ranks(events, trained.paces),
-        lately=_lately(events, lines),
+        lately=_lately(events, trained),
     )
 
 
-def _lately(events: Events, lines: Sequence[StepLine]) -> list[tuple[float, str, str]]:
+def _lately(events: Events, trained: StepColumns) -> list[tuple[float, str, str]]:
     found: list[tuple[float, str, str]] = []
     for each in sorted(events, key=lambda each: each.time)[::-1]:
-        if text := _text(events, lines, each.event, each.generation):
+        if text := _text(events, trained, each.event, each.generation):
             found.append((each.time, each.node, text))
         if len(found) == _MOST_EVENTS:
             break
     return found[::-1]
 
 
-def _text(events: Events, lines: Sequence[StepLine], event: kinds.Event, generation: int) -> str:
+def _text(events: Events, trained: StepColumns, event: kinds.Event, generation: int) -> str:
     """Empty for what is not shown."""
     if isinstance(event, kinds.GenerationStarted):
         nodes = count(len(event.nodes), "node", "nodes")
         return f"generation {generation} ({short(event.cause)}): {count(event.world_size, 'worker', 'workers')} on {nodes}"
     if isinstance(event, kinds.FirstStep):
-        return recovery_line(events, lines, generation) or ""
+        return recovery_line(events, trained, generation) or ""
     if isinstance(event, kinds.CheckpointCommitted):
         return f"checkpoint of step {event.step} committed"
     return text_of(event)

@@ -119,9 +119,16 @@ class AppendedFile:
 
 class GrowingFile:
     def __init__(
-        self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES, cut_bytes: int | None = None
+        self,
+        path: Path,
+        *,
+        position: int = 0,
+        read_bytes: int = LINE_LIMIT_BYTES,
+        cut_bytes: int | None = None,
     ) -> None:
         """One read takes at most `read_bytes`; a line that is longer, with its end, is left out.
+
+        position: where the first file begins to be read, in bytes.
 
         cut_bytes: where a long line is better shown in pieces than waited for. An unfinished line
         of more bytes than that is given as it stands, and what follows counts as a line of its own.
@@ -130,7 +137,8 @@ class GrowingFile:
         self._read_bytes = read_bytes
         self._cut_bytes = cut_bytes
         self._file: BinaryIO | None = None
-        self._position = 0
+        self.position = 0  # how far it is read
+        self._begin = position
         self._is_skipping = False
         self.is_at_end = True  # as far as the last read could see
         self.started_over = False  # whether the last call began a file that it had not read before
@@ -156,7 +164,7 @@ class GrowingFile:
         if self._file is None:
             return b""
         line = self._read().partition(b"\n")[0]
-        self._position += len(line)
+        self.position += len(line)
         return line
 
     def close(self) -> None:
@@ -171,7 +179,8 @@ class GrowingFile:
             self.close()
             with suppress(FileNotFoundError, NotRegularFile):
                 self._file = open_regular(self._path)
-                self._position, self._is_skipping, self.started_over = 0, False, True
+                self.position, self._begin = self._begin, 0
+                self._is_skipping, self.started_over = False, True
         return self._file is not None
 
     def _is_current(self) -> bool:
@@ -184,7 +193,7 @@ class GrowingFile:
             named = self._path.lstat()
         except FileNotFoundError:
             return False
-        return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self._position
+        return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self.position
 
     def _next(self) -> bytes:
         data = self._read()
@@ -201,12 +210,12 @@ class GrowingFile:
             self._is_skipping = True
             end = len(data)
         # An unfinished line is read again from its start with the next call: nothing is kept of it.
-        self._position += end
+        self.position += end
         return text
 
     def _read(self) -> bytes:
         assert self._file is not None
-        return os.pread(self._file.fileno(), self._read_bytes, self._position)
+        return os.pread(self._file.fileno(), self._read_bytes, self.position)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -14,11 +14,13 @@ from logged import logged
 from elastic.observe.goodput import time_spent
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
+from elastic.observe.step_reader import with_values
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
 from elastic.report.picture.picture import ReadRun, largest, picture
+from elastic.report.picture.thinned import Thinned
 from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
 from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
 from elastic.report.report import summarise
@@ -35,8 +37,8 @@ def drawn(events, lines, name="runs/x"):
     read = ReadRun(
         name=name,
         events=events,
-        lines=lines,
         trained=trained,
+        series=series_of(lines),
         report=report,
         status=status(events, lines[-1] if lines else None, {}, BEGAN + 1e7),
         facts=report_facts(report),
@@ -52,6 +54,12 @@ def said(events, lines):
         text.replace("\u202f", " ").replace("\u00a0", " ")
         for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
+
+
+def series_of(lines, most=series.MOST_POINTS):
+    found = series.RunSeries(most)
+    found.add(with_values(lines))
+    return found
 
 
 # Points.
@@ -77,6 +85,35 @@ def test_thinning_keeps_every_extreme_every_gap_and_the_newest_point(found, most
         assert max(kept) == digits(max(finite), rel=1e-5)
 
 
+def thinned_at_once(found, most):
+    """The definition: buckets of the smallest power of two of which there are few enough."""
+    points = [*enumerate(found, 1)]
+    bucket = 1
+    while len(points) > most and math.ceil(len(points) / bucket) > most // 3:
+        bucket *= 2
+    kept = []
+    for begin in range(0, len(points), bucket):
+        own = points[begin : begin + bucket]
+        finite = [point for point in own if point[1] is not None]
+        ends = [f(finite, key=lambda point: point[1]) for f in (min, max) if finite]
+        gaps = [point for point in own if point[1] is None][:1]
+        kept += sorted({*ends, *gaps}, key=lambda point: point[0])
+    return kept if kept[-1:] == points[-1:] else [*kept, points[-1]], bucket
+
+
+@given(st.lists(values, min_size=1, max_size=400), st.integers(3, 60), st.lists(st.integers(0, 90)))
+def test_parts_of_any_size_are_thinned_as_the_whole_is(found, most, sizes):
+    thinned, begin = Thinned(most), 0
+    for size in [*sizes, len(found)]:
+        part = found[begin : begin + size]
+        thinned.extend([*range(begin + 1, begin + 1 + len(part))], part)
+        begin += len(part)
+
+    assert (thinned.points(), thinned.bucket) == thinned_at_once(found, most)
+    assert thinned.gaps == found.count(None)
+    assert thinned.first_gap == (found.index(None) + 1 if None in found else None)
+
+
 def test_one_spike_in_a_hundred_thousand_steps_is_drawn_at_its_step():
     points = [(step, 9.0 if step == 54_321 else 1.0) for step in range(1, 100_001)]
     shown = series.of_points("loss", points)
@@ -87,27 +124,27 @@ def test_one_spike_in_a_hundred_thousand_steps_is_drawn_at_its_step():
 
 def test_a_loss_that_is_not_finite_is_a_gap_and_counted():
     lines = [StepLine(step=step, loss=None if step in (3, 4) else 0.5) for step in range(1, 7)]
-    (loss,), _ = series.logged(lines)
+    (loss,), _ = series_of(lines).logged()
 
     assert loss.values == [0.5, 0.5, None, None, 0.5, 0.5]
     assert (loss.gaps, loss.first_gap) == (2, 3)
 
 
 def test_a_recipe_without_a_loss_has_no_chart_of_one():
-    found, _ = series.logged([StepLine(step=1, values={"reward": 1.0})])
+    found, _ = series_of([StepLine(step=1, values={"reward": 1.0})]).logged()
     assert [each.name for each in found] == ["reward"]
 
 
 def test_what_is_logged_and_no_number_is_not_drawn():
     logged_values = {"a": "text", "b": True, "c": [1], "d": 10**400, "e": float("inf"), "f": 2}
-    found, _ = series.logged([StepLine(step=1, values=logged_values)])
+    found, _ = series_of([StepLine(step=1, values=logged_values)]).logged()
 
     assert {each.name: each.values for each in found} == {"d": [None], "e": [None], "f": [2.0]}
 
 
 def test_names_beyond_the_limit_are_counted():
     lines = [StepLine(step=1, values={f"v{at}": 1.0 for at in range(series.MOST_NAMES + 5)})]
-    found, left_out = series.logged(lines)
+    found, left_out = series_of(lines).logged()
     assert (len(found), left_out) == (series.MOST_NAMES, 5)
 
 

@@ -4,6 +4,7 @@ import pytest
 from logged import logged
 
 from elastic.observe.recovery_line import recovery_line
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 LINES = [StepLine(step=n, time=100.0 + n, generation=1, seconds=1.0) for n in range(1, 7)]
@@ -51,18 +52,18 @@ HUNG = logged(
     ],
 )
 def test_the_line_says_where_the_run_is_back_and_why(cause, signs, nodes, said):
-    line = recovery_line(history(cause, *signs, **nodes), LINES, 2)
+    line = recovery_line(history(cause, *signs, **nodes), columns_of(LINES), 2)
     assert line.startswith("back at step 7 after ")
     assert line.endswith(said)
 
 
 def test_a_start_is_no_recovery_and_a_recovery_without_a_new_step_is_none_yet():
     events = history("failure", KILLED)
-    assert recovery_line(events, LINES, 1) is None
-    assert recovery_line(events[:-1], LINES, 2) is None
+    assert recovery_line(events, columns_of(LINES), 1) is None
+    assert recovery_line(events[:-1], columns_of(LINES), 2) is None
 
 
 def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told_too():
     """At an object store a node has its own events alone."""
-    line = recovery_line(history("resume")[-3:], [], 2)
+    line = recovery_line(history("resume")[-3:], columns_of([]), 2)
     assert line == "back at step 7 after 0.16 s: resume, 0 steps lost"

@@ -9,6 +9,7 @@ from logged import logged
 from steps import NoPage
 
 from elastic.observe.slow_ranks import Tally, slow_ranks
+from elastic.observe.step_batch import batch_of
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, parse
 from elastic.system.clock import SystemClock
@@ -26,8 +27,7 @@ def line(step, own_s, generation=1):
 
 def costs_s(lines):
     tally = Tally()
-    for each in lines:
-        tally.add(each)
+    tally.add(batch_of([*lines]))
     return tally.costs_s()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_run import write_long_run
 
-from elastic.observe import metrics, read_columns
+from elastic.observe import metrics, metrics_files, step_reader
 from elastic.observe.log import read_events
-from elastic.observe.read_columns import read_columns as columns_in
+from elastic.observe.step_batch import ABSENT, StepBatch
 from elastic.observe.step_columns import columns_of
+from elastic.observe.step_reader import MOST_NAMES, StepReader, with_values
+from elastic.observe.step_reader import read_columns as columns_in
 from elastic.report.report import summarise
 
 numbers = st.one_of(
@@ -24,7 +27,21 @@ numbers = st.one_of(
     st.sampled_from([1e99, 1e101, 10**100, 2**63, 1.0, -0.0, True, None, "1", [1], {}]),
 )
 records = st.dictionaries(
-    st.sampled_from(["step", "epoch", "world_size", "generation", "time", "seconds", "audited", "loss", "x"]),
+    st.sampled_from(
+        [
+            "step",
+            "epoch",
+            "world_size",
+            "generation",
+            "time",
+            "seconds",
+            "audited",
+            "loss",
+            "x",
+            "an ä",
+            "value_0",
+        ]
+    ),
     numbers,
 )
 lines = st.one_of(
@@ -60,15 +77,88 @@ def test_the_columns_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path
     assert columns_in(path) == columns_of(metrics.read(path))
 
 
+def batches_of(reader):
+    return [*filter(None, reader.batches())]
+
+
+def joined(batches):
+    """All fields of all steps, with each value that a step logged."""
+    values = {
+        (step, name): value
+        for batch in batches
+        for name, found in batch.values.items()
+        for step, value in zip(batch.step, found, strict=True)
+        if value is not ABSENT
+    }
+    own = {
+        field.name: [value for batch in batches for value in getattr(batch, field.name)]
+        for field in fields(StepBatch)
+        if field.name != "values"
+    }
+    return own, {place: repr(value) for place, value in values.items()}
+
+
+@given(st.lists(lines, max_size=12))
+def test_the_values_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path_factory, found):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    path.write_bytes(b"\n".join([*found, b""]))
+    assert joined(batches_of(StepReader(path, with_values=True))) == joined([with_values(metrics.read(path))])
+
+
+@given(st.lists(lines, max_size=12), st.lists(st.integers(0, 400), max_size=4))
+def test_a_reader_that_comes_again_reads_each_line_once(tmp_path_factory, found, places):
+    """It comes whenever a part of the file is there, cut anywhere."""
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    text = b"\n".join([*found, b""])
+    reader, batches = StepReader(path, with_values=True), []
+    for place in [*sorted(places), len(text)]:
+        path.open("ab").write(text[path.stat().st_size if path.exists() else 0 : place])
+        batches += batches_of(reader)
+    assert joined(batches) == joined([with_values(metrics.read(path))])
+
+
+def test_a_reader_begins_again_where_a_newer_generation_has_a_file(tmp_path):
+    run = write_long_run(tmp_path / "run", 120)
+    path = run / "metrics.jsonl"
+    reader = StepReader(path)
+    first = [*reader.batches()]
+    metrics_files.begin(path, 7, path.read_bytes()[:0])
+    second, third = [*reader.batches()], [*reader.batches()]
+
+    assert first[0] is None and joined(first[1:])[0]["step"] == [*range(1, 121)]
+    assert second[0] is None and joined(second[1:])[0]["step"] == []
+    assert None not in third
+
+
+def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    names = [f"name {at}" for at in range(MOST_NAMES)]
+    for count in (MOST_NAMES, MOST_NAMES + 1):
+        path.write_text(
+            "".join(
+                json.dumps({"step": step} | dict.fromkeys([*names, "one more"][:count][:step], step))
+                + "\n"
+                for step in range(1, count + 2)
+            )
+        )
+        assert joined(batches_of(StepReader(path, with_values=True))) == joined(
+            [with_values(metrics.read(path))]
+        )
+
+
 def test_a_line_is_read_twice_only_where_it_is_no_line_of_a_step(tmp_path, monkeypatch):
     """Else the report would be right, and as slow as before."""
     parsed = []
-    original = read_columns.parse_lines
-    monkeypatch.setattr(read_columns, "parse_lines", lambda *given: parsed.append(1) or original(*given))
+    original = step_reader.parse_lines
+    monkeypatch.setattr(step_reader, "parse_lines", lambda *given: parsed.append(1) or original(*given))
     run = write_long_run(tmp_path / "run", 20_000)
 
-    assert columns_in(run / "metrics.jsonl") == columns_of(metrics.read(run / "metrics.jsonl"))
+    columns = columns_in(run / "metrics.jsonl")
+    read = joined(batches_of(StepReader(run / "metrics.jsonl", with_values=True)))
     assert parsed == []
+    lines = metrics.read(run / "metrics.jsonl")
+    assert columns == columns_of(lines)
+    assert read == joined([with_values(lines)])
 
 
 def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
@@ -82,7 +172,9 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
     assert [each.last_step for each in found.generations] == [50_000, 100_000, 120_000]
 
 
-@pytest.mark.parametrize("command", ["report", "status", "runs"])
+@pytest.mark.parametrize(
+    "command", ["report {} --json", "report {} --html {}.html", "watch {} --once", "status {}", "runs {}"]
+)
 def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
     """The most that the process ever had, beside that of a short run: 200 000 lines take 38 MB as
     text, and far more as objects.
@@ -91,7 +183,7 @@ def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
     for steps in (1000, 200_000):
         run = write_long_run(tmp_path / f"{steps}", steps)
         child = subprocess.Popen(
-            [sys.executable, "-m", "elastic.cli", command, str(run), "--json"],
+            [sys.executable, "-m", "elastic.cli", *command.replace("{}", str(run)).split()],
             stdout=subprocess.DEVNULL,
             cwd=Path(__file__).parents[2],
         )

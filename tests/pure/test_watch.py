@@ -8,7 +8,10 @@ from rich.console import Console
 
 from elastic.config.options import WatchOptions, parse_watch
 from elastic.errors import UsageError
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
+from elastic.report.picture.series import RunSeries
+from elastic.report.run_reader import ReadFiles
 from elastic.report.status import status
 from elastic.report.watch import drawn, view_of
 
@@ -36,7 +39,9 @@ LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
 
 
 def shown(events=EVENTS, lines=LINES, now=110.0):
-    view = view_of("runs/x", events, lines, status(events, lines[-1] if lines else None, {"a": 0.5}, now))
+    newest = lines[-1] if lines else None
+    files = ReadFiles(events=events, trained=columns_of(lines), series=RunSeries(), newest=newest)
+    view = view_of("runs/x", files, status(events, newest, {"a": 0.5}, now))
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(drawn(view))
     return view, out.getvalue()

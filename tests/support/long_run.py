@@ -72,7 +72,8 @@ def _line(step: int) -> str:
     return (
         f'{{"lr": {1e-3 / (1 + step * 1e-6)}, "step": {step}, "epoch": {(step - 1) // STEPS_OF_AN_EPOCH},'
         f' "loss": {2.0 + (step * 37 % 1009) / 1009}, "chain": "{step * 2654435761 % 2**64:016x}", "world_size": 2,'
-        f' "generation": {_generation(step)}, "time": {_time_s(step)}, "seconds": {STEP_S + (step * 7919 % 997) / 1e5}{audited}}}\n'
+        f' "generation": {_generation(step)}, "time": {_time_s(step)}, "seconds": {STEP_S + (step * 7919 % 997) / 1e5}{audited},'
+        f' "slowest_rank": {step * 31 % 7 % 2}, "slowest_s": {0.04 + (step * 13 % 101) / 1e5}, "others_s": 0.04}}\n'
     )
 
 

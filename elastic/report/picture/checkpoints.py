@@ -12,7 +12,8 @@ from statistics import median
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, of_kind
 from elastic.report.picture import series
-from elastic.report.picture.series import Point, Series
+from elastic.report.picture.series import Series
+from elastic.report.picture.thinned import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """The page of a run, or of two, made of the files in its folder and written as one file."""
 
+from contextlib import closing
 from pathlib import Path
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
-from elastic.observe.step_columns import columns_of
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import Difference, compare
@@ -14,6 +14,7 @@ from elastic.report.picture.page import page
 from elastic.report.picture.picture import Comparison, Picture, ReadRun, comparison, picture
 from elastic.report.picture.series import MOST_POINTS
 from elastic.report.report import summarise
+from elastic.report.run_reader import RunReader
 from elastic.report.status import status
 from elastic.report.tables import report_facts
 from elastic.system.clock import SystemClock
@@ -21,28 +22,36 @@ from elastic.system.files import replace_whole
 from elastic.system.untrusted import printable
 
 
-def draw(run: RunDir, most_points: int = MOST_POINTS) -> Picture:
-    """Raises OSError, and StoreFailed where the heartbeats are in a store that does not answer."""
-    now = SystemClock().wall()
-    events, lines = read_events(run.events), metrics.read(run.metrics)
-    trained = columns_of(lines)
-    report = summarise(events, trained, parent_of(run))
+def draw(run: RunDir, reader: RunReader | None = None) -> Picture:
+    """reader: of this run, where it was drawn before.
+
+    Raises OSError, and StoreFailed where the heartbeats are in a store that does not answer.
+    """
+    if reader is None:
+        with closing(RunReader(run)) as own:
+            return draw(run, own)
+    now, found = SystemClock().wall(), reader.read()
+    report = summarise(found.events, found.trained, parent_of(run))
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     read = ReadRun(
         name=run.url,
-        events=events,
-        lines=lines,
-        trained=trained,
+        events=found.events,
+        trained=found.trained,
+        series=found.series,
         report=report,
-        status=status(events, lines[-1] if lines else None, ages_s, now),
+        status=status(found.events, found.newest, ages_s, now),
         facts=report_facts(report),
     )
-    return picture(read, most_points)
+    return picture(read)
 
 
 def draw_pair(a: RunDir, b: RunDir) -> Comparison:
     """Raises as `draw`."""
-    return comparison(_difference(a, b), draw(a, MOST_POINTS // 2), draw(b, MOST_POINTS // 2))
+    with (
+        closing(RunReader(a, most_points=MOST_POINTS // 2)) as reader_a,
+        closing(RunReader(b, most_points=MOST_POINTS // 2)) as reader_b,
+    ):
+        return comparison(_difference(a, b), draw(a, reader_a), draw(b, reader_b))
 
 
 def write_page(shown: Picture | Comparison, text: str) -> str:

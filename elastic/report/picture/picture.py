@@ -5,20 +5,18 @@ here, and escaped where they are shown (page.py, static/).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic import events as kinds
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import Events, last
 from elastic.observe.step_columns import StepColumns
-from elastic.observe.step_line import StepLine
 from elastic.report.diff import Difference
-from elastic.report.picture import series
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
 from elastic.report.picture.headline import headline, time_went_to
-from elastic.report.picture.series import MOST_POINTS, Series
-from elastic.report.picture.slow_ranks import SlowRankShare, slow_ranks, slowest_series
+from elastic.report.picture.series import RunSeries, Series
+from elastic.report.picture.slow_ranks import SlowRankShare, slow_ranks
 from elastic.report.picture.timeline import Timeline, timeline
 from elastic.report.picture.words import short, shortened_at_front
 from elastic.report.report import Report
@@ -31,15 +29,16 @@ _MOST_FACT = 600  # letters of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRun:
-    """What its files say of a run, and what follows from that. trained: what counts of the lines.
+    """What its files say of a run, and what follows from that. trained, series: what counts of the
+    lines of metrics.
 
     facts: what the tables of `report` say, by label.
     """
 
     name: str
     events: Events
-    lines: Sequence[StepLine]
     trained: StepColumns
+    series: RunSeries
     report: Report
     status: Status
     facts: Mapping[str, str]
@@ -91,16 +90,12 @@ class Comparison:
     b: Picture
 
 
-def picture(run: ReadRun, most_points: int = MOST_POINTS) -> Picture:
-    """most_points: of each series."""
-    events, lines, report = run.events, run.lines, run.report
+def picture(run: ReadRun) -> Picture:
+    events, report = run.events, run.report
     spent = time_spent(events, run.trained)
     drawn = timeline(events, run.trained, report)
     began = drawn.began if drawn else 0.0
-    logged, names_left_out = series.logged(lines, most_points)
-    slowest, others = slowest_series(lines, most_points)
-    step_time = series.over_steps(lines, lambda line: line.seconds)
-    clock = series.over_steps(lines, lambda line: None if line.time is None else line.time - began)
+    logged, names_left_out = run.series.logged()
     return Picture(
         name=short(run.name),
         state=run.status.state,
@@ -115,10 +110,10 @@ def picture(run: ReadRun, most_points: int = MOST_POINTS) -> Picture:
         timeline=drawn,
         logged=logged,
         names_left_out=names_left_out,
-        step_time=series.of_points("step time", step_time, unit="s", most=most_points),
-        slowest=slowest,
-        others=others,
-        clock=series.of_points("clock", clock, unit="s", most=600),
+        step_time=run.series.step_time,
+        slowest=run.series.slowest,
+        others=run.series.others,
+        clock=run.series.clock(began),
         slow_ranks=slow_ranks(report),
         checkpoints=checkpoints(events, _pieces(drawn), began),
         facts={short(label): short(text, _MOST_FACT) for label, text in run.facts.items()},

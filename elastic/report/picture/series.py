@@ -1,23 +1,22 @@
-"""A series of any length becomes a few points, in which each spike and each gap is still there.
+"""What a chart draws of a run's steps: bounded in size, with each spike and each gap.
 
-Neighbouring points form a bucket; of each bucket stay the lowest, the highest, and the first
-without a finite value, which a chart shows as a gap. It does not promise the points in between, nor
-more than six digits of a value.
+It does not promise more than six digits of a value.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_batch import ABSENT, StepBatch
+from elastic.report.picture.thinned import Point, Thinned
 from elastic.report.picture.words import short
 
 MOST_POINTS = 1500  # of one series
 MOST_NAMES = 20  # of the recipe's own values
+_MOST_KEPT_NAMES = 200
+_MOST_COUNTED_NAMES = 10_000
 _DIGITS = 6
-
-Point = tuple[float, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,36 +37,111 @@ class Series:
 
 
 def of_points(name: str, points: Sequence[Point], *, unit: str = "", most: int = MOST_POINTS) -> Series:
-    bucket = 1 if len(points) <= most else math.ceil(len(points) / (most // 3))
-    shown = [*points] if bucket == 1 else _thinned(points, bucket)
-    gaps = [at for at, value in points if value is None]
+    thinned = Thinned(most)
+    thinned.extend([at for at, _ in points], [value for _, value in points])
+    return _of_thinned(name, thinned, unit=unit)
+
+
+class RunSeries:
+    """The steps of a run as they come; a batch may have any number of them."""
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        """most: points of each series."""
+        self._most = most
+        self._loss, self._has_loss = Thinned(most), False
+        self._of_names: dict[str, Thinned] = {}
+        self._numbers: dict[str, None] = {}  # names of numbers, in the order of their first one
+        self._own = {
+            "seconds": Thinned(most),
+            "slowest_s": Thinned(most),
+            "others_s": Thinned(most),
+            "time": Thinned(min(most, 600)),
+        }
+
+    def add(self, steps: StepBatch) -> None:
+        """The next steps."""
+        self._add_loss(steps.step, steps.loss)
+        for name, values in steps.values.items():
+            self._add_value(name, steps.step, values)
+        for key, values in (
+            ("seconds", steps.seconds),
+            ("slowest_s", steps.slowest_s),
+            ("others_s", steps.others_s),
+            ("time", steps.time),
+        ):
+            self._add_own(key, steps.step, values)
+
+    def logged(self) -> tuple[list[Series], int]:
+        """The loss, if there is one, and the numbers that the recipe logged, over steps.
+
+        Also says how many names were left out, since there are more than MOST_NAMES.
+        """
+        # A line has None for a loss that is not finite, and for none: of a recipe that logs none,
+        # all.
+        found = [_of_thinned("loss", self._loss)] if self._has_loss else []
+        shown = [name for name in self._numbers if name in self._of_names][:MOST_NAMES]
+        found += [_of_thinned(name, self._of_names[name]) for name in shown]
+        return found, len(self._numbers) - len(shown)
+
+    @property
+    def step_time(self) -> Series:
+        return _of_thinned("step time", self._own["seconds"], unit="s")
+
+    @property
+    def slowest(self) -> Series | None:
+        """Seconds of the slowest rank; None where no step says them."""
+        return self._of_ranks("slowest rank", "slowest_s")
+
+    @property
+    def others(self) -> Series | None:
+        """The median of the other ranks' own seconds; None where no step says them."""
+        return self._of_ranks("median of the others", "others_s")
+
+    def clock(self, began_s: float) -> Series:
+        """When a step ended, in seconds since `began_s`, which is in seconds since 1970."""
+        return _of_thinned("clock", self._own["time"], unit="s", since=began_s)
+
+    def _of_ranks(self, name: str, key: str) -> Series | None:
+        found = _of_thinned(name, self._own[key], unit="s")
+        return found if found.at else None
+
+    def _add_own(self, key: str, steps: list[int], values: list[float | None]) -> None:
+        """Steps without the value have no point."""
+        if None in values:
+            there = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+            steps, values = [step for step, _ in there], [value for _, value in there]
+        self._own[key].extend(steps, values)
+
+    def _add_loss(self, steps: list[int], found: list[Any]) -> None:
+        values = _numbers(found)
+        self._has_loss = self._has_loss or values.count(None) < len(values)
+        self._loss.extend(steps, values)
+
+    def _add_value(self, name: str, steps: list[int], found: list[Any]) -> None:
+        """Steps that did not log the name have no point."""
+        if ABSENT in found:
+            there = [(step, value) for step, value in zip(steps, found, strict=True) if value is not ABSENT]
+            steps, found = [step for step, _ in there], [value for _, value in there]
+        if not found:
+            return
+        if name in self._of_names or len(self._of_names) < _MOST_KEPT_NAMES:
+            self._of_names.setdefault(name, Thinned(self._most)).extend(steps, _numbers(found))
+        is_new = name not in self._numbers and len(self._numbers) < _MOST_COUNTED_NAMES
+        if is_new and not {int, float}.isdisjoint(map(type, found)):
+            self._numbers[name] = None
+
+
+def _of_thinned(name: str, thinned: Thinned, *, unit: str = "", since: float = 0.0) -> Series:
+    shown = thinned.points()
     return Series(
         name=short(name),
         unit=unit,
         at=[at for at, _ in shown],
-        values=[None if value is None else float(f"{value:.{_DIGITS}g}") for _, value in shown],
-        bucket=bucket,
-        gaps=len(gaps),
-        first_gap=gaps[0] if gaps else None,
+        values=[None if value is None else float(f"{value - since:.{_DIGITS}g}") for _, value in shown],
+        bucket=thinned.bucket,
+        gaps=thinned.gaps,
+        first_gap=thinned.first_gap,
     )
-
-
-def logged(lines: Sequence[StepLine], most: int = MOST_POINTS) -> tuple[list[Series], int]:
-    """The loss, if there is one, and the numbers that the recipe logged, over steps.
-
-    Also says how many names were left out, since there are more than MOST_NAMES.
-    """
-    names = _names(lines)
-    loss: list[Point] = [(line.step, number(line.loss)) for line in lines]
-    # A line has None for a loss that is not finite, and for none: of a recipe that logs none, all.
-    found = [("loss", loss)] if any(value is not None for _, value in loss) else []
-    found += [(name, _of_name(lines, name)) for name in names[:MOST_NAMES]]
-    return [of_points(name, points, most=most) for name, points in found], max(0, len(names) - MOST_NAMES)
-
-
-def over_steps(lines: Sequence[StepLine], value_of: Callable[[StepLine], float | None]) -> list[Point]:
-    """The steps that have the value."""
-    return [(line.step, value) for line in lines if (value := value_of(line)) is not None]
 
 
 def number(value: Any) -> float | None:
@@ -81,33 +155,7 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _names(lines: Sequence[StepLine]) -> list[str]:
-    """Those under which a number was logged, in the order of their first line."""
-    found: dict[str, None] = {}
-    for line in lines:
-        for name, value in line.values.items():
-            if name not in found and type(value) in (int, float):
-                found[name] = None
-    return [*found]
-
-
-def _of_name(lines: Sequence[StepLine], name: str) -> list[Point]:
-    return [(line.step, number(line.values[name])) for line in lines if name in line.values]
-
-
-def _thinned(points: Sequence[Point], bucket: int) -> list[Point]:
-    shown = [
-        point
-        for begin in range(0, len(points), bucket)
-        for point in _of_bucket(points[begin : begin + bucket])
-    ]
-    # The newest value is the one that a reader asks for first.
-    return shown if shown[-1] == points[-1] else [*shown, points[-1]]
-
-
-def _of_bucket(points: Sequence[Point]) -> Iterable[Point]:
-    """At most three, in their order."""
-    finite = [(value, index) for index, (_, value) in enumerate(points) if value is not None]
-    kept = {min(finite)[1], max(finite)[1]} if finite else set()
-    kept |= set([index for index, (_, value) in enumerate(points) if value is None][:1])
-    return [points[index] for index in sorted(kept)]
+def _numbers(values: list[Any]) -> list[float | None]:
+    # All at once where there is nothing to look for: a sum is finite only where all values are.
+    is_finite = {*map(type, values)} == {float} and math.isfinite(sum(values))
+    return values if is_finite else [*map(number, values)]

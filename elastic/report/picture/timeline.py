@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.logged_event import Events, by_generation, of_kind
 from elastic.observe.recovery import Recovery, Start, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 from elastic.report.picture.marks import Mark, both_ends, marks_of
@@ -106,12 +106,12 @@ def timeline(events: Events, trained: StepColumns, report: Report) -> Timeline |
 
 def _generations(events: Events, trained: StepColumns, report: Report, ends: float) -> list[Generation]:
     starts = of_kind(events, kinds.GenerationStarted)
-    steps = trained.counted
+    steps, own = trained.counted, by_generation(events)
     recoveries = iter(report.recoveries)
     return [
         _generation(
             start,
-            ends if after is None else _end(events, start, after),
+            ends if after is None else _end(own[start.generation], start, after),
             steps.get(start.generation),
             (starts[0].time, summary),
             # There is one for each generation that is not the start of the run.
@@ -121,8 +121,9 @@ def _generations(events: Events, trained: StepColumns, report: Report, ends: flo
     ]
 
 
-def _end(events: Events, start: Start, after: Start) -> float:
-    stop = planned_stop(events, start, after)
+def _end(own: Events, start: Start, after: Start) -> float:
+    """own: events of the generation of `start`."""
+    stop = planned_stop(own, start, after)
     return after.time if stop is None else min(stop.time, after.time)
 
 

@@ -1,0 +1,66 @@
+"""What a run's files say of it, as often as it is asked; each line is read once.
+
+Events are read before steps, which are written first: the step that an event tells of is there. It
+does not promise that a file which was removed keeps its part.
+"""
+
+from dataclasses import dataclass
+
+from elastic.config.run_dir import RunDir
+from elastic.observe.log import EventsReader
+from elastic.observe.logged_event import Events
+from elastic.observe.step_batch import StepBatch
+from elastic.observe.step_columns import StepColumns
+from elastic.observe.step_line import StepLine
+from elastic.observe.step_reader import StepReader
+from elastic.report.picture.series import MOST_POINTS, RunSeries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFiles:
+    """trained, series: what counts of the lines of metrics. newest: the last of them."""
+
+    events: Events
+    trained: StepColumns
+    series: RunSeries
+    newest: StepLine | None
+
+
+class RunReader:
+    def __init__(self, run: RunDir, *, most_points: int = MOST_POINTS) -> None:
+        """most_points: of each series."""
+        self._events = EventsReader(run.events)
+        self._steps = StepReader(run.metrics, with_values=True)
+        self._most_points = most_points
+        self._newest: StepLine | None = None
+        self._begin()
+
+    def read(self) -> ReadFiles:
+        """Raises OSError."""
+        events = self._events.read()
+        for batch in self._steps.batches():
+            if batch is None:
+                self._begin()
+            elif batch.step:
+                self._trained.add(batch)
+                self._series.add(batch)
+                self._newest = _last_of(batch)
+        return ReadFiles(events=events, trained=self._trained, series=self._series, newest=self._newest)
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def _begin(self) -> None:
+        self._trained, self._series = StepColumns(), RunSeries(self._most_points)
+        self._newest = None
+
+
+def _last_of(batch: StepBatch) -> StepLine:
+    return StepLine(
+        step=batch.step[-1],
+        loss=batch.loss[-1],
+        world_size=batch.world_size[-1],
+        generation=batch.generation[-1],
+        time=batch.time[-1],
+        seconds=batch.seconds[-1],
+    )
