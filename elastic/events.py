@@ -422,10 +422,12 @@ class RunInterrupted(Event):
     """An agent was told to leave, or could not form a generation in time.
 
     `step` is that of the newest committed checkpoint. If that is the last step that was trained,
-    the exit code is 75.
+    the exit code is 75. reason: for a reader. gave_up: whether nobody asked it to leave.
     """
 
     step: int
+    reason: str = ""
+    gave_up: bool = False
 
 
 # The last events of an agent: its node is gone then, however young its heartbeat. Where the run is

@@ -57,6 +57,7 @@ class NodeAgent(LocalElasticAgent):
     far as this one knows it.
     cut_short: some of its workers ended otherwise than by finishing or draining.
     others_go_on: it left, and other members of its last generation go on with its state.
+    gave_up: it waited in vain for others, or for the backend.
     """
 
     end: RunEnd
@@ -80,7 +81,7 @@ class NodeAgent(LocalElasticAgent):
         # every start.
         super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
         self.failure: WorkerFailure | None = None
-        self.cut_short = self.others_go_on = self._has_trained = False
+        self.cut_short = self.others_go_on = self.gave_up = self._has_trained = False
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
@@ -139,6 +140,7 @@ class NodeAgent(LocalElasticAgent):
                 # Or the others completed the run while this node slept, and the place to meet ended
                 # with its host.
                 is_finished = has_recorded_end(parts.settings.run)
+                self.gave_up = True
                 end = RunEnd(exit_code=EXIT_COMPLETE if is_finished else EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
                 # GroupEnded: the run ended while this node was not in the group. Or the group's

@@ -93,7 +93,7 @@ def _print_unreached(parts: AgentParts, last_step: int) -> None:
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     reason, code = agent.end.reason, EXIT_FAILED
-    parts.log.record(RunInterrupted(step=saved_step))
+    parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))
     if parts.final_checkpoint.differences:
         text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
     elif not parts.settings.imports_library and agent.cut_short:

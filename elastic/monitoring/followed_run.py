@@ -15,12 +15,9 @@ from elastic.observe.step_line import StepLine
 
 
 class FollowedRun:
-    """changes: grows with each poll that found something."""
-
     def __init__(self, run: RunDir, node: str) -> None:
         self.totals = RunTotals()
         self.metrics = FollowedMetrics(run.metrics_of(node))
-        self.changes = 0
         self._events = FollowedEvents(run.events)
 
     @property
@@ -31,12 +28,10 @@ class FollowedRun:
     def poll(self) -> Iterator[StepLine | WentBack]:
         """What became of the steps since the last poll. Raises OSError for what cannot be read."""
         for file, logged in self._events.poll():
-            self.changes += 1
             self.totals.add_event(file, logged)
         if not self._events.is_at_end:
             return
         for item in self.metrics.poll():
-            self.changes += 1
             if isinstance(item, StepLine):
                 self.totals.add_line(item)
             yield item

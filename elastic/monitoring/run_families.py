@@ -17,7 +17,7 @@ from prometheus_client.core import (
 
 from elastic.monitoring.followed_run import FollowedRun
 from elastic.monitoring.run_totals import Histogram, RunTotals
-from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent, time_spent_in
+from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent, time_spent_in
 from elastic.observe.recovery import Start
 from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
@@ -28,12 +28,17 @@ CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks d
 RESULTS = ("committed", "failed", "fenced")
 
 
-def run_families(run: FollowedRun, *, labels: dict[str, str], about: dict[str, str]) -> list[Metric]:
-    """labels: of every series. about: of `elastic_run_info` beside them."""
+def run_families(
+    run: FollowedRun, *, labels: dict[str, str], about: dict[str, str], now_s: float
+) -> list[Metric]:
+    """labels: of every series. about: of `elastic_run_info` beside them.
+
+    now_s: seconds since 1970.
+    """
     made = _Families(labels)
     totals, newest = run.totals, run.metrics.newest
     marks = totals.marks()
-    spent = time_spent_in(marks, run.metrics.generations, totals.newest_s)
+    spent = time_spent_in(marks, run.metrics.generations, totals.seen_s, now_s)
     return [
         *made.info("elastic_run", "The run, and the agent that exports its series.", about),
         *_steps(made, totals, newest),
@@ -145,11 +150,11 @@ def _time(made: _Families, spent: TimeSpent) -> Iterator[Metric]:
         )
     yield from made.gauge(
         "elastic_run_duration_seconds",
-        "Time of the run up to its newest event, without planned pauses.",
+        "Time of the run until now, without planned pauses.",
         spent.wall_s,
     )
     yield from made.gauge("elastic_useful_seconds", "Time in steps that count.", spent.useful_s)
-    kinds = dict.fromkeys(["start", *CAUSES, BETWEEN_STEPS, END], 0.0) | spent.badput_s
+    kinds = dict.fromkeys(["start", *CAUSES, BETWEEN_STEPS, DOWN, END], 0.0) | spent.badput_s
     yield from made.gauges(
         "elastic_badput_seconds",
         "The other time, by what it went to.",

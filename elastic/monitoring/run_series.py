@@ -39,7 +39,6 @@ class RunSeries:
         self._labels, self._about = labels, about
         self._report = report
         self._run: FollowedRun | None = None
-        self._shown = -1
         self._has_reported = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="run-series", daemon=True)
@@ -53,9 +52,9 @@ class RunSeries:
             run = self._run
             if run is None or not self._is_ours:
                 return []
-            if run.is_caught_up and run.changes != self._shown:
-                self._families = run_families(run, labels=self._labels, about=self._about)
-                self._shown = run.changes
+            if run.is_caught_up:
+                now_s = self._parts.clock.wall()
+                self._families = run_families(run, labels=self._labels, about=self._about, now_s=now_s)
             return self._families
         finally:
             self._lock.release()
@@ -94,7 +93,7 @@ class RunSeries:
                 return
             if self._run is None:
                 settings = self._parts.settings
-                self._run, self._shown = FollowedRun(settings.run, settings.node), -1
+                self._run = FollowedRun(settings.run, settings.node)
             for _ in self._run.poll():
                 pass
             if self._run.is_caught_up:

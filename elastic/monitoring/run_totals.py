@@ -56,14 +56,14 @@ class Recovered:
 
 
 class RunTotals:
-    """steps: the highest step that was ever done. newest_s: the time of the newest event.
+    """steps: the highest step that was ever done. saving_s: what committed checkpoints took.
 
     recovered: recoveries that are over, in the order in which they were counted.
     """
 
     def __init__(self) -> None:
         self.steps = self.lost_steps = 0
-        self.newest_s = self.saving_s = 0.0
+        self.saving_s = 0.0
         self.step_time = Histogram(STEP_BOUNDS_S)
         self.recovered: list[Recovered] = []
         self.recovery_time: dict[str, Histogram] = {}
@@ -75,6 +75,7 @@ class RunTotals:
         self._pace_of = 0
         self._nodes: dict[int, dict[int, str]] = defaultdict(dict)  # by generation and rank
         self._observed = 0  # the highest step whose line was added
+        self._seen = defaultdict[int, dict[str, float]](dict)
         self._signs = _ByGeneration()
         self._marks = _ByGeneration()
         self._marks_in_order: Events | None = None
@@ -92,7 +93,7 @@ class RunTotals:
 
     def add_event(self, file: str, logged: LoggedEvent[Event]) -> None:
         """file: that which has it; events of one file come in their order."""
-        self.newest_s = max(self.newest_s, logged.time)
+        self._seen[logged.generation][file] = logged.time
         event = logged.event
         if isinstance(event, _SIGNS):
             self._signs[logged.generation][file].append(logged)
@@ -131,6 +132,11 @@ class RunTotals:
             SlowRank(rank=rank, node=nodes.get(rank, ""), share=min(1.0, cost_s / seconds))
             for rank, cost_s in sorted(self._pace.costs_s().items())
         ]
+
+    @property
+    def seen_s(self) -> dict[int, float]:
+        """By generation, the time of its last event; seconds since 1970."""
+        return {generation: max(by_file.values()) for generation, by_file in self._seen.items()}
 
     def marks(self) -> Events:
         """Where generations began and agents left, in order."""

@@ -1,13 +1,14 @@
 """Where a run's time went: into steps that count, or what it was lost to. No part is negative.
 
-The time is that from the first generation's start to the last event or step. A planned stop of the
-whole run is not part of that time, a crash of all nodes is: the user chose the one, the other is
-what goodput is there to show. The rest is divided at marks in each generation, its first and its
-last step that counts, so that the parts add up to the whole where the nodes' clocks agree:
+The time is that from the first generation's start to the last sign of life, or to now where the run
+goes on. A planned stop of the whole run is not part of that time, a crash of all nodes is: the user
+chose the one, the other is what goodput is there to show. The rest is divided at marks in each
+generation, its first and its last step that counts, and the parts make up the whole:
 
     start ── its cause ──> first step ── between steps ──> last step ── next cause ──> next start
 
 It does not promise precision across nodes: each event carries the clock of the node that wrote it.
+Where a clock was set back, a part that would be negative counts as nothing.
 """
 
 from collections import defaultdict
@@ -21,59 +22,90 @@ from elastic.observe.recovery import Start, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
+DOWN = "down"
 END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
-    """wall_s: seconds of the run. useful_s: those in steps that count.
+    """useful_s: seconds in steps that count. paused_s: those of planned stops, which are no part of
+    the run's time.
 
     badput_s: the others, by what they went to. The cause of a generation (start, failure, node
     lost, node joined, node left, resume) has the time from the last step that counts before it to
-    the first one in it: steps that were lost, detection, rendezvous, restore. `between steps` has
-    evaluations, saves and what else the loop does there; `end` what follows the last step.
+    the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
+    which no node was left, from the last sign of life to the command that resumed; steps that were
+    lost behind that sign are in it. `between steps` has evaluations, saves and what else the loop
+    does there; `end` what follows the last step.
     """
 
-    wall_s: float
     useful_s: float
     badput_s: dict[str, float]
+    paused_s: float
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of the run."""
+        return self.useful_s + sum(self.badput_s.values())
 
     @property
     def goodput(self) -> float | None:
-        # Steps that claim more time than passed come from clocks that disagree.
-        return min(1.0, self.useful_s / self.wall_s) if self.wall_s > 0 else None
+        """The share of useful seconds, 0 to 1."""
+        return self.useful_s / self.wall_s if self.wall_s > 0 else None
 
 
-def time_spent(events: Events, trained: StepColumns) -> TimeSpent | None:
-    """None before the first generation."""
-    newest_s = max((each.time for each in events), default=0.0)
-    return time_spent_in(events, trained.counted, newest_s)
+def time_spent(events: Events, trained: StepColumns, now_s: float | None = None) -> TimeSpent | None:
+    """None before the first generation. now_s: where the run goes on, seconds since 1970."""
+    seen_s = {generation: last_seen_s(own) for generation, own in by_generation(events).items()}
+    return time_spent_in(events, trained.counted, seen_s, now_s)
 
 
-def time_spent_in(events: Events, steps: Mapping[int, GenerationSteps], newest_s: float) -> TimeSpent | None:
+def last_seen_s(own: Events) -> float:
+    """own: events of one generation, in order. By each node's clock as it was at last."""
+    return max({each.node: each.time for each in own}.values())
+
+
+def time_spent_in(
+    events: Events,
+    steps: Mapping[int, GenerationSteps],
+    seen_s: Mapping[int, float],
+    now_s: float | None = None,
+) -> TimeSpent | None:
     """The same where steps were added up as they came.
 
-    events: at least those of generations that start, and of agents that leave. newest_s: the time
-    of the newest event of any kind.
+    events: at least those of generations that start, and of agents that leave. seen_s: by
+    generation, the time of its last event of any kind.
     """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
     own = by_generation(events)
-    end = max([newest_s, *(each.end for each in list(steps.values())[-1:])])
     badput_s: dict[str, float] = defaultdict(float)
-    pauses_s = 0.0
+    paused_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
-        pause_s = 0.0 if after is None else _pause_s(own[start.generation], start, after)
-        pauses_s += pause_s
-        until = end if after is None else after.time
-        for kind, seconds in _lost_s(start, after, steps, until - pause_s):
+        last_s = last_sign_s(start, steps.get(start.generation), seen_s)
+        until = max(last_s, now_s or 0.0) if after is None else after.time
+        away_s = 0.0
+        if after is not None and after.event.cause == "resume":
+            stop = planned_stop(own[start.generation], start, after)
+            away_s = max(0.0, until - (last_s if stop is None else stop.time))
+            if stop is None:
+                badput_s[DOWN] += away_s
+            else:
+                paused_s += away_s
+        for kind, seconds in _lost_s(start, after, steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
-        wall_s=end - starts[0].time - pauses_s,
         useful_s=sum(each.seconds for each in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
+        paused_s=paused_s,
     )
+
+
+def last_sign_s(start: Start, own: GenerationSteps | None, seen_s: Mapping[int, float]) -> float:
+    """When something of the generation was seen last: an event, or a step that counts."""
+    seen = seen_s.get(start.generation, start.time)
+    return max(seen, start.time if own is None else own.end)
 
 
 def _lost_s(
@@ -88,12 +120,3 @@ def _lost_s(
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),
         (END if after is None else after.event.cause, until - own.end),
     ]
-
-
-def _pause_s(own: Events, before: Start, after: Start) -> float:
-    """How long the run lay still between a planned stop and the generation that resumed it.
-
-    own: events of the generation before.
-    """
-    stop = planned_stop(own, before, after)
-    return 0.0 if stop is None else max(0.0, after.time - stop.time)

@@ -73,7 +73,8 @@ def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kin
     """
     if after.event.cause != "resume":
         return None
-    return last(in_generation(events, before.generation), kinds.RunInterrupted)
+    stop = last(in_generation(events, before.generation), kinds.RunInterrupted)
+    return None if stop is None or stop.event.gave_up else stop
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:

@@ -5,8 +5,8 @@ The runs stay as they are. Nothing here imports torch, which would take longer t
 """
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed, UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.observe.step_reader import read_columns
@@ -69,7 +69,13 @@ def _draw(html: str, runs: list[RunDir]) -> int:
 
 
 def _report(run: RunDir) -> Answer:
-    found = summarise(read_events(run.events), read_columns(run.metrics), parent_of(run))
+    events, trained = read_events(run.events), read_columns(run.metrics)
+    now = SystemClock().wall()
+    ages_s: Mapping[str, float] = {}
+    with suppress(StoreFailed):  # what it would say is how long the run has stood still
+        ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
+    is_running = status(events, metrics.newest(run.metrics), ages_s, now).state == "running"
+    found = summarise(events, trained, parent_of(run), now if is_running else None)
     return found, tables.report_tables(run.url, found), True
 
 

@@ -150,18 +150,22 @@ class Report:
 
 
 def summarise(
-    events: Events, lines: Sequence[StepLine] | StepColumns, parent: Parent | None = None
+    events: Events,
+    lines: Sequence[StepLine] | StepColumns,
+    parent: Parent | None = None,
+    now_s: float | None = None,
 ) -> Report:
     """`events` as `read_events` gives them, `lines` of metrics in the order of their steps, or what
     counts of them.
 
-    parent: what the run began from, if that was another run.
+    parent: what the run began from, if that was another run. now_s: seconds since 1970, where the
+    run goes on.
     """
     trained = lines if isinstance(lines, StepColumns) else columns_of(lines)
     finished = last(events, kinds.RunFinished)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
-    spent = time_spent(events, trained)
+    spent = time_spent(events, trained, now_s)
     steps = trained.last_step
     return Report(
         finished=finished is not None,

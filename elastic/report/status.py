@@ -34,9 +34,9 @@ class Status:
 
     state: `finished`; `running` while an agent is alive; else what became of the newest generation:
     `failed`, `drained` (an agent left it as planned, and saved what it could) or `interrupted` (its
-    agents died without a last event: a power cut, a SIGKILL). The same command resumes a run that
-    is drained or interrupted. steps: None until the recipe has said how long the run is. stopped:
-    where the recipe ended a finished run early.
+    agents died without a last event, as by a power cut or a SIGKILL, or waited in vain for others).
+    The same command resumes a run that is drained or interrupted. steps: None until the recipe has
+    said how long the run is. stopped: where the recipe ended a finished run early.
     """
 
     state: str
@@ -85,7 +85,8 @@ def _state(events: Events, *, alive: bool) -> str:
         return "running"
     start = last(events, kinds.GenerationStarted)
     current = in_generation(events, start.generation if start else 0)
-    return "drained" if last(current, kinds.RunInterrupted) else "interrupted"
+    left = of_kind(current, kinds.RunInterrupted)
+    return "drained" if any(not each.event.gave_up for each in left) else "interrupted"
 
 
 def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:

@@ -18,7 +18,7 @@ from rich.text import Text
 from elastic import events as kinds
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
-from elastic.observe.goodput import TimeSpent, time_spent
+from elastic.observe.goodput import DOWN, END, TimeSpent, time_spent
 from elastic.observe.logged_event import Events
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
@@ -105,10 +105,11 @@ def _look(run: RunDir, reader: RunReader) -> View:
                 files = own.read()
         else:
             files = reader.read()
-    return view_of(run.url, files, status(files.events, files.newest, ages_s, now))
+    return view_of(run.url, files, status(files.events, files.newest, ages_s, now), now)
 
 
-def view_of(name: str, files: ReadFiles, found: Status) -> View:
+def view_of(name: str, files: ReadFiles, found: Status, now_s: float) -> View:
+    """now_s: seconds since 1970."""
     events, trained = files.events, files.trained
     recent = trained.seconds[-_RECENT_STEPS:]
     return View(
@@ -116,7 +117,7 @@ def view_of(name: str, files: ReadFiles, found: Status) -> View:
         status=found,
         loss=None if files.newest is None else files.newest.loss,
         step_s=median(recent) if recent else None,
-        spent=time_spent(events, trained),
+        spent=time_spent(events, trained, now_s if found.state == "running" else None),
         slow=slow_ranks(events, trained.paces),
         lately=_lately(events, trained),
     )
@@ -157,6 +158,8 @@ def _title(view: View) -> Text:
     return Text.assemble((short(view.name), "bold"), "  ", (view.status.state, _STYLES[view.status.state]))
 
 
+# What time went to, where the name alone says too little.
+_LOST = {END: "since the last step", DOWN: "without a node"}
 # Foreign texts are shown as `Text`, without markup.
 _STYLES = {
     "running": "green",
@@ -195,7 +198,7 @@ def _facts(view: View) -> Table:
     }
     if spent is not None and spent.badput_s:
         lost = sorted(spent.badput_s.items(), key=lambda part: -part[1])
-        rows["lost to"] = ", ".join(f"{short(kind)} {duration(seconds)}" for kind, seconds in lost)
+        rows["lost to"] = ", ".join(f"{duration(seconds)} {_LOST.get(kind, short(kind))}" for kind, seconds in lost)
     if view.slow:
         rows["slow"] = ", ".join(
             f"rank {each.rank} on {short(each.node)} (the others wait for it {each.share:.0%} of the time)"

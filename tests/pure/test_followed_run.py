@@ -217,7 +217,7 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
         assert totals.steps >= report.steps
     assert [each.recovery for each in late.totals.recovered] == over
     for each in (followed, late):
-        spent = time_spent_in(each.totals.marks(), each.metrics.generations, each.totals.newest_s)
+        spent = time_spent_in(each.totals.marks(), each.metrics.generations, each.totals.seen_s)
         expected = time_spent(events, columns_of(lines))
         assert spent.wall_s == pytest.approx(expected.wall_s)
         assert spent.useful_s == pytest.approx(expected.useful_s)

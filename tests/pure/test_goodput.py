@@ -55,6 +55,34 @@ def test_a_planned_stop_takes_no_time():
     assert (found.wall_s, found.useful_s, found.badput_s) == (6.0, 3.0, {"resume": 3.0})
 
 
+@pytest.mark.parametrize("gave_up", [None, True])
+def test_the_time_in_which_no_node_was_left_is_told_apart(gave_up):
+    """All nodes die 2 s after the last step, or give up then; the command comes again at 1000."""
+    left = logged("run_interrupted", 104.0, 1, step=2, gave_up=True)
+    died = logged("checkpoint_committed", 104.0, 1, step=2, size_bytes=1, seconds=0.1, digest="d")
+    events = [started(100.0, 1, "start"), left if gave_up else died, started(1000.0, 2, "resume")]
+    found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)]))
+    assert (found.paused_s, found.useful_s) == (0.0, 3.0)
+    assert found.badput_s == {"down": 896.0, "resume": 3.0}
+
+
+def test_a_clock_that_was_set_back_makes_no_share_larger_than_the_whole():
+    """An hour back, after the second of four steps."""
+    lines = [step(1, 5001.0, 1), step(2, 5002.0, 1), step(3, 1403.0, 1), step(4, 1404.0, 1)]
+    events = [
+        started(5000.0, 1, "start"),
+        logged("checkpoint_committed", 5002.0, step=2, size_bytes=1, seconds=0.1, digest="d"),
+        logged("checkpoint_committed", 1405.0, step=4, size_bytes=1, seconds=0.1, digest="d"),
+    ]
+    found = time_spent(events, columns_of(lines))
+    assert (found.wall_s, found.useful_s) == (pytest.approx(5.0), 4.0)
+
+
+def test_a_run_that_waits_for_nodes_loses_time_until_now():
+    events, lines = [started(100.0, 1, "start")], columns_of([step(1, 101.0, 1)])
+    assert time_spent(events, lines, now_s=161.0).badput_s == {"end": 60.0}
+
+
 def test_before_the_first_generation_nothing_is_known():
     assert time_spent([logged("fault_injected", 1.0, fault="kill", step=0)], columns_of([])) is None
 
@@ -86,7 +114,9 @@ def test_the_parts_add_up_to_the_whole(history):
     stops = [(planned_stop(events, *pair), pair[1]) for pair in pairwise(starts)]
     pauses_s = sum(after.time - stop.time for stop, after in stops if stop is not None)
     last_s = max(each.time for each in [*events, *lines[-1:]])
+    assert found.paused_s == pytest.approx(pauses_s)
     assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
+    assert time_spent(events, columns_of(lines), last_s + 7.0).wall_s == pytest.approx(found.wall_s + 7.0)
 
 
 @given(histories(), st.lists(st.floats(-1000.0, 1000.0), min_size=20, max_size=20))

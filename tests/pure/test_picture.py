@@ -39,6 +39,7 @@ def drawn(events, lines, name="runs/x"):
         events=events,
         trained=trained,
         series=series_of(lines),
+        now_s=None,
         report=report,
         status=status(events, lines[-1] if lines else None, {}, BEGAN + 1e7),
         facts=report_facts(report),

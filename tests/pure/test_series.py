@@ -62,7 +62,7 @@ def families_of(run):
     followed = FollowedRun(run, "a")
     for _ in followed.poll():
         pass
-    return run_families(followed, labels=LABELS, about={"recipe": "train.py"})
+    return run_families(followed, labels=LABELS, about={"recipe": "train.py"}, now_s=0.0)
 
 
 def value(families, name, **labels):

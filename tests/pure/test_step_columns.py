@@ -136,8 +136,7 @@ def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_pa
     for count in (MOST_NAMES, MOST_NAMES + 1):
         path.write_text(
             "".join(
-                json.dumps({"step": step} | dict.fromkeys([*names, "one more"][:count][:step], step))
-                + "\n"
+                json.dumps({"step": step} | dict.fromkeys([*names, "one more"][:count][:step], step)) + "\n"
                 for step in range(1, count + 2)
             )
         )

@@ -41,7 +41,7 @@ LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
 def shown(events=EVENTS, lines=LINES, now=110.0):
     newest = lines[-1] if lines else None
     files = ReadFiles(events=events, trained=columns_of(lines), series=RunSeries(), newest=newest)
-    view = view_of("runs/x", files, status(events, newest, {"a": 0.5}, now))
+    view = view_of("runs/x", files, status(events, newest, {"a": 0.5}, now), now)
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(drawn(view))
     return view, out.getvalue()
@@ -59,7 +59,8 @@ def test_a_run_that_trains_is_shown_with_what_happened_lately():
         "generation 2 (failure): 2 workers on 2 nodes",
         "back at step 7 after 1.30 s: rank 1 was killed by SIGKILL, 0 steps lost",
         "checkpoint of step 7 committed",
-        "goodput          82.4%",
+        "goodput          70.0%",
+        "1.8\u202fs since the last step",
     ):
         assert part in text
 

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util.tensor_util import make_ndarray
 
 from elastic.config.run_dir import RunDir
+from elastic.system.clock import SystemClock
 
 
 def agent(
@@ -22,6 +23,7 @@ def agent(
         group=SimpleNamespace(is_first=is_first),
         health=SimpleNamespace(generation=2, still_s=0.5),
         console=SimpleNamespace(print_line=print_line),
+        clock=SystemClock(),
         step=3,
     )
 

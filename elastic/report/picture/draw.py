@@ -31,15 +31,18 @@ def draw(run: RunDir, reader: RunReader | None = None) -> Picture:
         with closing(RunReader(run)) as own:
             return draw(run, own)
     now, found = SystemClock().wall(), reader.read()
-    report = summarise(found.events, found.trained, parent_of(run))
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
+    state = status(found.events, found.newest, ages_s, now)
+    now_s = now if state.state == "running" else None
+    report = summarise(found.events, found.trained, parent_of(run), now_s)
     read = ReadRun(
         name=run.url,
         events=found.events,
         trained=found.trained,
         series=found.series,
         report=report,
-        status=status(found.events, found.newest, ages_s, now),
+        status=state,
+        now_s=now_s,
         facts=report_facts(report),
     )
     return picture(read)

@@ -30,7 +30,7 @@ _MOST_FACT = 600  # letters of each
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRun:
     """What its files say of a run, and what follows from that. trained, series: what counts of the
-    lines of metrics.
+    lines of metrics. now_s: where the run goes on, seconds since 1970.
 
     facts: what the tables of `report` say, by label.
     """
@@ -39,6 +39,7 @@ class ReadRun:
     events: Events
     trained: StepColumns
     series: RunSeries
+    now_s: float | None
     report: Report
     status: Status
     facts: Mapping[str, str]
@@ -92,7 +93,7 @@ class Comparison:
 
 def picture(run: ReadRun) -> Picture:
     events, report = run.events, run.report
-    spent = time_spent(events, run.trained)
+    spent = time_spent(events, run.trained, run.now_s)
     drawn = timeline(events, run.trained, report)
     began = drawn.began if drawn else 0.0
     logged, names_left_out = run.series.logged()
