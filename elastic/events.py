@@ -30,7 +30,8 @@ class Event:
 class RunStarted(Event):
     """Rank 0 begins to train: once in each generation, despite the name.
 
-    `steps` is the last step of the run.
+    `steps` is the last step of the run; `epochs` counts the last one too where the run ends within
+    it. steps_per_epoch: None where epochs have different lengths, or another version wrote it.
     """
 
     steps: int
@@ -38,6 +39,13 @@ class RunStarted(Event):
     seed: int
     global_batch: int
     shards: int
+    steps_per_epoch: int | None = None
+
+    def epochs_done(self, step: int) -> int:
+        """How many are complete after a step; an estimate where they have different lengths."""
+        if self.steps_per_epoch:
+            return step // self.steps_per_epoch
+        return step * self.epochs // self.steps if self.steps else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +154,15 @@ class Restored(Event):
     """Written by rank 0; `lost_steps` are the steps that are done a second time.
 
     `source`: snapshot (every node had the state in memory), peer (some nodes received it from
-    another node's memory), checkpoint, or none (the run starts from its seed).
+    another node's memory), checkpoint, or none (the run starts from its seed). last_step_s: when
+    the newest step ended that was there, in seconds since 1970: its line may be lost by now.
     """
 
     step: int
     source: str
     lost_steps: int
     seconds: float
+    last_step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
         return EXIT_COMPLETE
     stopped = read_stop(settings)
     if parts.group.is_first and not parts.group.is_fenced and not has_recorded_end(run):
-        length = started.event
-        epochs = length.epochs if stopped is None else last.step * length.epochs // length.steps
+        epochs = started.event.epochs_done(last.step)
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))
     what = f"complete: {last.step} steps" if stopped is None else str(stopped)
     failed = logged_event.of_kind(events, WorkerFailed)

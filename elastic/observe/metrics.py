@@ -5,6 +5,7 @@ One process writes it at a time: rank 0 of the newest generation, which calls `r
 (metrics_files.py). It does not promise that the newest lines survive a power cut before `sync`.
 """
 
+import json
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -12,15 +13,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elastic.errors import UsageError
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.files import make_folders, read_if_there, replace_whole
-from elastic.system.growing_file import AppendedFile, last_lines, lines_of
+from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 4096  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
+_MOST_VALUES_BYTES = LINE_LIMIT_BYTES - 48_576  # the rest of a line is far smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,12 @@ class Rewound:
     last: StepLine | None = None
     dropped: tuple[StepLine, ...] = ()
     missing: int = 0
+
+    @property
+    def newest_s(self) -> float | None:
+        """When the highest step ended that was there, in seconds since 1970; None if unknown."""
+        lines = [line for line in (self.last, *self.dropped[-1:]) if line is not None]
+        return next((line.time for line in lines if line.step == self.highest), None)
 
 
 class Metrics:
@@ -57,10 +66,17 @@ class Metrics:
         """Write one line.
 
         A full or failing disk costs the line, not the training, and one message on stderr. Raises
-        TypeError if the recipe logged a value that is not JSON, such as a tensor.
+        TypeError if the recipe logged a value that is not JSON, such as a tensor, and UsageError if
+        it logged so much that no reader would take the line.
         """
+        record = line.to_json()
+        if line.values and len(json.dumps(line.values)) > _MOST_VALUES_BYTES:
+            raise UsageError(
+                f"step.log: expected at most {_MOST_VALUES_BYTES // 1000} kB of values in a step, found more in step"
+                f" {line.step}; log numbers, and write what is larger into a file of your own"
+            )
         with self._disk_errors_reported():
-            self._file.append(line.to_json())
+            self._file.append(record)
             self._show()
 
     def rewind(self, step: int) -> Rewound:

@@ -68,13 +68,15 @@ class Recovery:
 def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
     """The planned stop of the whole run between two generations, if there was one.
 
-    One node that leaves while others train on writes the same event, with the number of the
-    generation that it left. But then the next generation is no resume.
+    Every node of the generation was told to leave, and left. One that leaves while others train on
+    writes the same event; where those crash before they have formed a generation without it, it was
+    a crash.
     """
     if after.event.cause != "resume":
         return None
-    stop = last(in_generation(events, before.generation), kinds.RunInterrupted)
-    return None if stop is None or stop.event.gave_up else stop
+    left = of_kind(in_generation(events, before.generation), kinds.RunInterrupted)
+    planned = {each.node for each in left if not each.event.gave_up}
+    return left[-1] if left and planned.issuperset(before.event.nodes) else None
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
@@ -95,7 +97,10 @@ def recovery_of(events: Events, trained: StepColumns, before: Start | None, star
     restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
     fault_s, end_s = None, None
     if before is not None and planned_stop(events, before, start) is None:
-        step_times_s = trained.times_s.get(before.generation, ())
+        step_times_s = [*trained.times_s.get(before.generation, ())]
+        if restored is not None and restored.event.last_step_s is not None:
+            # Where that step was lost, its line is gone; one of an older generation is earlier.
+            step_times_s.append(restored.event.last_step_s)
         fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
     # After a planned stop the clock starts with the generation that resumes: how long the run lay
     # still depends on the user, and says nothing about the recovery.

@@ -19,7 +19,8 @@ class StepLine:
     docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
     when the step ended. seconds: how long it took. audited: true if the step was (`--audit`).
     slowest_rank: whose own work took longest. slowest_s: how long; others_s: the median of the
-    other ranks' own work, in seconds, without their waits for each other. None with one rank.
+    other ranks' own work, in seconds, without their waits for each other, and as if each had at
+    least as many shards. None with one rank.
     values: what the recipe logged, by name, any JSON. Any marks what is printed and compared, not
     computed with.
     """

@@ -9,6 +9,7 @@ never a guess. What a recovery took is measured in recovery.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 
 from elastic import events as kinds
@@ -25,7 +26,6 @@ from elastic.observe.began_again import (
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (
     Events,
-    LoggedEvent,
     by_generation,
     first,
     in_generation,
@@ -172,7 +172,7 @@ def summarise(
         stopped=stopped_early(events),
         failed=None if finished else last_failure(events),
         steps=finished.event.steps if finished else steps,
-        epochs=finished.event.epochs if finished else _epochs_done(steps, started),
+        epochs=finished.event.epochs if finished else started.event.epochs_done(steps) if started else 0,
         final_digest=finished.event.digest if finished else None,
         lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
         goodput=spent.goodput if spent else None,
@@ -246,12 +246,6 @@ def last_failure(events: Events) -> kinds.RunFailed | None:
     return failed.event if failed else None
 
 
-def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> int:
-    if started is None or not started.event.steps:
-        return 0
-    return steps * started.event.epochs // started.event.steps
-
-
 def _step_time_s(trained: StepColumns) -> StepTime:
     seconds = sorted(trained.seconds)
     if not seconds:
@@ -260,21 +254,29 @@ def _step_time_s(trained: StepColumns) -> StepTime:
 
 
 def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
-    own = by_generation(events)
+    own, starts = by_generation(events), of_kind(events, kinds.GenerationStarted)
     return [
-        _generation(start, own[start.generation], trained.last_of.get(start.generation, 0))
-        for start in of_kind(events, kinds.GenerationStarted)
+        _generation(
+            start,
+            own[start.generation],
+            [] if after is None else own[after.generation],
+            trained.last_of.get(start.generation, 0),
+        )
+        for start, after in zip_longest(starts, starts[1:])
     ]
 
 
-def _generation(start: Start, own: Events, last_kept: int) -> GenerationSummary:
-    """last_kept: the last step of the generation that is still in the metrics, 0 for none.
+def _generation(start: Start, own: Events, after: Events, last_kept: int) -> GenerationSummary:
+    """after: events of the next generation. last_kept: the last step of this one that is still in
+    the metrics, 0 for none.
 
-    Its last step may have been lost since: then only `generation_ended` tells of it. If that
-    event is missing, the metrics are what is left.
+    Its last step may have been lost since: then `generation_ended` tells of it, or what the next
+    generation says of the steps that were lost.
     """
     restored = first(own, kinds.Restored)
-    last_step = max([last_kept, *(each.event.step for each in of_kind(own, kinds.GenerationEnded))])
+    ended = [each.event.step for each in of_kind(own, kinds.GenerationEnded)]
+    lost = [each.event.step + each.event.lost_steps for each in of_kind(after, kinds.Restored)]
+    last_step = max([last_kept, *ended, *lost])
     trained = restored is not None and last_step > restored.event.step
     return GenerationSummary(
         generation=start.generation,

@@ -79,10 +79,10 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
 def _state(events: Events, *, alive: bool) -> str:
     if last(events, kinds.RunFinished):
         return "finished"
+    if alive:  # perhaps after a failure, and waiting for others
+        return "running"
     if last_failure(events):
         return "failed"
-    if alive:
-        return "running"
     start = last(events, kinds.GenerationStarted)
     current = in_generation(events, start.generation if start else 0)
     left = of_kind(current, kinds.RunInterrupted)

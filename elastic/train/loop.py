@@ -123,6 +123,7 @@ class Loop:
             parts.snapshotting.copy.before_forward()
         parts.heartbeat.enter(Phase.BETWEEN)
         self._progress.open = step
+        self._recorder.open()
         parts.page.set_open_step(parts.groups.local_rank, step.number)
 
     def _witness(
@@ -154,9 +155,8 @@ class Loop:
 
     @property
     def epochs(self) -> int:
-        """That the run has begun when it ends."""
-        order = self._parts.loader.order
-        return order.epochs if self.stopped is None else order.position(self.last_step + 1)[0]
+        """That are complete when the run ends."""
+        return self._parts.loader.order.position(self.last_step + 1)[0]
 
     @property
     def groups(self) -> ProcessGroups:
@@ -188,7 +188,7 @@ class Loop:
         if self._progress.open is None:
             yield
             return
-        with self._parts.loader.loading(), self._memory.evaluating():
+        with self._recorder.evaluating(), self._parts.loader.loading(), self._memory.evaluating():
             yield
 
     def checksum(self) -> str:

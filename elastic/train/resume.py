@@ -100,7 +100,15 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
         sizes = {"global_batch": order.global_batch, "shards": order.shards}
-        output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
+        output.log.record(
+            RunStarted(
+                steps=order.steps,
+                epochs=order.epochs,
+                seed=order.seed,
+                steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
+                **sizes,
+            )
+        )
     contents = contents_of(parts.loader.dataset)
     recipe = parts.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
@@ -129,7 +137,13 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         output.checkpointing.resume(point.step, point.source)
         lost_steps, seconds = first_new - 1 - point.step, parts.clock.monotonic() - began_s
         output.log.record(
-            Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
+            Restored(
+                step=point.step,
+                source=point.source,
+                lost_steps=lost_steps,
+                seconds=seconds,
+                last_step_s=rewound.newest_s,
+            )
         )
         _report_ignored(parts, output, point.step)
         _report_text(output, point, recipe)

@@ -1,7 +1,7 @@
 """Whether a step's body has changed the state, as far as that can be told without a copy of it.
 
 Looked at are how often trained parameters were written to, and all that the Values hold. It does
-not see writes through `.data`, nor what other objects of the state hold.
+not see writes through `.data` or NumPy, nor what other objects of the state hold.
 """
 
 import zlib
@@ -25,7 +25,7 @@ def mark_of(parameters: Sequence[Tensor], objects: Iterable[object]) -> list[Any
 
 def whole_mark_of(objects: Iterable[object]) -> list[Any]:
     """As `mark_of`, and of what a step's body may change and a function beside the loop may not:
-    modes of modules, what trains, buffers, and the hyperparameters of optimizers.
+    numbers and hooks of modules, what trains, buffers, and all of optimizers.
     """
     return [_mark_of_object(thing) for thing in objects]
 
@@ -34,17 +34,27 @@ def _mark_of_object(thing: object) -> Any:
     match thing:
         case nn.Module():
             return [
-                (module.training, *map(_mark_of_tensor, _tensors_of(module))) for module in thing.modules()
+                (_settings_of(module), *map(_mark_of_tensor, _tensors_of(module)))
+                for module in thing.modules()
             ]
         case Optimizer():
             return [
                 [(key, _mark(value)) for key, value in group.items() if key != "params"]
                 for group in thing.param_groups
-            ]
+            ] + [_mark(of_parameter) for of_parameter in thing.state.values()]
         case Values():
             return _mark(vars(thing))
         case _:
             return None
+
+
+def _settings_of(module: nn.Module) -> list[Any]:
+    """Its mode, numbers such as a momentum, and its hooks; another object may be a cache."""
+    return [
+        (name, value if type(value) in _UNCHANGING else tuple(value))
+        for name, value in vars(module).items()
+        if type(value) in _UNCHANGING or (isinstance(value, dict) and name.endswith("_hooks"))
+    ]
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:

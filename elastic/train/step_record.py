@@ -3,7 +3,8 @@
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -16,6 +17,7 @@ from elastic.observe.log import read_rare
 from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_batch import batch_of
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
+from elastic.reduce.tree import span
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train import logged_numbers
 from elastic.train.logged_numbers import LoggedNumbers
@@ -47,9 +49,12 @@ class StepRecorder:
         self._logged = LoggedNumbers()
         self._said = set[str]()
         self._pace, self._slow = Tally(), set[int]()
+        world_size = parts.groups.world_size
+        self._shards = [len(span(parts.loader.order.shards, world_size, rank)) for rank in range(world_size)]
         self._late = resumed.late
         parts.step_functions.reported = resumed.reported
-        self._began_s = parts.clock.monotonic()
+        self._began_s = self._opened_s = parts.clock.monotonic()
+        self._evaluated_s = 0.0
 
     def begin(self, mark: Callable[[], object]) -> None:
         """Report the restored step, if it has its line only now. mark: makes one of the state."""
@@ -57,6 +62,19 @@ class StepRecorder:
         if self._late is not None:
             self._report(self._late)
         self._began_s = self._parts.clock.monotonic()
+
+    def open(self) -> None:
+        """A step begins: what came before, such as a save, is no part of it."""
+        self._opened_s, self._evaluated_s = self._parts.clock.monotonic(), 0.0
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """An evaluation in the body of a step is no part of it either."""
+        begin_s = self._parts.clock.monotonic()
+        try:
+            yield
+        finally:
+            self._evaluated_s += self._parts.clock.monotonic() - begin_s
 
     def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state.
@@ -66,36 +84,39 @@ class StepRecorder:
         """
         parts = self._parts
         self._chain = _next_chain(self._chain, outcome)
-        seconds = parts.clock.monotonic() - self._began_s
+        now_s = parts.clock.monotonic()
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
-            loss=step.logged.get("loss", outcome.loss) if math.isnan(outcome.loss) else outcome.loss,
+            loss=step.logged.get("loss", outcome.loss),
             chain=self._chain[:CHAIN_DIGITS],
             world_size=parts.groups.world_size,
             generation=parts.generation,
             time=parts.clock.wall(),
-            seconds=seconds,
+            seconds=max(0.0, now_s - self._opened_s - self._evaluated_s),
             audited=None if step.audit is None else True,
-            **slowest_of(outcome.own_s),
+            **slowest_of(outcome.own_s, self._shards),
             values=step.logged,
         )
         self._replay.check(line, groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
+        # At once: a peer that is lost in what follows must not leave a step that has its line, and
+        # was reported to no tracker.
+        self._report(line)
         self._logged.add(step.number, step.logged)
         if groups.world_size > 1 and self._logged.is_due(is_last=step.number == step.steps):
             self._compare_logged(step.number, groups)
         if parts.trace is not None:
             parts.trace.add(line, parts.state.flatten(), step)
         if parts.output is not None:
+            seconds = now_s - self._began_s  # of all that a step takes the loop
             parts.output.schedule.add_step(seconds)
             parts.output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
             if step.number == self._first_new:
                 parts.output.log.record(FirstStep(step=step.number))
             self._note_slow_ranks(line)
         self._began_s = parts.clock.monotonic()
-        self._report(line)  # its time is in that of the next step, as that of the loop's body
         return self.info(step.number, step.epoch, line)
 
     def _note_slow_ranks(self, line: StepLine) -> None:
@@ -168,12 +189,20 @@ class StepRecorder:
         return self._text
 
 
-def slowest_of(own_s: Sequence[float]) -> dict[str, Any]:
-    """The fields of a line; none where nothing was measured."""
+def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
+    """The fields of a line; none where nothing was measured. own_s, shards: of each rank.
+
+    A rank that has more shards than others is slow by no fault of its machine: the others count as
+    if they had as many, at their own pace.
+    """
     if len(own_s) < 2:
         return {}
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    others_s = median(seconds for rank, seconds in enumerate(own_s) if rank != slowest)
+    others_s = median(
+        seconds * max(1.0, shards[slowest] / shards[rank])
+        for rank, seconds in enumerate(own_s)
+        if rank != slowest
+    )
     return {
         "slowest_rank": slowest,
         "slowest_s": round(own_s[slowest], _DIGITS),

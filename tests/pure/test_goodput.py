@@ -48,7 +48,8 @@ def test_a_planned_stop_takes_no_time():
     """The node leaves at 104; the same command is given again at 1000."""
     events = [
         started(100.0, 1, "start"),
-        logged("run_interrupted", 104.0, 1, step=2),
+        logged("run_interrupted", 103.0, 1, "n1", step=2),
+        logged("run_interrupted", 104.0, 1, "n2", step=2),
         started(1000.0, 2, "resume"),
     ]
     found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)]))
@@ -58,7 +59,7 @@ def test_a_planned_stop_takes_no_time():
 @pytest.mark.parametrize("gave_up", [None, True])
 def test_the_time_in_which_no_node_was_left_is_told_apart(gave_up):
     """All nodes die 2 s after the last step, or give up then; the command comes again at 1000."""
-    left = logged("run_interrupted", 104.0, 1, step=2, gave_up=True)
+    left = logged("run_interrupted", 104.0, 1, "n2", step=2, gave_up=True)
     died = logged("checkpoint_committed", 104.0, 1, step=2, size_bytes=1, seconds=0.1, digest="d")
     events = [started(100.0, 1, "start"), left if gave_up else died, started(1000.0, 2, "resume")]
     found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1002.0, 2)]))
@@ -100,7 +101,8 @@ def histories(draw):
             lines.append(step(number, now, generation, seconds))
         now += draw(durations)
         if draw(st.booleans()):
-            events.append(logged("run_interrupted", now, generation, step=number))
+            nodes = draw(st.sampled_from([["n1", "n2"], ["n2"]]))
+            events += [logged("run_interrupted", now, generation, node, step=number) for node in nodes]
         now += draw(durations)
     return events, lines
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.errors import UsageError
 from elastic.events import FirstStep
 from elastic.observe import metrics as metrics_module
 from elastic.observe.log import EventLog, read_events
@@ -187,7 +188,7 @@ def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     path = tmp_path / "metrics.jsonl"
     writer = Metrics(path)
     for step in (1, 2):
-        writer.append(StepLine(step=step, values={"histogram": [0.5] * 200_000}))
+        writer.append(StepLine(step=step, values={"histogram": [0.5] * 190_000}))
     assert path.stat().st_size > 1 << 20
     assert newest(path).step == 2
     path.write_bytes(b"x" * (1 << 20))
@@ -268,6 +269,16 @@ def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
         json.loads((tmp_path / name).read_text(), parse_constant=refuse) for name in ("metrics", "events")
     )
     assert (line["loss"], line["norms"], event["norms"]) == (None, [None, 1.0], [None, 1.0])
+
+
+def test_a_step_that_logs_more_than_a_reader_takes_is_refused(tmp_path):
+    """The step would be missing in every view, and nobody told."""
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics.append(StepLine(step=1, values={"table": [0.1] * 150_000}))
+    with pytest.raises(UsageError, match="step 2"):
+        metrics.append(StepLine(step=2, values={"table": [0.1] * 250_000}))
+    metrics.append(StepLine(step=3))
+    assert [line.step for line in read(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
 def test_newest_reads_past_a_torn_end_and_far_into_a_long_file(tmp_path):

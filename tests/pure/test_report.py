@@ -110,7 +110,11 @@ def resumed(gap_s, *stop):
 
 
 def test_the_time_between_a_planned_stop_and_its_resume_does_not_count():
-    stop = [logged("drain_requested", 106.5, reason="SIGTERM"), logged("run_interrupted", 107.0, step=6)]
+    stop = [
+        logged("drain_requested", 106.5, reason="SIGTERM"),
+        logged("run_interrupted", 106.9, node="n1", step=6),
+        logged("run_interrupted", 107.0, node="n2", step=6),
+    ]
     short, long = resumed(1.0, *stop), resumed(36000.0, *stop)
 
     assert short["goodput"] == long["goodput"] == pytest.approx(7 / 9)
@@ -143,6 +147,50 @@ def test_a_node_that_left_earlier_does_not_make_a_crash_a_planned_stop():
     lines = [step(n, 100.0 + n, 1) for n in range(1, 4)] + [step(n, 197.0 + n, 3) for n in range(4, 8)]
 
     assert summarise(events, lines)["goodput"] == pytest.approx(7 / 104)
+
+
+def test_the_seconds_of_a_recovery_stay_when_its_last_steps_are_lost_later():
+    """A node fell silent after step 6. A later fall-back loses steps 4 to 9 and their lines."""
+    events = [
+        started(100.0, 1, "start"),
+        logged("generation_ended", 109.0, 1, cause="node lost", step=6),
+        started(109.5, 2, "node lost", world_size=1),
+        logged("restored", 110.0, 2, step=6, source="snapshot", lost_steps=0, seconds=0.1, last_step_s=106.0),
+        logged("first_step", 111.0, 2, step=7),
+    ]
+    later = [
+        started(200.0, 3, "resume", world_size=1),
+        logged("restored", 201.0, 3, step=3, source="checkpoint", lost_steps=6, seconds=0.1),
+        logged("first_step", 208.0, 3, step=10),
+    ]
+    lines = [step(n, 100.0 + n, 1) for n in range(1, 7)]
+    first = summarise(events, [*lines, step(7, 111.0, 2)])["recoveries"][0]
+    found = summarise([*events, *later], [*lines[:3], step(4, 202.0, 3)])["recoveries"][0]
+
+    assert first == found
+    assert (first["detect_s"], first["total_s"]) == (3.0, 5.0)
+
+
+def test_the_steps_of_a_generation_are_those_that_it_trained_also_where_its_agents_left_no_event():
+    """Both agents were killed at step 9; the newest checkpoint was that of step 6."""
+    events = [
+        started(100.0, 1, "start"),
+        logged("restored", 100.5, 1, step=0, source="none", lost_steps=0, seconds=0.1),
+        started(120.0, 2, "resume"),
+        logged("restored", 121.0, 2, step=6, source="checkpoint", lost_steps=3, seconds=0.1),
+    ]
+    lines = [step(n, 100.0 + n, 1) for n in range(1, 7)] + [step(7, 122.0, 2)]
+    first, second = summarise(events, lines)["generations"]
+
+    assert (first["first_step"], first["last_step"]) == (1, 9)
+    assert (second["first_step"], second["last_step"]) == (7, 7)
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(20, 2), (24, 3), (16, 2), (7, 0)])
+def test_an_epoch_that_is_not_whole_is_not_complete(steps, epochs):
+    sizes = {"seed": 0, "global_batch": 8, "shards": 8, "steps_per_epoch": 8}
+    begun = logged("run_started", 100.1, steps=20, epochs=3, **sizes)
+    assert summarise([started(100.0, 1, "start"), begun], [step(steps, 101.0, 1)])["epochs"] == epochs
 
 
 def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_end():

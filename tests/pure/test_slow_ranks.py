@@ -12,6 +12,7 @@ from elastic.observe.slow_ranks import Tally, slow_ranks
 from elastic.observe.step_batch import batch_of
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, parse
+from elastic.reduce.tree import span
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.train.pace import Pace
@@ -19,9 +20,9 @@ from elastic.train.step_record import slowest_of
 from elastic.worker.heartbeat import HeartbeatSender
 
 
-def line(step, own_s, generation=1):
+def line(step, own_s, generation=1, shards=None):
     """Of a step whose ranks worked so long; it takes as long as the slowest."""
-    fields = slowest_of(own_s)
+    fields = slowest_of(own_s, shards or [1] * len(own_s))
     return StepLine(step=step, generation=generation, world_size=len(own_s), seconds=max(own_s), **fields)
 
 
@@ -77,7 +78,7 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
 
 def test_a_run_of_one_worker_has_no_slow_rank():
     assert slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).paces) == []
-    assert slowest_of([]) == slowest_of([1.0]) == {}
+    assert slowest_of([], []) == slowest_of([1.0], [4]) == {}
 
 
 def test_few_steps_name_nobody():
@@ -104,3 +105,17 @@ def test_a_ranks_own_seconds_leave_out_its_waits():
     assert pace.numbers() == [0.0, 4.0]
     assert pace.read([9.0, 4.0]) == (9.0, 4.0)
     assert Pace(0, 1, heartbeat, SystemClock()).numbers() == []
+
+
+@pytest.mark.parametrize(("shards", "workers"), [(4, 3), (8, 3), (8, 6), (8, 7), (32, 24)])
+def test_a_rank_that_has_more_shards_is_not_slow(shards, workers):
+    """A node was lost, and its shards went to some of the others; a step has a fixed part too."""
+    draw = random.Random(0)
+    own = [len(span(shards, workers, rank)) for rank in range(workers)]
+    lines = [line(n, [0.1 + each + 0.01 * draw.random() for each in own], shards=own) for n in range(1, 301)]
+    assert costs_s(lines) == {}
+
+
+def test_a_slow_rank_is_named_where_ranks_have_unequal_shards():
+    lines = [line(n, [2.0, 1.0, 3.0], shards=[2, 1, 1]) for n in range(1, 101)]
+    assert costs_s(lines) == {2: pytest.approx(100.0 * (3.0 - 1.5))}

@@ -42,6 +42,10 @@ BESIDE = {
     "the statistics of a layer": lambda net, _optimizer: net(torch.randn(4, 2)),
     "a weight": lambda net, _optimizer: nn.init.zeros_(net[1].weight),
     "a learning rate": lambda _net, optimizer: optimizer.param_groups[0].update(lr=0.0),
+    "what trains": lambda net, _optimizer: net[1].weight.requires_grad_(False),
+    "a number of a layer": lambda net, _optimizer: setattr(net[0], "momentum", 0.5),
+    "a hook": lambda net, _optimizer: net[1].register_forward_hook(lambda *_: None),
+    "a moment": lambda net, optimizer: optimizer.state[net[1].weight]["momentum_buffer"].zero_(),
     "a flag": lambda _net, optimizer: optimizer.param_groups[0].update(nesterov=True),
 }
 
@@ -50,6 +54,8 @@ BESIDE = {
 def test_what_a_function_beside_the_loop_changes_is_seen(change):
     net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
     before = whole_mark_of([net, optimizer])
     with torch.no_grad():  # an evaluation that puts the mode back
         net.eval()
@@ -66,6 +72,23 @@ def test_a_state_that_was_read_alone_has_the_same_mark(made):
     net(values.center).sum().backward()
     assert values.recent[0] + values.least != values.patience
     assert mark(*made) == before
+
+
+LONG = {
+    "a large array": np.zeros(100_000),
+    "a long list": [0.0] * 5000,
+    "a list of lists": [[0.0]] * 1500,
+    "a large dict": dict.fromkeys(range(5000), 0.0),
+}
+
+
+@pytest.mark.parametrize("held", LONG.values(), ids=LONG)
+def test_a_change_is_seen_whatever_the_size(held):
+    values = Values(held=held)
+    before = mark_of([], [values])
+    assert mark_of([], [values]) == before
+    values.held[4321 if len(values.held) > 4321 else 1400] = 1.0
+    assert mark_of([], [values]) != before
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -51,11 +51,15 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         (logged("run_interrupted", 999.0, step=100), {"n1": 1.0}, "drained"),
         (logged("run_interrupted", 990.0, step=100, node="n2"), {"n1": 3.0, "n2": 1.0}, "running"),
         (logged("run_failed", 990.0, exit_code=1, reason="x"), {}, "failed"),
+        (logged("run_failed", 990.0, exit_code=1, reason="x"), {"n9": 1.0}, "running"),
+        (logged("run_interrupted", 990.0, step=100, gave_up=True), {}, "interrupted"),
         (logged("run_finished", 990.0, steps=560, epochs=8, digest="d"), {"n1": 0.1}, "finished"),
     ],
 )
 def test_the_state_follows_from_the_last_event_and_the_heartbeats(last, beat_ages_s, state):
-    """A node that was drained a second ago is gone; a run goes on while another node works."""
+    """A node that was drained a second ago is gone; a run goes on while another node works, as one
+    does that was started again after a failure and waits for others.
+    """
     assert status([*START, *([last] if last else [])], None, beat_ages_s, NOW)["state"] == state
 
 
