@@ -102,7 +102,8 @@ class GroupObserver:
             # The backend is new, lost its state, or was last used before another one was. Were a
             # number given twice, a process that is left from the earlier generation of this number
             # would no longer be fenced, and the logs of that generation would be in the way.
-            group = replace(group, generation=self._min_generation)
+            cause = transitions.RESUME if group.cause == transitions.START else group.cause
+            group = replace(group, generation=self._min_generation, cause=cause)
         if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         # If the state is lost, this node may be the first to begin the next one.

@@ -268,7 +268,8 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
         waiting=waiting,
         done=(),
         endpoint=endpoint,
-        cause=START if group.generation == 0 else continued,
+        # The numbers go on where another run had the name, and its first generation is a start.
+        cause=START if group.generation == 0 or group.cause == START else continued,
         failure=None,
         reports=tuple(report for report in group.reports if report.node in alive),
     )
