@@ -109,10 +109,16 @@ def _origin_of(state: Parent, entry: str) -> dict[str, str]:
 
 
 def _layers(header: Header, entry: str) -> dict[str, dict[str, object]]:
-    """The versions of a module's layers, by layer; empty for what is no module or a part of one."""
+    """The versions of the layers of a module or a part of one, by layer; empty for what is none."""
     layers = header.document.get("about", {}).get("layers", {})
-    found = layers.get(entry, {}) if isinstance(layers, dict) else {}
-    return found if isinstance(found, dict) else {}
+    thing, _, part = entry.partition(".")
+    found = layers.get(thing, {}) if isinstance(layers, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if not part:
+        return found
+    below = {name: about for name, about in found.items() if f"{name}.".startswith(f"{part}.")}
+    return {name.removeprefix(part).removeprefix("."): about for name, about in below.items()}
 
 
 def _write_safetensors(

@@ -5,7 +5,8 @@ well while this node is in a generation.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class HttpMonitor(Collector):
         yield from self._series.families
 
     def _metrics(self, accept: str) -> Answer:
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = _encoder_for(accept)
         if not self._rendering.acquire(timeout=_RENDERING_S):
             return Answer(status=_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
         try:
@@ -97,6 +98,13 @@ class HttpMonitor(Collector):
         if generation is None:
             return Answer(status=_UNAVAILABLE, body=b"this node is in no generation\n")
         return Answer(body=f"ok: generation {generation}\n".encode())
+
+
+def _encoder_for(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """accept: the header of a request."""
+    with suppress(TypeError):  # a version that is no number, which the library compares with one
+        return choose_encoder(accept)
+    return choose_encoder("")
 
 
 def _agent_families(parts: AgentParts, labels: dict[str, str]) -> Iterable[Metric]:

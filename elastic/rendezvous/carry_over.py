@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastic.errors import EXIT_COMPLETE
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.shared_settings import SharedSettings
-from elastic.rendezvous.transitions import NODE_LOST, RESUME, START
+from elastic.rendezvous.transitions import NEW_RUN, NODE_LOST, RESUME, START
 
 
 def reopen(group: Group, *, is_new: bool = False) -> Group:
@@ -35,7 +35,7 @@ def reset(group: Group) -> Group:
     same, a node of the old run that has not read its end would take this for a lost state, and put
     back the one before.
     """
-    return replace(Group(), generation=group.generation + 1)
+    return replace(Group(), generation=group.generation + 1, cause=NEW_RUN)
 
 
 def _resumed(group: Group) -> Group:

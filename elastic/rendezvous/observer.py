@@ -58,6 +58,7 @@ class GroupObserver:
         self._heartbeat = heartbeat
         self._clock = clock
         self._min_generation = min_generation
+        self._has_begun = min_generation > 0  # as the run directory says
         self._partition_detector = partition_detector
         self._failure_detector = FailureDetector(keep_alive_s=settings.keep_alive_s)
         self._beats_due_s = float("-inf")
@@ -102,8 +103,9 @@ class GroupObserver:
             # The backend is new, lost its state, or was last used before another one was. Were a
             # number given twice, a process that is left from the earlier generation of this number
             # would no longer be fenced, and the logs of that generation would be in the way.
-            cause = transitions.RESUME if group.cause == transitions.START else group.cause
-            group = replace(group, generation=self._min_generation, cause=cause)
+            group = replace(group, generation=self._min_generation)
+        if is_ours and self._has_begun and group.cause == transitions.NEW_RUN:
+            group = replace(group, cause=transitions.RESUME)
         if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         # If the state is lost, this node may be the first to begin the next one.
@@ -132,6 +134,7 @@ class GroupObserver:
     def number_from(self, newest: int, group: Group) -> Group:
         """The group, whose next generation is numbered after `newest` too."""
         self._min_generation = max(self._min_generation, newest)
+        self._has_begun = self._has_begun or newest > 0
         return group if group.open else replace(group, generation=max(group.generation, newest))
 
     def begin_wait(self) -> None:

@@ -58,6 +58,7 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
 
 START = "start"
+NEW_RUN = "new run"  # of a group whose name another run had; its first generation is a start
 RESUME = "resume"
 NODE_LOST = "node lost"
 NODE_LEFT = "node left"
@@ -268,8 +269,7 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
         waiting=waiting,
         done=(),
         endpoint=endpoint,
-        # The numbers go on where another run had the name, and its first generation is a start.
-        cause=START if group.generation == 0 or group.cause == START else continued,
+        cause=START if group.generation == 0 or group.cause == NEW_RUN else continued,
         failure=None,
         reports=tuple(report for report in group.reports if report.node in alive),
     )

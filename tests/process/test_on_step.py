@@ -70,6 +70,15 @@ def kill(drill, generation: int) -> None:
     drill.happens("worker_started", generation=generation + 1)
 
 
+def test_the_death_of_another_rank_leaves_no_step_untold(drill, start):
+    """Rank 1 dies in step 4 before the ranks compare what they logged, for which rank 0 waits."""
+    agent = start("file", "--nproc-per-node", "2", "--faults", "step 4 rank 1 optimizer: kill")
+    agent.ends_with(0)
+
+    drill.happens("fault_injected", step=4)
+    assert [each["step"] for each in reports(drill)] == list(range(1, STEPS + 1))
+
+
 def test_a_step_is_not_reported_again_after_the_agent_died(drill, start):
     drill.shut(9, 12)
     agent = start("file", "--save-every", "8steps")

@@ -344,7 +344,7 @@ class Nodes(RuleBasedStateMachine):
             is_next = after.generation != before.generation
             opens = after.open and is_next
             assert after.generation == before.generation + is_next
-            is_another_run = after.cause == transitions.START and not after.members
+            is_another_run = after.cause == transitions.NEW_RUN and not after.members
             assert opens or is_another_run or not is_next
             assert not (before.open and opens), "a generation opened before the last was closed"
             if before.open and after.open:
