@@ -22,7 +22,6 @@ from elastic.system.clock import SystemClock
 from elastic.system.files import open_regular, replace_whole
 from elastic.system.untrusted import printable
 
-
 _BEGIN = b'<!doctype html>\n<html lang="en" data-mode="'  # of each page
 
 
