@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from elastic.agent.clouds.watch import Cloud, watch_cloud
 from elastic.system.clock import Clock
@@ -20,6 +21,7 @@ POLL_S = 0.04
 NOTICE_EVERY_S = 5.0
 COMMAND_S = 10.0
 END_S = 5.0
+Notices = Generator[bool | None, None, None]
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
 
 
@@ -42,12 +44,13 @@ def open_notices(
         # Nothing waits for its end: the service may hold a request for a while. It has nothing but
         # a connection, and ends with the request, or with the process.
         threading.Thread(target=_watch_cloud, args=asked, name="notices of a cloud", daemon=True).start()
-    sources: dict[str, Generator[bool | None, None, None]] = {}
+    sources: dict[str, Callable[[], Notices]] = {}
     if file is not None:
-        sources[file] = _file_notices(file)
+        sources[file] = partial(_file_notices, file)
     if command is not None:
-        sources[command] = command_notices(command, clock, report)
-    thread = threading.Thread(target=_watch, args=(sources, leave, is_over), name="notices", daemon=True)
+        sources[command] = partial(command_notices, command, clock, report)
+    watched = (sources, leave, report, is_over)
+    thread = threading.Thread(target=_watch, args=watched, name="notices", daemon=True)
     if sources:
         thread.start()
     try:
@@ -59,9 +62,7 @@ def open_notices(
             thread.join(END_S)
 
 
-def command_notices(
-    command: str, clock: Clock, report: Callable[[str], None]
-) -> Generator[bool | None, None, None]:
+def command_notices(command: str, clock: Clock, report: Callable[[str], None]) -> Notices:
     """Run a shell command every NOTICE_EVERY_S, one at a time, without waiting for it.
 
     Yields whether it has just exited with 0; None while it runs. `close` kills the running command,
@@ -105,7 +106,7 @@ def _run(command: str, clock: Clock) -> Generator[None, None, int | str]:
             process.wait()
 
 
-def _file_notices(file: str) -> Generator[bool | None, None, None]:
+def _file_notices(file: str) -> Notices:
     while True:
         yield os.path.exists(file)  # noqa: PTH110 - Path.exists raises where the folder may not be read
 
@@ -121,15 +122,29 @@ def _watch_cloud(
 
 
 def _watch(
-    sources: dict[str, Generator[bool | None, None, None]],
+    sources: Mapping[str, Callable[[], Notices]],
     leave: Callable[[str], None],
+    report: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    with ExitStack() as stack:
-        for notices in sources.values():
-            stack.enter_context(closing(notices))
+    """sources: what begins to look, by the words of the option."""
+    looks = {source: begin() for source, begin in sources.items()}
+    reported = set[str]()
+    try:
         while not is_over.wait(POLL_S):
-            for source, notices in sources.items():
-                if next(notices):
-                    leave(f"a notice ({source}) asks this node to leave")
-                    return
+            for source, begin in sources.items():
+                try:
+                    if next(looks[source]):
+                        leave(f"a notice ({source}) asks this node to leave")
+                        return
+                # The edge of a thread: the node would train on, deaf to the other source as well.
+                except Exception as error:
+                    looks[source] = begin()  # a generator that has raised is over
+                    if source not in reported:
+                        reported.add(source)
+                        report(f"the look for a notice ({source}) failed ({error!r}); it is tried again")
+                    if is_over.wait(NOTICE_EVERY_S):
+                        return
+    finally:
+        for look in looks.values():
+            look.close()

@@ -5,6 +5,7 @@ session that starts at step n makes it drop what earlier files have of step n an
 are numbered, and not stamped by a clock: the next file may be begun by another node.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,10 +18,10 @@ from tensorboardX.summary import text as text_summary
 
 from elastic.observe.step_line import StepLine
 from elastic.system.files import listing, make_folders
-from elastic.system.untrusted import fits
 
 _VERSION = "brain.Event:2"
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\..*")
+LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 _DEEPEST = 8  # dicts in dicts that a recipe logs
 
 
@@ -61,7 +62,7 @@ class EventFile:
 
 def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:
     """What TensorBoard shows of a step: its numbers. null, which was no finite number, is NaN."""
-    yield "loss", _number(line.loss)
+    yield "loss", _number(line.loss if isinstance(line.loss, int | float) else None)
     if line.seconds is not None:
         yield "elastic/step_seconds", float(line.seconds)
     yield "elastic/world_size", float(line.world_size)
@@ -72,9 +73,12 @@ def _numbers_in(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[
     for name, value in values.items():
         if isinstance(value, dict) and depth < _DEEPEST:
             yield from _numbers_in(value, f"{prefix}{name}/", depth + 1)
-        elif value is None or isinstance(value, bool) or fits(value, float):
+        elif value is None or isinstance(value, int | float):
             yield f"{prefix}{name}", _number(value)
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, bool) or fits(value, float) else float("nan")
+    """As a 32-bit float, which is what the files hold: a larger number becomes the largest one."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan
+    return float(max(-LARGEST_FLOAT32, min(LARGEST_FLOAT32, value)))

@@ -21,7 +21,7 @@ from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent, time_sp
 from elastic.observe.recovery import Start
 from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
-from elastic.system.untrusted import fits
+from elastic.system.untrusted import finite
 
 # Each has its counter from the start: one that begins with 1 has no increase.
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks differed")
@@ -57,7 +57,7 @@ def _slow_ranks(made: "_Families", found: Sequence[SlowRank]) -> Iterator[Metric
     yield from made.gauges(
         "elastic_slow_rank_ratio",
         "The share of this generation's time that the other ranks waited for this one.",
-        ("rank", "node"),
+        ("rank", "slow_node"),  # `node` is the agent that exports it
         values,
     )
 
@@ -139,8 +139,12 @@ def _newest_step(made: _Families, newest: StepLine) -> Iterator[Metric]:
     yield from made.gauge("elastic_epoch", "The epoch of the newest step, from 0.", newest.epoch)
     if newest.time is not None:
         yield from made.gauge("elastic_step_timestamp_seconds", "When the newest step ended.", newest.time)
-    loss = float(newest.loss) if fits(newest.loss, float) else float("nan")
-    yield from made.gauge("elastic_loss", "The loss of the newest step; NaN where it was not finite.", loss)
+    loss = finite(newest.loss)
+    yield from made.gauge(
+        "elastic_loss",
+        "The loss of the newest step; NaN where it was not finite.",
+        float("nan") if loss is None else loss,
+    )
 
 
 def _time(made: _Families, spent: TimeSpent) -> Iterator[Metric]:

@@ -1,8 +1,10 @@
 """What a run's events and metrics add up to, kept up to date event by event and line by line.
 
 A total that is called a counter never falls, also where the run goes back and does steps again: a
-step counts when its line is first seen. All totals follow from the files alone, so that an agent
-that starts in the middle of a run counts as one that saw all of it. It does not read anything.
+step counts when its line is first seen. The totals follow from the files alone, so that an agent
+that starts in the middle of a run counts as one that saw all of it. `step_time` alone does not
+promise that: the files have lost the lines of steps that the run went back over, so an agent that
+begins before they are done again counts fewer. It does not read anything.
 """
 
 from bisect import bisect_left
@@ -79,7 +81,8 @@ class RunTotals:
         self._signs = _ByGeneration()
         self._marks = _ByGeneration()
         self._marks_in_order: Events | None = None
-        self._waiting: dict[int, LoggedEvent[kinds.FirstStep]] = {}  # whose recovery is not counted
+        # Of generations whose recovery is not counted yet.
+        self._first_steps_to_count: dict[int, LoggedEvent[kinds.FirstStep]] = {}
 
     def add_line(self, line: StepLine) -> None:
         self.steps = max(self.steps, line.step)
@@ -109,7 +112,7 @@ class RunTotals:
                 self.lost_steps += event.lost_steps
                 self.steps = max(self.steps, event.step + event.lost_steps)
             case kinds.FirstStep():
-                self._waiting[logged.generation] = cast("LoggedEvent[kinds.FirstStep]", logged)
+                self._first_steps_to_count[logged.generation] = cast("LoggedEvent[kinds.FirstStep]", logged)
             case kinds.RunStarted() if self.started is None or logged.generation >= self.started.generation:
                 self.started = cast("LoggedEvent[kinds.RunStarted]", logged)
             case kinds.CheckpointCommitted():
@@ -155,16 +158,18 @@ class RunTotals:
 
         lines_of: the last lines of a generation.
         """
-        if not self._waiting:
-            return
+        if self._first_steps_to_count:
+            self._count_waiting(lines_of)
+        for number in sorted(self._signs)[:-_GENERATIONS_KEPT]:  # of which no recovery will ask again
+            del self._signs[number]
+
+    def _count_waiting(self, lines_of: Callable[[int], Sequence[StepLine]]) -> None:
         starts = {each.generation: each for each in of_kind(self.marks(), kinds.GenerationStarted)}
-        for number in sorted(self._waiting.keys() & starts):
-            first_step = self._waiting.pop(number)
+        for number in sorted(self._first_steps_to_count.keys() & starts):
+            first_step = self._first_steps_to_count.pop(number)
             if starts[number].event.cause != "start":
                 before = starts.get(max((each for each in starts if each < number), default=0))
                 self._count(first_step, self._recovery(before, starts[number], lines_of))
-        for number in sorted(self._signs)[:-_GENERATIONS_KEPT]:  # of which no recovery will ask again
-            del self._signs[number]
 
     @property
     def oldest_kept(self) -> int:

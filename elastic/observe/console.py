@@ -24,13 +24,14 @@ from elastic.events import FirstStep, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
+from elastic.observe.loss_words import loss_words
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
-from elastic.system.untrusted import fits, printable
+from elastic.system.untrusted import printable
 from elastic.system.worker_error import QUOTED, SAME_AS
 
 LINE_LIMIT = 4000
@@ -228,5 +229,4 @@ def _shown(line: bytes) -> str:
 
 
 def _details(newest: StepLine) -> str:
-    loss = f"{newest.loss:.4g}" if fits(newest.loss, float) else "-"
-    return f"loss {loss} world {newest.world_size} generation {newest.generation}"
+    return f"loss {loss_words(newest.loss)} world {newest.world_size} generation {newest.generation}"

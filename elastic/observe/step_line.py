@@ -15,14 +15,15 @@ CHAIN_DIGITS = 16  # of a chain value, in a line
 class StepLine:
     """What rank 0 writes after a step.
 
-    step: counted from 1; epoch: from 0. loss: a number, null where it was not finite. chain: see
-    docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
-    when the step ended. seconds: how long it took. audited: true if the step was (`--audit`).
-    slowest_rank: whose own work took longest. slowest_s: how long; others_s: the median of the
-    other ranks' own work, in seconds, without their waits for each other, and as if each had at
-    least as many shards. None with one rank.
-    values: what the recipe logged, by name, any JSON. Any marks what is printed and compared, not
-    computed with.
+    step: counted from 1; epoch: from 0. loss: what the recipe logged under this name, else what
+    `mean_loss` gave; null where it was not finite or the recipe has none (loss_words.py shows both
+    as "none"). chain: see docs/architecture.md; two runs are equal as far as their chains are.
+    time: seconds since 1970, when the step ended. seconds: how long it took, without saves and
+    calls of `run.evaluate`. audited: true if the step was (`--audit`). slowest_rank: whose own work
+    took longest. slowest_s: how long; others_s: the median of the other ranks' own work, in
+    seconds, without their waits for each other, and as if each had at least as many shards. None
+    with one rank. values: what the recipe logged, by name, any JSON. Any marks what is printed and
+    compared, not computed with.
     """
 
     step: int

@@ -37,7 +37,8 @@ class RunLine:
     """The fields are the keys of a run in `runs --json`, in this order.
 
     name: relative to the folder or URL. state: as in `status`; or damaged, other version or not
-    read, with the reason. age_s: of the newest step. size_bytes: on the disk, without runs within;
+    read, with the reason. loss: of the newest step, null where it was not finite or there is none.
+    age_s: of the newest step. size_bytes: on the disk, without runs within;
     of objects, their sizes.
     """
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
 from elastic.observe.began_again import Unsaved
+from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report, ScheduledNode
@@ -21,6 +22,8 @@ from elastic.report.runs import Runs
 from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
+
+_REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
 
 
 def report_tables(name: str, report: Report) -> RenderableType:
@@ -96,7 +99,7 @@ def runs_table(found: Runs) -> RenderableType:
             each.state,
             each.step,
             each.steps,
-            _loss(each.loss) if each.step else None,
+            loss_words(each.loss) if each.step else None,
             None if each.age_s is None else f"{_duration(each.age_s)} ago",
             None if each.size_bytes is None else _size(each.size_bytes),
             each.reason or "",
@@ -208,7 +211,7 @@ def _named(label: str, places: list[str]) -> dict[str, str]:
 def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
     """One line for each, if there are any."""
     lines = [
-        f"step {each.step}, from the state of step {each.restored}: loss {_loss(each.loss_before)} then, {_loss(each.loss_now)} when it was done again;"
+        f"step {each.step}, from the state of step {each.restored}: loss {loss_words(each.loss_before, _REPLAY_DIGITS)} then, {loss_words(each.loss_now, _REPLAY_DIGITS)} when it was done again;"
         f" {f'the run went on, since {each.excuse}' if each.excuse else 'the run ended there'}"
         for each in found
     ]
@@ -222,12 +225,6 @@ def _edits(found: list[RecipeEdited]) -> dict[str, str]:
         for each in found
     ]
     return {"edited": "\n".join(lines)} if lines else {}
-
-
-def _loss(loss: float | None) -> str:
-    if loss is None:
-        return "not finite"
-    return f"{loss:.9g}" if isinstance(loss, float) else str(loss)
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
 from elastic.observe.goodput import DOWN, END, TimeSpent, time_spent
 from elastic.observe.logged_event import Events
+from elastic.observe.loss_words import loss_words
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns
@@ -185,10 +186,9 @@ def _facts(view: View) -> Table:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     found, spent = view.status, view.spent
-    loss = f"{view.loss:.6g}" if isinstance(view.loss, int | float) else "-"
     saved = found.last_checkpoint
     rows = {
-        "loss": loss,
+        "loss": loss_words(view.loss),
         "step time": "-" if view.step_s is None else f"{view.step_s:.3g} s",
         "generation": f"{found.generation}, {count(found.world_size, 'worker', 'workers')}"
         if found.workers

@@ -6,6 +6,7 @@ escapes foreign text before a terminal shows it.
 """
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Callable
@@ -100,6 +101,17 @@ def fits(value: object, kind: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def finite(value: object) -> float | None:
+    """The float that a JSON number stands for; None for what is no number, and for one beyond the
+    largest float.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None
 
 
 def parse_json(data: bytes | str) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from metadata_servers import HANG, SERVERS
 
+from elastic.agent import preemption_notice
 from elastic.agent.clouds.watch import VARIABLES
 from elastic.agent.preemption_notice import COMMAND_S, NOTICE_EVERY_S, command_notices, open_notices
 from elastic.system.clock import SystemClock
@@ -193,3 +194,29 @@ def test_the_processes_of_a_command_end_with_the_agent(tmp_path):
         both = [int(pid) for pid in until(lambda: pids.exists() and pids.read_text().split())]
         until(lambda: all(runs(pid) for pid in both))
     until(lambda: not any(runs(pid) for pid in both))
+
+
+def test_a_look_that_fails_is_said_once_and_ends_no_watching(tmp_path, monkeypatch):
+    """The look at the file raises twice, and so does the first call that asks the node to leave."""
+    monkeypatch.setattr(preemption_notice, "NOTICE_EVERY_S", 0.01)
+    errors, said, left = [MemoryError("once"), MemoryError("twice")], [], []
+    look = preemption_notice._file_notices
+
+    def failing(file):
+        yield False
+        if errors:
+            raise errors.pop(0)
+        yield from look(file)
+
+    def leave(reason):
+        left.append(reason)
+        if len(left) == 1:
+            raise RuntimeError("not yet")
+
+    monkeypatch.setattr(preemption_notice, "_file_notices", failing)
+    file = tmp_path / "notice"
+    file.touch()
+    with open_notices(str(file), None, None, leave, SystemClock(), said.append):
+        until(lambda: len(left) == 2)
+    assert left == [f"a notice ({file}) asks this node to leave"] * 2
+    assert said == [f"the look for a notice ({file}) failed (MemoryError('once')); it is tried again"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from metadata_servers import CLOSE, HANG, SERVERS, MetadataServer
+from metadata_servers import CLOSE, HANG, SERVERS, Late, MetadataServer, Trickle
 
 from elastic.agent.clouds import aws, azure, gcp, metadata
 from elastic.agent.clouds.metadata import NoAnswer
@@ -121,6 +121,50 @@ def test_a_fault_of_a_service_is_no_notice_and_the_next_answer_counts(fault, nam
             with pytest.raises(NoAnswer):
                 cloud.ask()
     server.take_away()
+    assert cloud.ask() is not None
+
+
+@pytest.mark.parametrize(
+    ("begin", "says"),
+    [
+        (b"", "no answer within 0.3 s"),
+        (b"HTTP/1.1 200 OK\r\nX-Padding: ", "no (whole )?answer within 0.3 s"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", "no whole answer within 0.3 s"),
+        (b"HTTP/1.1 200 OK\r\n\r\nTRUE", "no whole answer within 0.3 s"),
+    ],
+    ids=["status", "headers", "body", "body without a length"],
+)
+@pytest.mark.parametrize("name", CLOUDS)
+def test_a_service_that_sends_a_byte_now_and_then_holds_no_request_beyond_its_limit(
+    name, begin, says, serve, monkeypatch
+):
+    """Each byte comes long before the limit."""
+    server = serve(name)
+    cloud = cloud_at(name, server)
+    assert cloud.ask() is None
+    if name == "gcp":
+        cloud._etag = None
+    limit(monkeypatch, 0.3)
+    server.faults.append(Trickle(begin))
+    with pytest.raises(NoAnswer, match=says):
+        cloud.ask()
+    limit(monkeypatch, 60.0)
+    server.take_away()
+    assert cloud.ask() is not None
+
+
+@pytest.mark.parametrize("name", ["aws", "azure"])
+def test_an_answer_may_take_longer_than_a_connection(name, serve, monkeypatch):
+    """Azure's first one takes minutes."""
+    server = serve(name)
+    monkeypatch.setattr(metadata, "CONNECT_S", 0.5)
+    answers = {
+        "aws": b'{"action": "stop"}',
+        "azure": b'{"Events": [{"EventType": "Preempt", "Resources": ["trainers_3"]}]}',
+    }
+    cloud = cloud_at(name, server)
+    assert cloud.ask() is None
+    server.faults.append(Late(1.0, answers[name]))
     assert cloud.ask() is not None
 
 

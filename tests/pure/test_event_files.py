@@ -9,7 +9,7 @@ from watched import agent, shown
 
 from elastic.config.run_dir import RunDir
 from elastic.monitoring import tensorboard
-from elastic.monitoring.event_files import EventFile, scalars_of
+from elastic.monitoring.event_files import LARGEST_FLOAT32, EventFile, scalars_of
 from elastic.monitoring.tensorboard import RECOVERY, RETRY_S, TensorBoardWriter, _Follower
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -163,6 +163,8 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
         "list": [1.0],
         "by": {"class": {"0": 1, "1": "x"}},
         "huge": 10**400,
+        "large": -1e300,
+        "half": 1e38,
     }
     found = dict(scalars_of(StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)))
     assert {tag: value for tag, value in found.items() if not math.isnan(value)} == {
@@ -171,5 +173,21 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
         "rate": 0.5,
         "good": 1.0,
         "by/class/0": 1.0,
+        "huge": LARGEST_FLOAT32,
+        "large": -LARGEST_FLOAT32,
+        "half": 1e38,
     }
     assert {tag for tag, value in found.items() if math.isnan(value)} == {"loss", "none"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown_as"),
+    [(1e38, 1e38), (1e100, 3.4028235e38), (-(10**400), -3.4028235e38), (1e300, 3.4028235e38)],
+)
+def test_a_number_beyond_a_32_bit_float_is_shown_as_the_largest_one(loss, shown_as, tmp_path):
+    """TensorBoard's own reader finds it, and the steps around it."""
+    file = EventFile(tmp_path, writer="a", first_step=1, now=1.0)
+    for step, each in enumerate([0.5, loss, 0.25], start=1):
+        file.add_step(StepLine(step=step, loss=each, time=1.0))
+    file.close()
+    assert shown(tmp_path)["loss"] == [(1, 0.5), (2, pytest.approx(shown_as)), (3, 0.25)]

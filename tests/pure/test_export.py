@@ -128,6 +128,31 @@ def test_a_module_loads_the_file_of_its_own_weights(name, suffix, make_run, tmp_
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".m")]
 
 
+class Converting(nn.Linear):
+    """Weights of version 1 were half as large."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = 2 * state_dict[f"{prefix}weight"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+@pytest.mark.parametrize("part", ["", "0", "0.1"])
+def test_a_part_of_a_module_keeps_the_versions_of_its_layers(part, make_run, tmp_path):
+    def made():
+        return nn.Sequential(nn.Sequential(nn.ReLU(), Converting(2, 2)), nn.Linear(2, 1))
+
+    file = tmp_path / "m.pth"
+    run = make_run(model=(trained := made()))
+    assert main(["export", str(run), str(file), "--entry", f"model.{part}".rstrip(".")]) == 0
+
+    fresh = made().get_submodule(part)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert same(dict(fresh.state_dict()), dict(trained.get_submodule(part).state_dict()))
+
+
 def test_a_file_says_which_state_it_holds(make_run, tmp_path):
     file = tmp_path / "m.safetensors"
     main(["export", f"{make_run(model=nn.Linear(2, 1))}@10", str(file)])

@@ -406,7 +406,7 @@ def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
     )
     console = Console(width=300, file=io.StringIO())
     console.print(report_tables("run", report.summarise([*KILLED, ended, excused], KILLED_STEPS)))
-    words = "step 9, from the state of step 6: loss 0.5 then, not finite when it was done again; "
+    words = "step 9, from the state of step 6: loss 0.5 then, none when it was done again; "
     assert words + "the run ended there" in console.file.getvalue()
     assert words + "the run went on, since the recipe was edited in between" in console.file.getvalue()
 

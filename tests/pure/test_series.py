@@ -3,9 +3,12 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from logged import logged
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from watched import agent
 
 from elastic.config.run_dir import RunDir
@@ -117,6 +120,53 @@ def test_a_slow_rank_of_the_newest_generation_has_its_share():
             StepLine(step=step, generation=generation, world_size=2, seconds=1.0, time=1.0 * step, **paced)
         )
     assert totals.slow_ranks == [SlowRank(rank=1, node="b", share=0.5)]
+
+
+def test_a_scrape_tells_the_slow_node_from_the_agent_that_exports(tmp_path):
+    """Rank 1, on node b, is slow; the text is read back as Prometheus reads it."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    write(run, "generation_started", 1, 100.0, cause="start", nodes=["a", "b"], world_size=2)
+    for rank, node in enumerate(["a", "b"]):
+        write(run, "worker_started", 1, 100.1, node, rank=rank, pid=7)
+    lines = Metrics(run.metrics, generation=1)
+    lines.rewind(0)
+    paced = {"world_size": 2, "slowest_rank": 1, "slowest_s": 1.0, "others_s": 0.5}
+    for step in range(1, 101):
+        lines.append(StepLine(step=step, generation=1, seconds=1.0, time=100.0 + step, **paced))
+
+    found = families_of(run)
+    registry = SimpleNamespace(collect=lambda: found)
+    read = {each.name: each for each in text_string_to_metric_families(generate_latest(registry).decode())}
+
+    (sample,) = read["elastic_slow_rank_ratio"].samples
+    assert sample.labels == {"run": "r", "node": "a", "rank": "1", "slow_node": "b"}
+    assert sample.value == 0.5
+
+
+@pytest.mark.parametrize("loss", [0.5, 7, 1e100, -1e308, 10**300])
+def test_a_finite_loss_is_exported_as_it_is(loss, run):
+    lines = Metrics(run.metrics, generation=2)
+    lines.append(StepLine(step=4, loss=loss, generation=2, time=107.0, seconds=0.75))
+    assert value(families_of(run), "elastic_loss") == float(loss)
+
+
+@pytest.mark.parametrize("loss", [10**400, "0.5", True, [1.0], None])
+def test_what_is_no_float_is_exported_as_nan(loss, run):
+    lines = Metrics(run.metrics, generation=2)
+    lines.append(StepLine(step=4, loss=loss, generation=2, time=107.0, seconds=0.75))
+    assert math.isnan(value(families_of(run), "elastic_loss"))
+
+
+def test_events_of_generations_without_a_new_step_are_forgotten_too():
+    """A run that fails again and again: no first step waits to be counted."""
+    totals = RunTotals()
+    for generation in range(1, 101):
+        totals.add_event(
+            "a.jsonl", logged("generation_started", 1.0 * generation, generation, cause="failure")
+        )
+        totals.add_event("a.jsonl", logged("worker_exited", generation + 0.5, generation))
+        totals.count_recoveries(lambda _: [])
+    assert len(totals._signs) <= 8
 
 
 def test_each_cause_of_a_generation_has_its_counter_from_the_start():

@@ -1,6 +1,8 @@
 """What a terminal shows of a run follows from its files, and obeys none of their texts."""
 
 import io
+import math
+import re
 
 import pytest
 from logged import logged
@@ -8,11 +10,15 @@ from rich.console import Console
 
 from elastic.config.options import WatchOptions, parse_watch
 from elastic.errors import UsageError
+from elastic.observe import console
+from elastic.observe.loss_words import loss_words
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.picture.series import RunSeries
 from elastic.report.run_reader import ReadFiles
+from elastic.report.runs import RunLine, Runs
 from elastic.report.status import status
+from elastic.report.tables import runs_table
 from elastic.report.watch import drawn, view_of
 
 
@@ -63,6 +69,37 @@ def test_a_run_that_trains_is_shown_with_what_happened_lately():
         "1.8\u202fs since the last step",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (0.5, "0.5"),
+        (1.23456789, "1.23457"),
+        (3, "3"),
+        (-0.0, "-0"),
+        (1e300, "1e+300"),
+        (10**400, "1e+400"),
+        (-123456789 * 10**4000, "-1.23457e+4008"),
+        (None, "none"),
+        (math.nan, "none"),
+        (math.inf, "none"),
+        (True, "none"),
+        ("\x1b[31m", "none"),
+        ({"loss": 1}, "none"),
+    ],
+)
+def test_a_loss_has_the_same_words_in_each_view(loss, words):
+    """The console's progress line, `watch` and `runs`; a line of metrics may have any JSON."""
+    line = StepLine(step=1, loss=loss, time=100.0, generation=1, world_size=2)
+    assert loss_words(loss) == words
+    _, text = shown(lines=[line])
+    assert re.search(rf"loss +{re.escape(words)} *\n", text)
+    assert console._details(line) == f"loss {words} world 2 generation 1"
+    out = io.StringIO()
+    listed = Runs(folder="runs", runs=[RunLine(name="a", state="running", step=1, loss=loss)], unread=[])
+    Console(file=out, width=120).print(runs_table(listed))
+    assert f" {words} " in out.getvalue()
 
 
 def test_a_nodes_name_commands_no_terminal():

@@ -1,19 +1,35 @@
 """The metadata services of three clouds on a loopback port, as their documents describe them.
 
 A fault strikes the next request, whatever it asks for: a number is an HTTP status, bytes are the
-body of a 200, HANG holds the request until `close`, CLOSE cuts the connection without an answer.
+body of a 200, HANG holds the request until `close`, CLOSE cuts the connection without an answer, a
+Trickle sends its bytes and then one more again and again. A Late is a body that takes its time.
 """
 
 import json
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 HANG, CLOSE = "hang", "close"
-Fault = int | bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class Trickle:
+    begin: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    seconds: float
+    body: bytes
+
+
+Fault = int | bytes | str | Trickle | Late
 
 
 class MetadataServer:
@@ -33,7 +49,7 @@ class MetadataServer:
             def handle_one(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 server.requests.append((self.command, self.path, headers))
-                answer = server._strike() if server.faults else server._checked(self)
+                answer = server._strike(self) if server.faults else server._checked(self)
                 if answer is None:
                     self.close_connection = True
                     return
@@ -86,13 +102,29 @@ class MetadataServer:
         with self._changed:
             self._changed.notify_all()
 
-    def _strike(self) -> "_Answer | None":
+    def _strike(self, request: BaseHTTPRequestHandler) -> "_Answer | None":
         fault = self.faults.popleft()
+        if isinstance(fault, Trickle):
+            self._trickle(request, fault.begin)
+            return None
+        if isinstance(fault, Late):
+            self.wait_change(lambda: False, fault.seconds)
+            return 200, fault.body, {}
         if fault == HANG:
             self.wait_change(lambda: False, 600.0)
         if isinstance(fault, str):
             return None
         return (fault, b"out of order", {}) if isinstance(fault, int) else (200, fault, {})
+
+    def _trickle(self, request: BaseHTTPRequestHandler, begin: bytes) -> None:
+        """For ten seconds at most."""
+        with suppress(OSError):
+            request.wfile.write(begin)
+            for _ in range(200):
+                self.wait_change(lambda: False, 0.05)
+                request.wfile.write(b"x")
+                if self._closed:
+                    return
 
     def _checked(self, request: BaseHTTPRequestHandler) -> "_Answer":
         # All three refuse what a proxy hands on.
