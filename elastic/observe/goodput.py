@@ -35,8 +35,9 @@ class TimeSpent:
     lost, node joined, node left, resume) has the time from the last step that counts before it to
     the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
     which no node was left, from the last sign of life to the command that resumed; steps that were
-    lost behind that sign are in it. `between steps` has evaluations, saves and what else the loop
-    does there; `end` what follows the last step.
+    lost behind that sign are in it. `between steps` has saves, calls of `run.evaluate` and what
+    else stops the loop there, but not what the body of a step does by itself; `end` what follows
+    the last step.
     """
 
     useful_s: float
