@@ -24,7 +24,7 @@ from elastic.observe.step_line import StepLine
 
 # What a recovery is measured by, and what the run's time is divided by.
 _SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
-_MARKS = (kinds.GenerationStarted, kinds.RunInterrupted)
+_MARKS = (kinds.GenerationStarted, kinds.RunInterrupted, kinds.Restored)
 _GENERATIONS_KEPT = 8
 PHASES = ("detect", "rendezvous", "restore", "first_step")
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -34,10 +34,9 @@ class TimeSpent:
     badput_s: the others, by what they went to. The cause of a generation (start, failure, node
     lost, node joined, node left, resume) has the time from the last step that counts before it to
     the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
-    which no node was left, from the last sign of life to the command that resumed; steps that were
-    lost behind that sign are in it. `between steps` has saves, calls of `run.evaluate` and what
-    else stops the loop there, but not what the body of a step does by itself; `end` what follows
-    the last step.
+    which no node was left, from the last sign of life to the command that resumed. `between steps`
+    has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
+    a step does by itself; `end` what follows the last step.
     """
 
     useful_s: float
@@ -74,8 +73,8 @@ def time_spent_in(
 ) -> TimeSpent | None:
     """The same where steps were added up as they came.
 
-    events: at least those of generations that start, and of agents that leave. seen_s: by
-    generation, the time of its last event of any kind.
+    events: at least those of generations that start and restore, and of agents that leave. seen_s:
+    by generation, the time of its last event of any kind.
     """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
@@ -88,6 +87,9 @@ def time_spent_in(
         until = max(last_s, now_s or 0.0) if after is None else after.time
         away_s = 0.0
         if after is not None and after.event.cause == "resume":
+            # Its steps may be lost, and their lines gone.
+            restored = [each.event.last_step_s for each in of_kind(own[after.generation], kinds.Restored)]
+            last_s = max([last_s, *(each for each in restored if each is not None)])
             stop = planned_stop(own[start.generation], start, after)
             away_s = max(0.0, until - (last_s if stop is None else stop.time))
             if stop is None:

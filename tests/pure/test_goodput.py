@@ -67,6 +67,18 @@ def test_the_time_in_which_no_node_was_left_is_told_apart(gave_up):
     assert found.badput_s == {"down": 896.0, "resume": 3.0}
 
 
+def test_steps_that_were_lost_are_no_time_without_a_node():
+    """All nodes die in step 41, and no event tells; the newest checkpoint is that of step 2."""
+    restored = {"step": 2, "source": "checkpoint", "lost_steps": 38, "seconds": 0.1}
+    events = [
+        started(100.0, 1, "start"),
+        started(1000.0, 2, "resume"),
+        logged("restored", 1001.0, 2, **restored, last_step_s=140.0),
+    ]
+    found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1004.0, 2)]))
+    assert found.badput_s == {"down": 860.0, "resume": 38.0 + 3.0}
+
+
 def test_a_clock_that_was_set_back_makes_no_share_larger_than_the_whole():
     """An hour back, after the second of four steps."""
     lines = [step(1, 5001.0, 1), step(2, 5002.0, 1), step(3, 1403.0, 1), step(4, 1404.0, 1)]
