@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import drawn_runs
 import pytest
+from drawn_pictures import drawn, series_of
 from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
@@ -14,37 +15,21 @@ from logged import logged
 from elastic.observe.goodput import time_spent
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import with_values
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
+from elastic.report.picture.limits import Limits
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
-from elastic.report.picture.picture import ReadRun, largest, picture
+from elastic.report.picture.picture import largest
 from elastic.report.picture.thinned import Thinned
-from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
+from elastic.report.picture.timeline import MOST_LANES
 from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
 from elastic.report.report import summarise
 from elastic.report.status import status
-from elastic.report.tables import report_facts
 
 BEGAN = drawn_runs.BEGAN
 LIMIT_BYTES = 1_000_000
-
-
-def drawn(events, lines, name="runs/x"):
-    trained = columns_of(lines)
-    report = summarise(events, trained)
-    read = ReadRun(
-        name=name,
-        events=events,
-        trained=trained,
-        series=series_of(lines),
-        now_s=None,
-        report=report,
-        status=status(events, lines[-1] if lines else None, {}, BEGAN + 1e7),
-        facts=report_facts(report),
-    )
-    return picture(read)
+LIMITS = Limits()
 
 
 def said(events, lines):
@@ -55,12 +40,6 @@ def said(events, lines):
         text.replace("\u202f", " ").replace("\u00a0", " ")
         for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
-
-
-def series_of(lines, most=series.MOST_POINTS):
-    found = series.RunSeries(most)
-    found.add(with_values(lines))
-    return found
 
 
 # Points.
@@ -257,8 +236,10 @@ def test_workers_that_end_as_they_should_leave_no_mark():
         logged("worker_exited", BEGAN + 1, 1, "a", rank=0, code=75, signal=None),
         logged("worker_exited", BEGAN + 2, 1, "a", rank=1, code=1, signal=None, victim=True),
         logged("worker_exited", BEGAN + 3, 1, "a", rank=2, code=None, signal="SIGKILL"),
+        logged("run_finished", BEGAN + 4, 1, "a", steps=5),
     ]
-    assert [mark.text for mark in drawn(events, []).timeline.marks] == ["rank 2 ended: SIGKILL"]
+    marks = drawn(events, []).timeline.marks
+    assert [mark.text for mark in marks] == ["rank 2 ended: SIGKILL", "finished after step 5"]
 
 
 def test_a_node_that_died_without_a_word_has_a_mark_where_the_others_noticed():
@@ -267,7 +248,7 @@ def test_a_node_that_died_without_a_word_has_a_mark_where_the_others_noticed():
         logged("generation_ended", BEGAN + 7, 1, "a", cause="node lost", step=3),
         drawn_runs.started(BEGAN + 9, 2, "node lost", ["a"]),
     ]
-    (mark,) = drawn(events, []).timeline.marks
+    (mark,) = drawn(events, [], now_s=BEGAN + 10).timeline.marks
     assert (mark.at, mark.lane, mark.text) == (7.0, 1, "node lost: b")
 
 
@@ -304,10 +285,10 @@ def test_the_picture_of_very_many_generations_nodes_and_faults_is_below_its_limi
     shown = found.timeline
 
     assert len(document(found)) < LIMIT_BYTES * 2 // 3
-    assert len(shown.generations) == MOST_GENERATIONS
+    assert len(shown.generations) == LIMITS.generations
     assert (len(shown.lanes), shown.lanes_left_out) == (MOST_LANES, 100 - MOST_LANES)
-    assert (len(shown.marks), shown.marks_left_out) == (MOST_MARKS, 1000 + 50 * 999 - MOST_MARKS)
-    assert shown.generations_left_out == 1000 - MOST_GENERATIONS
+    assert (len(shown.marks), shown.marks_left_out) == (LIMITS.marks, 1000 + 50 * 999 + 1 - LIMITS.marks)
+    assert shown.generations_left_out == 1000 - LIMITS.generations
 
 
 @given(st.text(max_size=400))
