@@ -6,6 +6,7 @@ goodput.py, together with the time in which no node was there. Nodes that join, 
 planned stops are no faults. What cost no generation, such as a save that failed, comes last.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,7 +26,7 @@ MOST_FAULTS = 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """at: seconds since the run began. step: the last one before it. cost_s: None where no
-    generation ended by it.
+    generation ended by it, and of what ended the run, for that is not over.
     """
 
     at: float
@@ -60,11 +61,12 @@ def faults_of(events: Events, generations: Sequence[Generation], status: Status)
         if found is not None:
             event, machine, what = found
             at = before.ends if event is None else since(began, event.time)
-            cost_s = _cost_s(before, now)
+            cost_s = None if now is None else _cost_s(before, now)
             ended.append(
                 Fault(at=at, step=before.last_step, machine=short(machine), what=short(what), cost_s=cost_s)
             )
-    ranked = sorted(ended, key=lambda fault: -(fault.cost_s or 0.0))
+    # What ended the run, and is not over yet, comes first.
+    ranked = sorted(ended, key=lambda fault: -math.inf if fault.cost_s is None else -fault.cost_s)
     shown = [*ranked, *_survived(events, began)]
     return Faults(
         number=len(ended), most_expensive=shown[:MOST_FAULTS], left_out=max(0, len(shown) - MOST_FAULTS)
@@ -104,11 +106,9 @@ def _down(own: Events) -> _Found:
     return None, "", ALL_GONE
 
 
-def _cost_s(before: Generation, now: Generation | None) -> float:
+def _cost_s(before: Generation, now: Generation) -> float:
     """From the last step that counts before a fault to the first one after it."""
     lost_s = before.ends - (before.begins if before.trained is None else before.trained)
-    if now is None:
-        return max(0.0, lost_s)
     if before.gap != AT_ONCE:
         lost_s += now.begins - before.ends
     return max(0.0, lost_s) + (0.0 if now.trains is None else max(0.0, now.trains - now.begins))

@@ -52,7 +52,7 @@ class Page {
     const [saved, ages] = single ? checkpointsSection(single) : [null, null];
     this.ages = ages;
     const sections = [
-      single && tracebackSection(single), timeSection(pictures), single && faultsSection(single), timeline, logsSection(pictures, this.charts, parts),
+      single && tracebackSection(single), timeSection(pictures), single && faultsSection(single, this.opened), timeline, logsSection(pictures, this.charts, parts),
       stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single, this.opened), saved, single && factsSection(single),
     ];
     this.put(sections.filter((each) => each), before);

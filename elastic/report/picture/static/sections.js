@@ -64,15 +64,38 @@ function timeSection(pictures) {
   return section("time", "Where the time went", pictures.length > 1 ? "both bars on one scale" : null, ...parts);
 }
 
-function faultsSection(picture) {
+function faultsSection(picture, opened) {
   const { most_expensive, left_out } = picture.faults;
   if (!most_expensive.length) return null;
   const { began } = picture.timeline;
   const rows = most_expensive.map((each) => [clockTime(began + each.at, true), each.step === null ? "–" : grouped(each.step), each.machine || "–", each.what, each.cost_s === null ? "–" : duration(each.cost_s)]);
-  const shown = table({ class: "faults" }, [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]], rows);
-  const note = left_out ? element("p", { class: "note" }, `And ${grouped(left_out)} more, which cost less.`) : null;
-  const made = section("faults", "What went wrong", "the most expensive first", element("div", { class: "scroll" }, shown), note);
+  const columns = [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]];
+  const note = left_out ? element("p", { class: "note" }, `And ${grouped(left_out)} more, none of which cost more.`) : null;
+  const ranked = { kind: "faults", order: "most expensive", columns, rows, number: rows.length + left_out };
+  return rankedSection("What went wrong", ranked, opened, note);
+}
+
+const FEW = 10;
+
+// A table whose first rows are shown, and all that the page has to a reader who asks.
+// opened: the kinds of which all rows are shown.
+function rankedSection(title, { kind, order, columns, rows, number }, opened, ...after) {
+  const shown = (few) => table({ class: `wide-table ${kind}` }, columns, rows.slice(0, few));
+  const few = opened.has(kind) ? rows.length : FEW;
+  const holder = element("div", { class: "scroll" }, shown(few));
+  const all = rows.length < number ? `the ${rows.length} ${order} of ${grouped(number)}` : `the ${order} first`;
+  const made = section(kind, title, rows.length > few ? `the ${FEW} ${order} of ${grouped(number)}` : all, holder, ...after);
   made.classList.add("long");
+  if (rows.length > few) {
+    const more = element("button", { type: "button" }, rows.length < number ? `show ${rows.length}` : `show all ${rows.length}`);
+    more.addEventListener("click", () => {
+      holder.replaceChildren(shown(rows.length));
+      opened.add(kind);
+      made.querySelector(".aside").textContent = all;
+      more.remove();
+    });
+    made.querySelector(".top").append(more);
+  }
   return made;
 }
 
@@ -138,7 +161,6 @@ function stepTimeSection(pictures, charts, parts) {
 }
 
 const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
-const FEW = 10;
 
 function recoveriesSection(picture, opened) {
   const { number, longest: ranked } = picture.recoveries;
@@ -157,24 +179,8 @@ function recoveriesSection(picture, opened) {
   };
   const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : duration(each.total_s), bars(each)]);
   const columns = [["generation", false], ["why", false], ["state from", false], ["back at step", true], ["lost steps", true], ["total", true], ["phases", false]];
-  const few = opened.has("recoveries") ? rows.length : FEW;
-  const shown = table({ class: "wide-table" }, columns, rows.slice(0, few));
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
-  const holder = element("div", { class: "scroll" }, shown);
-  const all = rows.length < number ? `the ${rows.length} longest of ${grouped(number)}` : "the longest first";
-  const aside = rows.length > few ? `the ${FEW} longest of ${grouped(number)}` : all;
-  const made = section("recoveries", "Recoveries, by phase", aside, holder, key);
-  if (rows.length > few) {
-    const more = element("button", { type: "button" }, rows.length < number ? `show ${rows.length}` : `show all ${rows.length}`);
-    more.addEventListener("click", () => {
-      holder.replaceChildren(table({ class: "wide-table" }, columns, rows));
-      opened.add("recoveries");
-      made.querySelector(".aside").textContent = all;
-      more.remove();
-    });
-    made.querySelector(".top").append(more);
-  }
-  return made;
+  return rankedSection("Recoveries, by phase", { kind: "recoveries", order: "longest", columns, rows, number }, opened, key);
 }
 
 function checkpointsSection(picture) {
