@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import drawn_runs
 import pytest
@@ -17,19 +17,14 @@ from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
-from elastic.report.picture.limits import Limits
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
-from elastic.report.picture.picture import largest
 from elastic.report.picture.thinned import Thinned
-from elastic.report.picture.timeline import MOST_LANES
-from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
+from elastic.report.picture.words import duration, grouped
 from elastic.report.report import summarise
 from elastic.report.status import status
 
 BEGAN = drawn_runs.BEGAN
-LIMIT_BYTES = 1_000_000
-LIMITS = Limits()
 
 
 def said(events, lines):
@@ -259,51 +254,6 @@ def test_what_is_left_out_is_in_the_middle_and_counted(items, most):
     assert len(shown) <= most
     assert shown[:1] == items[:1]
     assert shown[-1:] == items[-1:]
-
-
-# Bounds.
-
-
-def test_the_page_of_a_hundred_thousand_steps_is_below_its_limit():
-    events, lines = drawn_runs.of_generations(10, 10_000)
-    many = {f"value {at}": math.pi * at for at in range(30)}
-    lines = [replace(each, values=each.values | many) for each in lines]
-
-    assert len(page(drawn(events, lines)).encode()) < LIMIT_BYTES
-
-
-def test_the_picture_of_very_many_generations_nodes_and_faults_is_below_its_limit():
-    """Each second node is in each second generation: the most spans that there can be."""
-    nodes = [f"machine-{at:04}-1-{at:08x}" for at in range(100)]
-    events = []
-    for generation in range(1, 1001):
-        events += [
-            drawn_runs.started(BEGAN + generation, generation, "node lost", nodes[generation % 2 :: 2]),
-            logged("fault_injected", BEGAN + generation + 0.5, generation, nodes[3], fault="kill " * 200),
-        ]
-    found = drawn(events, [])
-    shown = found.timeline
-
-    assert len(document(found)) < LIMIT_BYTES * 2 // 3
-    assert len(shown.generations) == LIMITS.generations
-    assert (len(shown.lanes), shown.lanes_left_out) == (MOST_LANES, 100 - MOST_LANES)
-    assert (len(shown.marks), shown.marks_left_out) == (LIMITS.marks, 1000 + 50 * 999 + 1 - LIMITS.marks)
-    assert shown.generations_left_out == 1000 - LIMITS.generations
-
-
-@given(st.text(max_size=400))
-def test_no_text_is_longer_than_its_limit_or_commands_a_reader(text):
-    shown = short(text)
-    assert len(shown) <= MOST_LETTERS
-    assert all(each.isprintable() or each in "\n\t" for each in shown)
-
-
-def test_of_very_many_causes_the_largest_stay_and_the_others_are_one_part():
-    found = largest({f"cause {at}": float(at) for at in range(1, 101)} | {"x" * 500: 1.0, "x" * 501: 2.0})
-    assert sum(found.values()) == 5053
-    assert next(iter(found)) == "cause 100"
-    assert [*found][-1] == "other causes"
-    assert len(found) == 17
 
 
 # Safety.
