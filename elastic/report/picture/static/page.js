@@ -150,7 +150,7 @@ async function poll() {
       if (answer.status === 200) {
         page.tag = answer.headers.get("ETag");
         page.show(await answer.json());
-      } else if (answer.status !== 304) throw new Error(await answer.text());
+      } else if (answer.status !== 304) throw new Error((await answer.text()).trim());
       notice.hidden = true;
     }
   } catch (error) {
