@@ -3,8 +3,10 @@
 It does not promise to know why: where no event tells, it says the cause of the generation.
 """
 
+from collections.abc import Mapping
+
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, first, in_generation, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, of_kind
 from elastic.observe.recovery import Start, recovery_of
 from elastic.observe.step_columns import StepColumns
 
@@ -26,17 +28,18 @@ def recovery_line(events: Events, trained: StepColumns, generation: int) -> str 
     if recovery.total_s is None:
         return None
     step = first_step.event.step
-    why = recovery.cause if before is None else _why(events, before, starts[place])
+    why = recovery.cause if before is None else why_ended(events, before, starts[place])
     lost = f"{recovery.lost_steps} step{'' if recovery.lost_steps == 1 else 's'} lost"
     return f"back at step {step} after {recovery.total_s:.2f} s: {why}, {lost}"
 
 
-def _why(events: Events, before: Start, after: Start) -> str:
-    """What ended the generation before."""
+def why_ended(events: Events, before: Start, after: Start) -> str:
+    """What ended the generation before. events: at least those of that generation."""
     then, now = set(before.event.nodes), set(after.event.nodes)
     match after.event.cause:
         case "failure":
-            return _failure(in_generation(events, before.generation)) or "failure"
+            found = failure_of(in_generation(events, before.generation))
+            return "failure" if found is None else found[1]
         case "node lost" if then - now:
             return f"{_nodes(then - now)} lost"
         case "node left" if then - now:
@@ -52,20 +55,28 @@ def _nodes(ids: set[str]) -> str:
     return f"node {names}" if len(ids) == 1 else f"nodes {names}"
 
 
-def _failure(own: Events) -> str | None:
-    """The first worker that failed by itself; a hang and an exception say more than the exit."""
+def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
+    """The first worker that failed by itself: the event, and in words.
+
+    own: events of one generation. A hang and an exception say more than the exit.
+    """
     messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
-    for event in (each.event for each in own):
-        if isinstance(event, kinds.HangDetected):
-            return f"rank {event.rank} hung"
-        if isinstance(event, kinds.WorkerFailed):
-            return f"rank {event.rank} failed ({_short(event.message)})"
-        if isinstance(event, kinds.WorkerExited) and not event.victim and event.signal is not None:
-            return f"rank {event.rank} was killed by {event.signal}"
-        if isinstance(event, kinds.WorkerExited) and not event.victim and event.code:
-            said = messages.get(event.rank, f"exit code {event.code}")
-            return f"rank {event.rank} failed ({_short(said)})"
-    return None
+    said = ((each, _failed(each.event, messages)) for each in own)
+    return next(((each, words) for each, words in said if words), None)
+
+
+def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
+    """Empty for what is no failure. messages: of the exceptions, by rank."""
+    if isinstance(event, kinds.HangDetected):
+        return f"rank {event.rank} hung"
+    if isinstance(event, kinds.WorkerFailed):
+        return f"rank {event.rank} failed ({_short(event.message)})"
+    if isinstance(event, kinds.WorkerExited) and not event.victim and event.signal is not None:
+        return f"rank {event.rank} was killed by {event.signal}"
+    if isinstance(event, kinds.WorkerExited) and not event.victim and event.code:
+        said = messages.get(event.rank, f"exit code {event.code}")
+        return f"rank {event.rank} failed ({_short(said)})"
+    return ""
 
 
 def _short(message: str) -> str:

@@ -6,6 +6,7 @@ those lines are read one by one as all others read them (step_line.py), so that 
 count.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from operator import attrgetter
@@ -50,6 +51,8 @@ _OWN_NAMES = frozenset(_Line.__struct_fields__)
 _UNREADABLE = msgspec.MsgspecError, UnicodeDecodeError, RecursionError
 # A record of any names, to learn those that the recipe logs.
 _RECORDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# What no name of a field may have in msgspec; lines with such a name are read one by one.
+_NO_FIELD = re.compile(r'[\\"\x00-\x1f]')
 
 
 class StepReader:
@@ -107,7 +110,7 @@ class StepReader:
         return None
 
     def _has_learnt(self, lines: Sequence[bytes]) -> bool:
-        """Whether there are names that the decoder did not know, and not too many."""
+        """Whether there are names that the decoder did not know and can know, and not too many."""
         try:
             records = [*map(_RECORDS.decode, lines)]
         except _UNREADABLE:
@@ -115,7 +118,7 @@ class StepReader:
         known = {*self._names} | _OWN_NAMES
         found = dict.fromkeys(name for record in records for name in record)
         new = [name for name in found if name not in known]
-        if not new or len(self._names) + len(new) > MOST_NAMES:
+        if not new or len(self._names) + len(new) > MOST_NAMES or any(map(_NO_FIELD.search, new)):
             return False
         self._names += new
         self._decoder = _decoder_of(self._names, with_values=True)

@@ -67,7 +67,10 @@ class LivePicture:
         except (OSError, ElasticError) as error:
             if self._drawn is None:
                 raise
-            self._failure = f"expected files of a run that can be read, found: {error}"
+            is_sentence = isinstance(error, ElasticError)
+            self._failure = (
+                str(error) if is_sentence else f"expected files of a run that can be read, found: {error}"
+            )
         finally:
             cost_s = self._clock.monotonic() - begin
             self._again_at = begin + cost_s + max(self._least_pause_s, _PAUSE_PER_COST * cost_s)

@@ -4,8 +4,9 @@ It reads the run's files again and again, less often where that takes longer, an
 It ends when the run has finished or failed; a run that was interrupted may go on.
 """
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rich import box
@@ -39,6 +40,29 @@ _RECENT_STEPS = 50
 _MOST_EVENTS = 8
 _MOST_WORKERS = 16
 _OVER = ("finished", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much of a view is drawn. workers, events: rows at most; the newest events are kept.
+
+    details: whether it says what time was lost to, and which ranks are slow. columns: of the
+    terminal.
+    """
+
+    workers: int = _MOST_WORKERS
+    events: int = _MOST_EVENTS
+    details: bool = True
+    columns: int = 80
+
+
+# A terminal with few lines: the workers give way first, the newest event last.
+_ROOMS = (
+    *(Room(workers=workers) for workers in (_MOST_WORKERS, 8, 4, 2, 0)),
+    *(Room(workers=0, events=events) for events in (5, 3)),
+    *(Room(workers=0, events=events, details=False) for events in (5, 3, 2, 1)),
+)
+_NARROW_COLUMNS = 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +107,10 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
     clock = SystemClock()
     view = _look(run, reader)  # a run that is not there is said before the screen changes
     # Ctrl-C is the way to leave.
-    with suppress(KeyboardInterrupt), Live(drawn(view), console=console, auto_refresh=False) as live:
+    with (
+        suppress(KeyboardInterrupt),
+        Live(fitted(view, console), console=console, auto_refresh=False) as live,
+    ):
         while view.status.state not in _OVER:
             began_s = clock.monotonic()
             problem: list[Text] = []
@@ -91,7 +118,7 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
                 view = _look(run, reader)
             except (OSError, ElasticError) as error:
                 problem = [Text(f"cannot be read now, and is tried again: {short(str(error))}")]
-            live.update(Group(drawn(view), *problem), refresh=True)
+            live.update(fitted(view, console, problem), refresh=True)
             taken_s = clock.monotonic() - began_s
             clock.sleep(max(REMOTE_PAUSE_S if run.is_remote else PAUSE_S, _PAUSE_PER_READ * taken_s))
 
@@ -146,12 +173,24 @@ def _text(events: Events, trained: StepColumns, event: kinds.Event, generation: 
     return text_of(event)
 
 
-def drawn(view: View) -> RenderableType:
-    parts: list[RenderableType] = [_title(view), _progress(view), _facts(view)]
-    if view.status.workers:
-        parts.append(_workers(view.status))
+def fitted(view: View, console: Console, problem: Sequence[Text] = ()) -> RenderableType:
+    """As much as the terminal has lines for, without its last one, where the cursor stands."""
+    shown: RenderableType = ""
+    for room in _ROOMS:
+        shown = Group(drawn(view, replace(room, columns=console.width)), *problem)
+        if len(console.render_lines(shown, pad=False)) < console.size.height:
+            break
+    return shown
+
+
+def drawn(view: View, room: Room | None = None) -> RenderableType:
+    """room: by default all of it."""
+    room = room or Room()
+    parts: list[RenderableType] = [_title(view), _progress(view, room), _facts(view, room)]
+    if view.status.workers and room.workers:
+        parts.append(_workers(view.status, room))
     if view.lately:
-        parts.append(_events(view))
+        parts.append(_events(view, room))
     return Group(*parts)
 
 
@@ -171,17 +210,19 @@ _STYLES = {
 }
 
 
-def _progress(view: View) -> RenderableType:
+def _progress(view: View, room: Room) -> RenderableType:
     step, steps = view.status.step, view.status.steps
     row = Table.grid(padding=(0, 1))
     left = "" if view.left_s is None else f"about {duration(view.left_s)} left"
     row.add_row(
-        ProgressBar(total=steps or 1, completed=step, width=40), f"step {step} of {steps or '?'}", left
+        ProgressBar(total=steps or 1, completed=step, width=12 if room.columns < _NARROW_COLUMNS else 40),
+        f"step {step} of {steps or '?'}",
+        left,
     )
     return row
 
 
-def _facts(view: View) -> Table:
+def _facts(view: View, room: Room) -> Table:
     table = Table(show_header=False, box=None)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -196,12 +237,12 @@ def _facts(view: View) -> Table:
         "last checkpoint": f"step {saved.step}, {duration(saved.age_s)} ago" if saved else "none",
         "goodput": "-" if spent is None or spent.goodput is None else f"{spent.goodput:.1%}",
     }
-    if spent is not None and spent.badput_s:
+    if room.details and spent is not None and spent.badput_s:
         lost = sorted(spent.badput_s.items(), key=lambda part: -part[1])
         rows["lost to"] = ", ".join(
             f"{duration(seconds)} {_LOST.get(kind, short(kind))}" for kind, seconds in lost
         )
-    if view.slow:
+    if room.details and view.slow:
         rows["slow"] = ", ".join(
             f"rank {each.rank} on {short(each.node)} (the others wait for it {each.share:.0%} of the time)"
             for each in view.slow
@@ -211,22 +252,25 @@ def _facts(view: View) -> Table:
     return table
 
 
-def _workers(found: Status) -> Table:
+def _workers(found: Status, room: Room) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("rank", "node", "pid"):
         table.add_column(column)
-    for worker in found.workers[:_MOST_WORKERS]:
+    for worker in found.workers[: room.workers]:
         table.add_row(str(worker.rank), Text(short(worker.node)), str(worker.pid))
-    if (more := len(found.workers) - _MOST_WORKERS) > 0:
+    if (more := len(found.workers) - room.workers) > 0:
         table.add_row("", f"and {more} more", "")
     return table
 
 
-def _events(view: View) -> Table:
+def _events(view: View, room: Room) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(style="dim")
-    table.add_column(style="dim", overflow="fold")
+    if room.columns < _NARROW_COLUMNS:  # what happened says more than where
+        table.add_column(style="dim", overflow="ellipsis", no_wrap=True, max_width=room.columns // 5)
+    else:
+        table.add_column(style="dim", overflow="fold")
     table.add_column(overflow="fold")
-    for at_s, node, text in view.lately:
+    for at_s, node, text in view.lately[-room.events :]:
         table.add_row(time_of_day(at_s), Text(short(node)), Text(short(text)))
     return table

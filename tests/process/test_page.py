@@ -69,7 +69,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
     assert count(page, ".chart canvas") == 5  # loss, two values, step time, age
     assert count(page, "#recoveries tbody tr") == GENERATIONS - 1
     sections = page.evaluate("[...document.querySelectorAll('section')].map((each) => each.id)")
-    assert sections == ["time", "timeline", "logged", "steps", "recoveries", "checkpoints", "facts"]
+    assert sections == ["time", "faults", "timeline", "logged", "steps", "recoveries", "checkpoints", "facts"]
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) < 200) is dark
     assert is_clean(page)
@@ -230,7 +230,7 @@ def test_a_slow_rank_is_named_beside_what_the_others_did_meanwhile(show):
 
     assert page.evaluate("page.charts.at(-1).plot.data.slice(1).map((own) => own[5])") == [0.2, 0.1]
     assert page.evaluate("document.querySelector('#steps td').parentNode.textContent") == (
-        "1spot-1-100-0000000140.0\u202f%"
+        "1spot-1-100-0000000140.0\u202f%10\u202fs"
     )
     assert is_clean(page)
 

@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
 import drawn_runs
 import pytest
@@ -174,6 +175,50 @@ def test_a_page_that_is_open_shows_new_steps_and_says_when_the_server_is_gone(ru
     assert page.wait(f"!{notice}.hidden && {notice}.textContent") == (
         "Not up to date: elastic-train serve does not answer; start it again"
     )
+    page.close()
+
+
+def put(run, other):
+    """The files of another run, in place of those of this one."""
+    for name in ("events/all.jsonl", "metrics.jsonl"):
+        (other / name).replace(run / name)
+
+
+def test_the_keys_stay_where_they_are_when_the_page_is_drawn_again(run, serve, chromium, tmp_path):
+    page = chromium.open(f"http://127.0.0.1:{serve(run).port}/")
+    page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+    page.evaluate("document.querySelector('button.reset').focus()")
+
+    put(run, drawn_runs.write(tmp_path / "longer", *drawn_runs.of_generations(3, 50)))
+    assert page.wait("document.getElementById('headline').textContent.startsWith('Finished: 150 steps')")
+    assert page.evaluate("document.activeElement.className") == "reset"
+    page.close()
+
+
+def test_another_run_that_began_in_the_same_folder_is_shown_whole(run, serve, chromium, tmp_path):
+    """As `--fresh` does it. What the reader had zoomed to is a part of the run that was."""
+    page = chromium.open(f"http://127.0.0.1:{serve(run).port}/")
+    page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
+    page.evaluate("page.zoomed({ from: 20, to: 30 })")
+
+    events, lines = drawn_runs.of_generations(2, 20)
+    later = [replace(each, time=each.time + 9000) for each in events]
+    lines = [replace(each, time=each.time + 9000) for each in lines]
+    put(run, drawn_runs.write(tmp_path / "fresh", later, lines))
+    assert page.wait("document.getElementById('headline').textContent.startsWith('Finished: 40 steps')")
+    assert page.evaluate("[page.views, page.zoom]") == [[], None]
+    assert page.evaluate("page.charts[0].plot.scales.x.max") == 40
+    page.close()
+
+
+def test_a_run_that_was_removed_gets_one_sentence(run, serve, chromium):
+    page = chromium.open(f"http://127.0.0.1:{serve(run).port}/")
+    run.rename(run.with_name("aside"))
+
+    notice = "document.getElementById('notice')"
+    said = page.wait(f"!{notice}.hidden && {notice}.textContent")
+    assert said.startswith("Not up to date: expected a run directory, found no run in ")
+    assert said.count("expected") == said.count("found") == 1
     page.close()
 
 

@@ -3,10 +3,11 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import drawn_runs
 import pytest
+from drawn_pictures import drawn, series_of
 from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
@@ -14,37 +15,16 @@ from logged import logged
 from elastic.observe.goodput import time_spent
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import with_values
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
 from elastic.report.picture.page import document, page, policy
-from elastic.report.picture.picture import ReadRun, largest, picture
 from elastic.report.picture.thinned import Thinned
-from elastic.report.picture.timeline import MOST_GENERATIONS, MOST_LANES, MOST_MARKS
-from elastic.report.picture.words import MOST_LETTERS, duration, grouped, short
+from elastic.report.picture.words import duration, grouped
 from elastic.report.report import summarise
 from elastic.report.status import status
-from elastic.report.tables import report_facts
 
 BEGAN = drawn_runs.BEGAN
-LIMIT_BYTES = 1_000_000
-
-
-def drawn(events, lines, name="runs/x"):
-    trained = columns_of(lines)
-    report = summarise(events, trained)
-    read = ReadRun(
-        name=name,
-        events=events,
-        trained=trained,
-        series=series_of(lines),
-        now_s=None,
-        report=report,
-        status=status(events, lines[-1] if lines else None, {}, BEGAN + 1e7),
-        facts=report_facts(report),
-    )
-    return picture(read)
 
 
 def said(events, lines):
@@ -55,12 +35,6 @@ def said(events, lines):
         text.replace("\u202f", " ").replace("\u00a0", " ")
         for text in (headline(found, report, spent), time_went_to(report, spent))
     ]
-
-
-def series_of(lines, most=series.MOST_POINTS):
-    found = series.RunSeries(most)
-    found.add(with_values(lines))
-    return found
 
 
 # Points.
@@ -257,8 +231,10 @@ def test_workers_that_end_as_they_should_leave_no_mark():
         logged("worker_exited", BEGAN + 1, 1, "a", rank=0, code=75, signal=None),
         logged("worker_exited", BEGAN + 2, 1, "a", rank=1, code=1, signal=None, victim=True),
         logged("worker_exited", BEGAN + 3, 1, "a", rank=2, code=None, signal="SIGKILL"),
+        logged("run_finished", BEGAN + 4, 1, "a", steps=5),
     ]
-    assert [mark.text for mark in drawn(events, []).timeline.marks] == ["rank 2 ended: SIGKILL"]
+    marks = drawn(events, []).timeline.marks
+    assert [mark.text for mark in marks] == ["rank 2 ended: SIGKILL", "finished after step 5"]
 
 
 def test_a_node_that_died_without_a_word_has_a_mark_where_the_others_noticed():
@@ -267,7 +243,7 @@ def test_a_node_that_died_without_a_word_has_a_mark_where_the_others_noticed():
         logged("generation_ended", BEGAN + 7, 1, "a", cause="node lost", step=3),
         drawn_runs.started(BEGAN + 9, 2, "node lost", ["a"]),
     ]
-    (mark,) = drawn(events, []).timeline.marks
+    (mark,) = drawn(events, [], now_s=BEGAN + 10).timeline.marks
     assert (mark.at, mark.lane, mark.text) == (7.0, 1, "node lost: b")
 
 
@@ -278,51 +254,6 @@ def test_what_is_left_out_is_in_the_middle_and_counted(items, most):
     assert len(shown) <= most
     assert shown[:1] == items[:1]
     assert shown[-1:] == items[-1:]
-
-
-# Bounds.
-
-
-def test_the_page_of_a_hundred_thousand_steps_is_below_its_limit():
-    events, lines = drawn_runs.of_generations(10, 10_000)
-    many = {f"value {at}": math.pi * at for at in range(30)}
-    lines = [replace(each, values=each.values | many) for each in lines]
-
-    assert len(page(drawn(events, lines)).encode()) < LIMIT_BYTES
-
-
-def test_the_picture_of_very_many_generations_nodes_and_faults_is_below_its_limit():
-    """Each second node is in each second generation: the most spans that there can be."""
-    nodes = [f"machine-{at:04}-1-{at:08x}" for at in range(100)]
-    events = []
-    for generation in range(1, 1001):
-        events += [
-            drawn_runs.started(BEGAN + generation, generation, "node lost", nodes[generation % 2 :: 2]),
-            logged("fault_injected", BEGAN + generation + 0.5, generation, nodes[3], fault="kill " * 200),
-        ]
-    found = drawn(events, [])
-    shown = found.timeline
-
-    assert len(document(found)) < LIMIT_BYTES * 2 // 3
-    assert len(shown.generations) == MOST_GENERATIONS
-    assert (len(shown.lanes), shown.lanes_left_out) == (MOST_LANES, 100 - MOST_LANES)
-    assert (len(shown.marks), shown.marks_left_out) == (MOST_MARKS, 1000 + 50 * 999 - MOST_MARKS)
-    assert shown.generations_left_out == 1000 - MOST_GENERATIONS
-
-
-@given(st.text(max_size=400))
-def test_no_text_is_longer_than_its_limit_or_commands_a_reader(text):
-    shown = short(text)
-    assert len(shown) <= MOST_LETTERS
-    assert all(each.isprintable() or each in "\n\t" for each in shown)
-
-
-def test_of_very_many_causes_the_largest_stay_and_the_others_are_one_part():
-    found = largest({f"cause {at}": float(at) for at in range(1, 101)} | {"x" * 500: 1.0, "x" * 501: 2.0})
-    assert sum(found.values()) == 5053
-    assert next(iter(found)) == "cause 100"
-    assert [*found][-1] == "other causes"
-    assert len(found) == 17
 
 
 # Safety.

@@ -130,6 +130,14 @@ def test_a_reader_begins_again_where_a_newer_generation_has_a_file(tmp_path):
     assert None not in third
 
 
+@pytest.mark.parametrize("name", ['a "quoted" one', "a\\b", "a\nb", "\ud800"])
+def test_a_name_that_can_be_no_field_is_read(tmp_path, name):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, name: step}) + "\n" for step in (1, 2)))
+    found = [batch.values for batch in batches_of(StepReader(path, with_values=True)) if batch.step]
+    assert found == [{name: [1, 2]}]
+
+
 def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):
     path = tmp_path / "metrics.jsonl"
     names = [f"name {at}" for at in range(MOST_NAMES)]

@@ -7,6 +7,7 @@ import re
 import pytest
 from logged import logged
 from rich.console import Console
+from rich.text import Text
 
 from elastic.config.options import WatchOptions, parse_watch
 from elastic.errors import UsageError
@@ -19,7 +20,7 @@ from elastic.report.run_reader import ReadFiles
 from elastic.report.runs import RunLine, Runs
 from elastic.report.status import status
 from elastic.report.tables import runs_table
-from elastic.report.watch import drawn, view_of
+from elastic.report.watch import drawn, fitted, view_of
 
 
 def started(time, generation, cause, nodes=("a", "b")):
@@ -118,6 +119,31 @@ def test_of_many_workers_the_first_are_shown():
     many = [logged("worker_started", 107.1, 2, "a", rank=r, pid=100 + r) for r in range(2, 40)]
     _, text = shown(events=[*EVENTS, *many])
     assert "and 24 more" in text
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 20), (200, 60)])
+def test_the_newest_event_is_seen_in_a_terminal_of_any_size(columns, rows):
+    """Twenty workers on nodes with long names: their table gives way first."""
+    name = "ip-10-0-12-7.eu-west-1.compute.internal-1007-00000007"
+    many = [logged("worker_started", 107.1, 2, name, rank=rank, pid=rank) for rank in range(2, 20)]
+    events = [*EVENTS, *many, logged("worker_failed", 109.0, 2, name, rank=5, message="uncorrectable ECC")]
+    console = Console(
+        file=io.StringIO(),
+        width=columns,
+        height=rows,
+        force_terminal=True,
+        color_system=None,
+        highlight=False,
+    )
+    view, whole = shown(events=events)
+    console.print(fitted(view, console, [Text("cannot be read now")]))
+    lines = console.file.getvalue().splitlines()
+
+    assert len(lines) < rows
+    assert "ECC" in "".join(lines[-6:])
+    assert "cannot be read now" in lines[-1]
+    assert ("and 4 more" in "".join(lines)) is (rows == 60)
+    assert "and 4 more" in whole  # in a pipe nothing gives way
 
 
 def test_the_words_of_the_command():

@@ -6,12 +6,13 @@ each commit carries the clock of the node that saved.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.logged_event import Events, last, of_kind
 from elastic.report.picture import series
+from elastic.report.picture.generations import since
 from elastic.report.picture.series import Series
 from elastic.report.picture.thinned import Point
 
@@ -21,7 +22,9 @@ class Checkpoints:
     """age: seconds, over seconds since the run began; it grows from the start and from each commit.
 
     newest_step, size_bytes: of the newest one. seconds: median of what one took. longest_age: of
-    the newest one, while nodes trained or came together; a planned stop does not count.
+    the newest one, while nodes trained or came together; a planned stop does not count, nor does a
+    time without a node. commits: when they were committed, seconds since the run began, ascending;
+    commits_left_out: how many have no room there.
     """
 
     committed: int
@@ -31,13 +34,17 @@ class Checkpoints:
     seconds: float | None
     longest_age: float
     age: Series
+    commits: list[float]
+    commits_left_out: int
 
 
 def checkpoints(events: Events, pieces: Sequence[tuple[float, float]], began: float) -> Checkpoints:
-    """pieces: (begin, end) of each generation, seconds since `began`, in their order."""
+    """All commits. pieces: (begin, end) of every generation, in order, seconds since `began`."""
     commits = of_kind(events, kinds.CheckpointCommitted)
-    newest = max(commits, key=lambda each: each.time, default=None)
-    ages = _ages(sorted(max(0.0, each.time - began) for each in commits), pieces)
+    # By the order of events, which a clock that is set back does not change.
+    newest = last(events, kinds.CheckpointCommitted)
+    times = sorted(since(began, each.time) for each in commits)
+    ages = _ages(times, pieces)
     return Checkpoints(
         committed=len(commits),
         failed=len(of_kind(events, kinds.CheckpointFailed)),
@@ -46,7 +53,18 @@ def checkpoints(events: Events, pieces: Sequence[tuple[float, float]], began: fl
         seconds=median(each.event.seconds for each in commits) if commits else None,
         longest_age=max((age for _, age in ages if age is not None), default=0.0),
         age=series.of_points("age", ages, unit="s", most=600),
+        commits=times,
+        commits_left_out=0,
     )
+
+
+def within(whole: Checkpoints, most: int) -> Checkpoints:
+    """With `most` of the commits, which lie evenly among all; at least 2."""
+    times = whole.commits
+    if len(times) <= most:
+        return whole
+    shown = [times[at * (len(times) - 1) // (most - 1)] for at in range(most)]
+    return replace(whole, commits=shown, commits_left_out=len(times) - most)
 
 
 def _ages(commits: Sequence[float], pieces: Sequence[tuple[float, float]]) -> list[Point]:

@@ -12,7 +12,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import Difference, compare
 from elastic.report.picture.page import page
-from elastic.report.picture.picture import Comparison, Picture, ReadRun, comparison, picture
+from elastic.report.picture.picture import MOST_BYTES, Comparison, Picture, ReadRun, comparison, picture
 from elastic.report.picture.series import MOST_POINTS
 from elastic.report.report import summarise
 from elastic.report.run_reader import RunReader
@@ -25,14 +25,14 @@ from elastic.system.untrusted import printable
 _BEGIN = b'<!doctype html>\n<html lang="en" data-mode="'  # of each page
 
 
-def draw(run: RunDir, reader: RunReader | None = None) -> Picture:
-    """reader: of this run, where it was drawn before.
+def draw(run: RunDir, reader: RunReader | None = None, most_bytes: int = MOST_BYTES) -> Picture:
+    """reader: of this run, where it was drawn before. most_bytes: of the document.
 
     Raises OSError, and StoreFailed where the heartbeats are in a store that does not answer.
     """
     if reader is None:
         with closing(RunReader(run)) as own:
-            return draw(run, own)
+            return draw(run, own, most_bytes)
     now, found = SystemClock().wall(), reader.read()
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     state = status(found.events, found.newest, ages_s, now)
@@ -48,7 +48,7 @@ def draw(run: RunDir, reader: RunReader | None = None) -> Picture:
         now_s=now_s,
         facts=report_facts(report),
     )
-    return picture(read)
+    return picture(read, most_bytes)
 
 
 def draw_pair(a: RunDir, b: RunDir) -> Comparison:
@@ -57,7 +57,9 @@ def draw_pair(a: RunDir, b: RunDir) -> Comparison:
         closing(RunReader(a, most_points=MOST_POINTS // 2)) as reader_a,
         closing(RunReader(b, most_points=MOST_POINTS // 2)) as reader_b,
     ):
-        return comparison(_difference(a, b), draw(a, reader_a), draw(b, reader_b))
+        return comparison(
+            _difference(a, b), draw(a, reader_a, MOST_BYTES // 2), draw(b, reader_b, MOST_BYTES // 2)
+        )
 
 
 def write_page(shown: Picture | Comparison, text: str) -> str:

@@ -5,13 +5,15 @@ What they count is what the report has: the causes of goodput.py, and the genera
 
 from collections import Counter
 
-from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent
+from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent
 from elastic.report.picture.words import count, duration, grouped, short
 from elastic.report.report import Report
 from elastic.report.status import Status
 
 _MOST_CAUSES = 3
 _LEAST_SHARE = 0.001  # of the run's time, for a cause that is worth a word
+# Without a step for longer than both, a run that is alive is said to stand still.
+_STILL_S, _STILL_STEPS = 10.0, 10
 # What a cause is called, once and several times; one that is not here was written by another
 # version.
 _CAUSES = {
@@ -28,8 +30,10 @@ _ALWAYS_ONE = {
 }
 
 
-def headline(status: Status, report: Report, spent: TimeSpent | None) -> str:
-    """What became of the run, and after which time."""
+def headline(
+    status: Status, report: Report, spent: TimeSpent | None, since_step_s: float | None = None
+) -> str:
+    """What became of the run, and after which time. since_step_s: of a running one, seconds."""
     of = f" of {grouped(status.steps)}" if status.steps else ""
     took = f" after {duration(spent.wall_s)}" if spent else ""
     if status.stopped is not None:
@@ -40,7 +44,17 @@ def headline(status: Status, report: Report, spent: TimeSpent | None) -> str:
         return "Not begun: no generation has formed yet."
     state = status.state.capitalize()
     why = f": {short(report.failed.reason).rstrip('.')}" if report.failed else ""
-    return f"{state} at step {grouped(report.steps)}{of}{took}{why}."
+    still = "" if since_step_s is None or not _is_long(since_step_s, report) else _no_step(since_step_s)
+    return f"{state} at step {grouped(report.steps)}{of}{took}{why}{still}."
+
+
+def _is_long(since_step_s: float, report: Report) -> bool:
+    """A run that is alive and makes no step for that long may hang."""
+    return since_step_s > max(_STILL_S, _STILL_STEPS * (report.step_time_s.median or 0.0))
+
+
+def _no_step(since_step_s: float) -> str:
+    return f"; no step for {duration(since_step_s)}"
 
 
 def time_went_to(report: Report, spent: TimeSpent | None) -> str:
@@ -48,11 +62,33 @@ def time_went_to(report: Report, spent: TimeSpent | None) -> str:
     if spent is None or spent.goodput is None:
         return ""
     ranked = sorted(spent.badput_s.items(), key=lambda part: -part[1])
-    worth_a_word = [part for part in ranked if part[1] >= _LEAST_SHARE * spent.wall_s][:_MOST_CAUSES]
+    named = [part for part in ranked if part[0] != DOWN and _is_worth_a_word(part[1], spent)]
     times = Counter(each.cause for each in report.generations)
-    parts = [f"{duration(seconds)} {_to(kind, times)}" for kind, seconds in worth_a_word]
-    share = f"{spent.goodput:.1%}".replace("%", "\u202f%")
-    return f"{share} of the time was training{f'; {_listed(parts)}' if parts else ''}."
+    parts = [f"{duration(seconds)} {_to(kind, times)}" for kind, seconds in named[:_MOST_CAUSES]]
+    down_s = spent.badput_s.get(DOWN, 0.0)
+    clauses = [f"{spent.goodput:.1%}".replace("%", "\u202f%") + " of the time was training"]
+    clauses += [_listed(parts)] if parts else []
+    clauses += [f"{duration(down_s)} went by with no node there"] if _is_worth_a_word(down_s, spent) else []
+    sentences = [f"{'; '.join(clauses)}."]
+    if _is_worth_a_word(spent.paused_s, spent):
+        sentences.append(f"Beside that time, it was stopped for {duration(spent.paused_s)} as asked.")
+    return " ".join([*sentences, *_waited(report, spent)])
+
+
+def _waited(report: Report, spent: TimeSpent) -> list[str]:
+    """What the slowest rank cost. Its share is one of the time in steps, which all of them is."""
+    found = max(report.slow_ranks, key=lambda each: each.share, default=None)
+    if found is None:
+        return []
+    node = f" on {short(found.node)}" if found.node else ""
+    others = len(report.slow_ranks) - 1
+    more = f" (and for {count(others, 'more rank', 'more ranks')})" if others else ""
+    waited = duration(found.share * spent.useful_s)
+    return [f"Within the steps, the others waited {waited} for rank {found.rank}{node}{more}."]
+
+
+def _is_worth_a_word(seconds: float, spent: TimeSpent) -> bool:
+    return seconds > 0 and seconds >= _LEAST_SHARE * spent.wall_s
 
 
 def _to(kind: str, times: Counter[str]) -> str:

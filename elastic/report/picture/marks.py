@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, of_kind
+from elastic.report.picture.generations import DOWN, Generation
 from elastic.report.picture.words import short
+
+ALL_GONE = "all nodes were gone"
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[M
         Mark(
             at=max(0.0, round(each.time - began, 3)),
             lane=lane_of.get(each.node),
-            kind=_RULES[type(each.event)][0],
+            kind=sign_of(each.event),
             text=short(text),
         )
         for each in events
@@ -49,12 +52,40 @@ def text_of(event: kinds.Event) -> str:
     return "" if rule is None else rule[1](event)
 
 
+def all_gone(generations: Sequence[Generation], events: Events, *, interrupted: bool) -> list[Mark]:
+    """Where the last node died without a word, and the run was resumed later, or never."""
+    said = {
+        each.generation
+        for each in events
+        if isinstance(each.event, kinds.RunFailed | kinds.RunFinished)
+        or (isinstance(each.event, kinds.RunInterrupted) and each.event.gave_up)
+    }
+    newest = [generations[-1]] if interrupted else []
+    ended = [*(each for each in generations[:-1] if each.gap == DOWN), *newest]
+    return [
+        Mark(at=each.ends, lane=None, kind="fault", text=ALL_GONE)
+        for each in ended
+        if each.number not in said
+    ]
+
+
 def both_ends(items: Sequence[T], most: int) -> tuple[list[T], int]:
     """The first and the last ones, `most` together, and how many are left out between."""
     if len(items) <= most:
         return [*items], 0
     half = most // 2
     return [*items[:half], *items[-half:]], len(items) - 2 * half
+
+
+def sign_of(event: kinds.Event) -> str:
+    """To give up is no drain: nobody asked for it."""
+    gave_up = isinstance(event, kinds.RunInterrupted) and event.gave_up
+    return "fault" if gave_up else _RULES[type(event)][0]
+
+
+def _left(event: kinds.RunInterrupted) -> str:
+    how = f"gave up ({event.reason})" if event.gave_up else "left"
+    return f"{how}; newest checkpoint at step {event.step}"
 
 
 def _lost_nodes(events: Events, began: float, lane_of: Mapping[str, int]) -> list[Mark]:
@@ -102,7 +133,7 @@ _RULES: dict[type[kinds.Event], tuple[str, Callable[[Any], str]]] = {
     ),
     kinds.SnapshotRejected: ("save", lambda event: f"snapshot of step {event.step} not used: {event.reason}"),
     kinds.DrainRequested: ("drain", lambda event: f"drain: {event.reason}"),
-    kinds.RunInterrupted: ("drain", lambda event: f"left; newest checkpoint at step {event.step}"),
+    kinds.RunInterrupted: ("drain", _left),
     kinds.AuditFailed: ("state", lambda event: f"audit of step {event.step}: shard {event.shard} differed"),
     kinds.DivergenceDetected: ("state", lambda event: f"ranks differ after step {event.step}"),
     kinds.DivergenceJudged: (

@@ -8,18 +8,15 @@ runs nothing else, whatever a run is named.
 import base64
 import hashlib
 import html
-import json
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 
+from elastic.report.picture.json_text import json_text
 from elastic.report.picture.picture import Comparison, Picture
 
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "format.js", "timeline.js", "charts.js", "sections.js", "page.js")
-# What a browser may not take for markup within a script element. json.dumps escapes all that is
-# not ASCII, U+2028 and U+2029 among it.
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def page(shown: Picture | Comparison, *, polls: bool = False) -> str:
@@ -48,8 +45,7 @@ def page(shown: Picture | Comparison, *, polls: bool = False) -> str:
 
 def document(shown: Picture | Comparison) -> str:
     """The JSON of a picture, for a script element or an answer."""
-    text = json.dumps(asdict(shown), separators=(",", ":"), allow_nan=False)
-    return "".join(_ESCAPES.get(letter, letter) for letter in text)
+    return json_text(asdict(shown))
 
 
 @cache

@@ -5,23 +5,32 @@ here, and escaped where they are shown (page.py, static/).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from elastic import events as kinds
-from elastic.observe.goodput import time_spent
-from elastic.observe.logged_event import Events, last
+from elastic.observe import goodput
+from elastic.observe.logged_event import Events, first, last
 from elastic.observe.step_columns import StepColumns
 from elastic.report.diff import Difference
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
+from elastic.report.picture.checkpoints import within as commits_within
+from elastic.report.picture.faults import Faults, faults_of
+from elastic.report.picture.generations import DOWN
 from elastic.report.picture.headline import headline, time_went_to
-from elastic.report.picture.series import RunSeries, Series
+from elastic.report.picture.json_text import size_bytes
+from elastic.report.picture.limits import Limits
+from elastic.report.picture.recoveries import Recoveries, recoveries_of
+from elastic.report.picture.series import RunSeries, Series, of_points
 from elastic.report.picture.slow_ranks import SlowRankShare, slow_ranks
-from elastic.report.picture.timeline import Timeline, timeline
+from elastic.report.picture.timeline import Timeline, WholeTimeline, whole_timeline, within
 from elastic.report.picture.words import short, shortened_at_front
 from elastic.report.report import Report
 from elastic.report.status import Status
 
+MOST_BYTES = 800_000  # the page has the scripts and styles beside it
+_OVER = ("failed", "drained", "interrupted")
 _MOST_TRACEBACK = 6000  # letters
 _MOST_CAUSES = 16
 _MOST_FACT = 600  # letters of each
@@ -47,8 +56,9 @@ class ReadRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """headline, went_to: sentences. wall_s, useful_s, badput_s: as in goodput.py; 0 and empty
-    before the first generation. causes: how many generations had each cause.
+    """headline, went_to: sentences. wall_s, useful_s, badput_s, paused_s: as in goodput.py; 0 and
+    empty before the first generation. last_sign_s: of a run that neither goes on nor has finished,
+    seconds since 1970. causes: how many generations had each cause.
 
     logged: the loss and the recipe's values over steps. step_time, slowest, others: seconds, over
     steps; slowest and others are those of the slowest rank and the median of the others, None where
@@ -64,8 +74,12 @@ class Picture:
     useful_s: float
     goodput: float | None
     badput_s: dict[str, float]
+    paused_s: float
+    last_sign_s: float | None
     causes: dict[str, float]
     lost_steps: int
+    faults: Faults
+    recoveries: Recoveries
     timeline: Timeline | None
     logged: list[Series]
     names_left_out: int
@@ -91,35 +105,106 @@ class Comparison:
     b: Picture
 
 
-def picture(run: ReadRun) -> Picture:
-    events, report = run.events, run.report
-    spent = time_spent(events, run.trained, run.now_s)
-    drawn = timeline(events, run.trained, report)
-    began = drawn.began if drawn else 0.0
-    logged, names_left_out = run.series.logged()
-    return Picture(
+def picture(run: ReadRun, most_bytes: int = MOST_BYTES) -> Picture:
+    """most_bytes: of the document; what needs the most of it is halved until it fits."""
+    found, limits = _whole(run), Limits()
+    shown = _within(found, limits)
+    while size_bytes(asdict(shown)) > most_bytes and (parts := limits.reducible()):
+        sizes = _sizes(shown)
+        limits = limits.halved(max(parts, key=lambda part: sizes[part]))
+        shown = _within(found, limits)
+    return shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """figures: a picture without what has a limit of its own."""
+
+    figures: Picture
+    series: RunSeries
+    timeline: WholeTimeline | None
+    checkpoints: Checkpoints
+
+
+def _whole(run: ReadRun) -> _Whole:
+    events, report, state = run.events, run.report, run.status.state
+    spent = goodput.time_spent(events, run.trained, run.now_s)
+    whole = whole_timeline(events, run.trained, report, now_s=run.now_s, interrupted=state == "interrupted")
+    generations = whole.generations if whole else []
+    saved = checkpoints(events, [(each.begins, each.ends) for each in generations], _began(whole))
+    num_down = sum(each.gap == DOWN for each in generations)
+    causes = Counter(each.cause for each in report.generations) + Counter({goodput.DOWN: num_down})
+    ended_s = whole.began + whole.ends if whole and state in _OVER else None
+    figures = Picture(
         name=short(run.name),
-        state=run.status.state,
-        headline=headline(run.status, report, spent),
+        state=state,
+        headline=headline(run.status, report, spent, _since_step_s(run)),
         went_to=time_went_to(report, spent),
         wall_s=spent.wall_s if spent else 0.0,
         useful_s=spent.useful_s if spent else 0.0,
         goodput=report.goodput,
         badput_s=largest(report.badput_s),
-        causes=largest(Counter(each.cause for each in report.generations)),
+        paused_s=spent.paused_s if spent else 0.0,
+        last_sign_s=ended_s,
+        causes=largest(causes),
         lost_steps=report.lost_steps,
-        timeline=drawn,
-        logged=logged,
-        names_left_out=names_left_out,
-        step_time=run.series.step_time,
-        slowest=run.series.slowest,
-        others=run.series.others,
-        clock=run.series.clock(began),
+        faults=faults_of(events, generations, run.status),
+        recoveries=recoveries_of(events, report),
+        timeline=None,
+        logged=[],
+        names_left_out=0,
+        step_time=of_points("step time", []),
+        slowest=None,
+        others=None,
+        clock=of_points("clock", []),
         slow_ranks=slow_ranks(report),
-        checkpoints=checkpoints(events, _pieces(drawn), began),
+        checkpoints=saved,
         facts={short(label): short(text, _MOST_FACT) for label, text in run.facts.items()},
         traceback=_traceback(events, report),
     )
+    return _Whole(figures=figures, series=run.series, timeline=whole, checkpoints=saved)
+
+
+def _within(found: _Whole, limits: Limits) -> Picture:
+    series, most = found.series, limits.points
+    logged, names_left_out = series.logged(most)
+    return replace(
+        found.figures,
+        timeline=within(found.timeline, limits) if found.timeline else None,
+        logged=logged,
+        names_left_out=names_left_out,
+        step_time=series.step_time(most),
+        slowest=series.slowest(most),
+        others=series.others(most),
+        clock=series.clock(_began(found.timeline), most),
+        checkpoints=commits_within(found.checkpoints, limits.commits),
+    )
+
+
+def _sizes(shown: Picture) -> dict[str, int]:
+    """Bytes, by the limit that bounds them."""
+    drawn = shown.timeline
+    points = [*shown.logged, shown.step_time, shown.slowest, shown.others, shown.clock]
+    found: dict[str, Sequence[Any]] = {
+        "points": [each for each in points if each],
+        "generations": [*drawn.generations, *drawn.lanes] if drawn else [],
+        "marks": drawn.marks if drawn else [],
+    }
+    sizes = {part: size_bytes([asdict(each) for each in own]) for part, own in found.items()}
+    return sizes | {"commits": size_bytes(shown.checkpoints.commits)}
+
+
+def _began(whole: WholeTimeline | None) -> float:
+    return whole.began if whole else 0.0
+
+
+def _since_step_s(run: ReadRun) -> float | None:
+    """How long a running run has made no step, or none since it began. None of one that ended."""
+    start = first(run.events, kinds.GenerationStarted)
+    if run.now_s is None or start is None:
+        return None
+    last_s = run.trained.last_time_s
+    return run.now_s - (start.time if last_s is None else last_s)
 
 
 def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:
@@ -144,10 +229,6 @@ def largest(parts: Mapping[str, float]) -> dict[str, float]:
     kept = dict(ranked[:_MOST_CAUSES])
     left_out = sum(size for _, size in ranked[_MOST_CAUSES:])
     return kept | {"other causes": left_out} if left_out else kept
-
-
-def _pieces(drawn: Timeline | None) -> list[tuple[float, float]]:
-    return [(each.begins, each.ends) for each in drawn.generations] if drawn else []
 
 
 def _traceback(events: Events, report: Report) -> str:

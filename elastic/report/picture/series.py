@@ -5,7 +5,7 @@ It does not promise more than six digits of a value.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.observe.step_batch import ABSENT, StepBatch
@@ -63,47 +63,44 @@ class RunSeries:
         self._add_loss(steps.step, steps.loss)
         for name, values in steps.values.items():
             self._add_value(name, steps.step, values)
-        for key, values in (
-            ("seconds", steps.seconds),
-            ("slowest_s", steps.slowest_s),
-            ("others_s", steps.others_s),
-            ("time", steps.time),
-        ):
+        for key, values in (("seconds", steps.seconds), ("time", steps.time)):
             self._add_own(key, steps.step, values)
+        for key, values in (("slowest_s", steps.slowest_s), ("others_s", steps.others_s)):
+            self._own[key].extend(steps.step, values)
 
-    def logged(self) -> tuple[list[Series], int]:
+    def logged(self, most: int = MOST_POINTS) -> tuple[list[Series], int]:
         """The loss, if there is one, and the numbers that the recipe logged, over steps.
 
-        Also says how many names were left out, since there are more than MOST_NAMES.
+        Also says how many names were left out, since there are more than MOST_NAMES. most: points
+        of each, as below.
         """
         # A line has None for a loss that is not finite, and for none: of a recipe that logs none,
         # all.
-        found = [_of_thinned("loss", self._loss)] if self._has_loss else []
+        found = [_of_thinned("loss", self._loss.within(most))] if self._has_loss else []
         shown = [name for name in self._numbers if name in self._of_names][:MOST_NAMES]
-        found += [_of_thinned(name, self._of_names[name]) for name in shown]
+        found += [_of_thinned(name, self._of_names[name].within(most)) for name in shown]
         return found, len(self._numbers) - len(shown)
 
-    @property
-    def step_time(self) -> Series:
-        return _of_thinned("step time", self._own["seconds"], unit="s")
+    def step_time(self, most: int = MOST_POINTS) -> Series:
+        return _of_thinned("step time", self._own["seconds"].within(most), unit="s")
 
-    @property
-    def slowest(self) -> Series | None:
+    def slowest(self, most: int = MOST_POINTS) -> Series | None:
         """Seconds of the slowest rank; None where no step says them."""
-        return self._of_ranks("slowest rank", "slowest_s")
+        return self._of_ranks("slowest rank", "slowest_s", most)
 
-    @property
-    def others(self) -> Series | None:
+    def others(self, most: int = MOST_POINTS) -> Series | None:
         """The median of the other ranks' own seconds; None where no step says them."""
-        return self._of_ranks("median of the others", "others_s")
+        return self._of_ranks("median of the others", "others_s", most)
 
-    def clock(self, began_s: float) -> Series:
+    def clock(self, began_s: float, most: int = MOST_POINTS) -> Series:
         """When a step ended, in seconds since `began_s`, which is in seconds since 1970."""
-        return _of_thinned("clock", self._own["time"], unit="s", since=began_s)
+        return _of_thinned("clock", self._own["time"].within(most), unit="s", since=began_s)
 
-    def _of_ranks(self, name: str, key: str) -> Series | None:
-        found = _of_thinned(name, self._own[key], unit="s")
-        return found if found.at else None
+    def _of_ranks(self, name: str, key: str, most: int) -> Series | None:
+        """A step of one worker, or the first one, has no such value: a gap, but no fault."""
+        found = _of_thinned(name, self._own[key].within(most), unit="s", whole_gaps=True)
+        is_known = found.values.count(None) < len(found.values)
+        return replace(found, gaps=0, first_gap=None) if is_known else None
 
     def _add_own(self, key: str, steps: list[int], values: list[float | None]) -> None:
         """Steps without the value have no point."""
@@ -131,8 +128,10 @@ class RunSeries:
             self._numbers[name] = None
 
 
-def _of_thinned(name: str, thinned: Thinned, *, unit: str = "", since: float = 0.0) -> Series:
-    shown = thinned.points()
+def _of_thinned(
+    name: str, thinned: Thinned, *, unit: str = "", since: float = 0.0, whole_gaps: bool = False
+) -> Series:
+    shown = thinned.points(whole_gaps=whole_gaps)
     return Series(
         name=short(name),
         unit=unit,

@@ -7,6 +7,7 @@ those that stay are kept of a million. It does not promise the points in between
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 Point = tuple[float, float | None]
 
@@ -33,8 +34,7 @@ class Thinned:
         if not at:
             return
         self._num_points += len(at)
-        while self._num_points > self._most and -(-self._num_points // self.bucket) > self._most // 3:
-            self._double()
+        self._coarsen()
         if None in values:
             self.first_gap = at[values.index(None)] if self.first_gap is None else self.first_gap
             self.gaps += values.count(None)
@@ -50,17 +50,40 @@ class Thinned:
             begin = end
         self._newest = at[-1], values[-1]
 
-    def points(self) -> list[Point]:
-        """Those that stay, ascending. The newest, for which a reader asks first, is one of them."""
-        shown = [point for bucket in [*self._whole, self._last] for point in bucket]
+    def points(self, *, whole_gaps: bool = False) -> list[Point]:
+        """Those that stay, ascending. The newest, for which a reader asks first, is one of them.
+
+        whole_gaps: there is a gap only where no point of a bucket has a value.
+        """
+        buckets = [*self._whole, self._last]
+        if whole_gaps:
+            buckets = [[point for point in own if point[1] is not None] or own for own in buckets]
+        shown = [point for bucket in buckets for point in bucket]
         return shown if self._newest in shown[-1:] or self._newest is None else [*shown, self._newest]
+
+    def within(self, most: int) -> "Thinned":
+        """As it were with that `most`, if that is less; this one stays as it is."""
+        found = copy(self)
+        found.shrink(most)
+        return found
+
+    def shrink(self, most: int) -> None:
+        """From now on, no more than `most` points stay, beside the newest."""
+        self._most = min(most, self._most)
+        self._coarsen()
+
+    def _coarsen(self) -> None:
+        while self._num_points > self._most and -(-self._num_points // self.bucket) > self._most // 3:
+            self._double()
 
     def _double(self) -> None:
         """Make one bucket of two."""
-        if len(self._whole) % 2:
-            self._last = _kept([*self._whole.pop(), *self._last])
+        whole = self._whole
+        if len(whole) % 2:
+            *whole, odd = whole
+            self._last = _kept([*odd, *self._last])
             self._num_last += self.bucket
-        pairs = zip(self._whole[::2], self._whole[1::2], strict=True)
+        pairs = zip(whole[::2], whole[1::2], strict=True)
         self._whole = [_kept([*first, *second]) for first, second in pairs]
         self.bucket *= 2
 

@@ -1,74 +1,50 @@
-"""Who was in which generation, when it trained, and what happened meanwhile, bounded in size.
+"""Who was in which generation, when it trained, and what happened meanwhile.
 
-A generation has the marks of goodput.py: from its start to its first step that counts, and from its
-last one to the next start, nothing was trained. It does not promise precision across nodes: each
-event carries the clock of the node that wrote it.
+All of a run is worked out once, and then as much of it is drawn as there is room for: so no figure
+depends on what is drawn.
 """
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import Recovery, Start, planned_stop
-from elastic.observe.step_columns import GenerationSteps, StepColumns
-from elastic.report.picture.marks import Mark, both_ends, marks_of
-from elastic.report.picture.words import short
-from elastic.report.report import GenerationSummary, Report
+from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.step_columns import StepColumns
+from elastic.report.picture.generations import LEFT_OUT, Generation, generations_of, since
+from elastic.report.picture.lanes import Lane, among, chosen, lanes_of
+from elastic.report.picture.limits import Limits
+from elastic.report.picture.marks import Mark, all_gone, both_ends, marks_of
+from elastic.report.report import Report
 
-MOST_GENERATIONS = 600
 MOST_LANES = 48
-MOST_MARKS = 600
-# As system/addresses.py names a node: host, process, and a random part.
-_NODE = re.compile(r"(.+)-[0-9]+-[0-9a-f]{8}", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """Times are seconds since the run began.
+class WholeTimeline:
+    """Of a run of any length. began: seconds since 1970. ends: seconds after that.
 
-    trains, trained: when its first step that counts began, and its last one ended; None where none
-    of its steps counts. ends: the next start, or the end of what is known; of a generation that
-    ended in a planned stop, that stop. recovery: how it came after the one before.
+    marks: their lanes are indices of `lanes`.
     """
 
-    number: int
-    cause: str
-    world_size: int
-    num_nodes: int
-    begins: float
-    trains: float | None
-    trained: float | None
+    began: float
     ends: float
-    first_step: int | None
-    last_step: int | None
-    recovery: Recovery | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """One machine, whose agents may have come one after another.
-
-    nodes: how many there were. spans: (first, last) index of the generations that it was in.
-    """
-
-    name: str
-    nodes: int
-    spans: list[tuple[int, int]]
+    generations: list[Generation]
+    lanes: list[Lane]
+    marks: list[Mark]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """began: seconds since 1970. ends: seconds after that.
 
-    lanes_left_out, generations_left_out, marks_left_out: how many have no room. Of generations and
-    marks these are the ones in the middle, of lanes those that were in for the fewest.
+    num_generations, num_machines: of the run. lanes_left_out, generations_left_out,
+    marks_left_out: how many have no room. Of generations and marks these are the ones in the
+    middle, of lanes those with the fewest faults, and then with the shortest presence.
     """
 
     began: float
     ends: float
+    num_generations: int
+    num_machines: int
     generations: list[Generation]
     generations_left_out: int
     lanes: list[Lane]
@@ -77,126 +53,57 @@ class Timeline:
     marks_left_out: int
 
 
-def timeline(events: Events, trained: StepColumns, report: Report) -> Timeline | None:
-    """None before the first generation."""
+def whole_timeline(
+    events: Events, trained: StepColumns, report: Report, *, now_s: float | None, interrupted: bool
+) -> WholeTimeline | None:
+    """None before the first generation. now_s: where the run goes on, seconds since 1970.
+
+    interrupted: whether its nodes are gone, and none was asked to leave.
+    """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
     began = starts[0].time
-    last_s = began if trained.last_time_s is None else trained.last_time_s
-    ends = max(last_s, *(each.time for each in events))
-    generations = _generations(events, trained, report, ends)
-    shown, generations_left_out = both_ends(generations, MOST_GENERATIONS)
-    index_of = {each.number: index for index, each in enumerate(shown)}
-    lanes, lane_of = _lanes([start for start in starts if start.generation in index_of], index_of)
-    kept = sorted(sorted(range(len(lanes)), key=lambda at: -_length(lanes[at]))[:MOST_LANES])
-    place_of = {node: kept.index(at) for node, at in lane_of.items() if at in kept}
-    marks, marks_left_out = both_ends(marks_of(events, began, place_of), MOST_MARKS)
-    return Timeline(
+    last_s = max(trained.last_time_s or began, now_s or began)
+    ends_s = max(last_s, *(each.time for each in events))
+    generations = generations_of(events, trained, report, ends_s)
+    lanes, lane_of = lanes_of(starts)
+    marks = [*marks_of(events, began, lane_of), *all_gone(generations, events, interrupted=interrupted)]
+    return WholeTimeline(
         began=began,
-        ends=max(0.0, ends - began),
+        ends=since(began, ends_s),
+        generations=generations,
+        lanes=lanes,
+        marks=sorted(marks, key=lambda mark: mark.at),
+    )
+
+
+def within(whole: WholeTimeline, limits: Limits) -> Timeline:
+    """As much of it as there is room for."""
+    kept = chosen(whole.lanes, whole.marks, MOST_LANES)
+    marks, marks_left_out = both_ends(whole.marks, limits.marks)
+    shown, left_out = both_ends(whole.generations, limits.generations)
+    first = len(shown) // 2
+    if left_out:
+        shown[first - 1] = replace(shown[first - 1], gap=LEFT_OUT)
+    return Timeline(
+        began=whole.began,
+        ends=whole.ends,
+        num_generations=len(whole.generations),
+        num_machines=len(whole.lanes),
         generations=shown,
-        generations_left_out=generations_left_out,
-        lanes=[lanes[at] for at in kept],
-        lanes_left_out=len(lanes) - len(kept),
-        marks=marks,
+        generations_left_out=left_out,
+        lanes=[among(whole.lanes[at], first, left_out) for at in kept],
+        lanes_left_out=len(whole.lanes) - len(kept),
+        marks=[_placed(mark, whole.lanes, kept) for mark in marks],
         marks_left_out=marks_left_out,
     )
 
 
-def _generations(events: Events, trained: StepColumns, report: Report, ends: float) -> list[Generation]:
-    starts = of_kind(events, kinds.GenerationStarted)
-    steps, own = trained.counted, by_generation(events)
-    recoveries = iter(report.recoveries)
-    return [
-        _generation(
-            start,
-            ends if after is None else _end(own[start.generation], start, after),
-            steps.get(start.generation),
-            (starts[0].time, summary),
-            # There is one for each generation that is not the start of the run.
-            None if start.event.cause == "start" else next(recoveries, None),
-        )
-        for start, after, summary in zip_longest(starts, starts[1:], report.generations)
-    ]
-
-
-def _end(own: Events, start: Start, after: Start) -> float:
-    """own: events of the generation of `start`."""
-    stop = planned_stop(own, start, after)
-    return after.time if stop is None else min(stop.time, after.time)
-
-
-def _generation(
-    start: Start,
-    ends: float,
-    own: GenerationSteps | None,
-    of_run: tuple[float, GenerationSummary],
-    recovery: Recovery | None,
-) -> Generation:
-    """of_run: when it began, and what the report says of this generation."""
-    began, summary = of_run
-    return Generation(
-        number=start.generation,
-        cause=short(start.event.cause),
-        world_size=start.event.world_size,
-        num_nodes=len(start.event.nodes),
-        begins=_since(began, start.time),
-        trains=None if own is None else _since(began, own.begin),
-        trained=None if own is None else _since(began, own.end),
-        ends=_since(began, ends),
-        first_step=summary.first_step,
-        last_step=summary.last_step,
-        recovery=None if recovery is None else _shortened(recovery),
-    )
-
-
-def _shortened(recovery: Recovery) -> Recovery:
-    source = None if recovery.source is None else short(recovery.source)
-    return replace(recovery, cause=short(recovery.cause), source=source)
-
-
-def _since(began: float, time: float) -> float:
-    # A millisecond is less than a pixel at any zoom, and a clock of another node may be behind.
-    return max(0.0, round(time - began, 3))
-
-
-def _lanes(starts: Sequence[Start], index_of: Mapping[int, int]) -> tuple[list[Lane], dict[str, int]]:
-    """The lanes in the order in which their nodes came, and the index of the lane of each node.
-
-    A node goes on in the lane of one of the same host that had left before it came.
-    """
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for start in starts:
-        index = index_of[start.generation]
-        for node in dict.fromkeys(start.event.nodes):
-            own = spans.setdefault(node, [])
-            if own and own[-1][1] == index - 1:
-                own[-1] = own[-1][0], index
-            else:
-                own.append((index, index))
-    lanes: list[Lane] = []
-    of_host: dict[str, list[int]] = {}
-    lane_of: dict[str, int] = {}
-    for node, own in spans.items():
-        places = of_host.setdefault(_host(node), [])
-        free = next((at for at in places if lanes[at].spans[-1][1] < own[0][0]), None)
-        if free is None:
-            free = len(lanes)
-            places.append(free)
-            lanes.append(Lane(name=short(node), nodes=1, spans=own))
-        else:
-            before = lanes[free]
-            lanes[free] = Lane(name=short(_host(node)), nodes=before.nodes + 1, spans=[*before.spans, *own])
-        lane_of[node] = free
-    return lanes, lane_of
-
-
-def _host(node: str) -> str:
-    named = _NODE.fullmatch(node)
-    return node if named is None else named[1]
-
-
-def _length(lane: Lane) -> int:
-    """In how many generations it was."""
-    return sum(last - first + 1 for first, last in lane.spans)
+def _placed(mark: Mark, lanes: list[Lane], kept: list[int]) -> Mark:
+    """In its lane among those that are shown; one without it names its machine."""
+    if mark.lane is None:
+        return mark
+    if mark.lane in kept:
+        return replace(mark, lane=kept.index(mark.lane))
+    return replace(mark, lane=None, text=f"{lanes[mark.lane].name}: {mark.text}")

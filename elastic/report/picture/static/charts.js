@@ -39,6 +39,13 @@ class StepChart {
     return values.length > 2 && values[values.length - 1] > 30 * values[values.length >> 1];
   }
 
+  // Of all steps, also where the first and the last ones have no value here.
+  range(low, high) {
+    const { over } = this.options;
+    const [from, to] = over && over.length ? [Math.min(low, over[0]), Math.max(high, over[over.length - 1])] : [low, high];
+    return from === to ? [from - 1, to + 1] : [from, to];
+  }
+
   format(value) {
     return this.options.isTime ? stepSeconds(value) : significant(value);
   }
@@ -54,7 +61,7 @@ class StepChart {
       padding: [8, 26, 0, 0],
       legend: { show: false },
       cursor: { y: false, sync: { key: "steps", setSeries: false }, drag: { x: true, y: false, setScale: true }, points: { size: 7 } },
-      scales: { x: { time: false, ...(zoom ? { range: () => [zoom.from, zoom.to] } : { range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }) }, y: isLog ? { distr: 3 } : {} },
+      scales: { x: { time: false, ...(zoom ? { range: () => [zoom.from, zoom.to] } : { range: (_, low, high) => this.range(low, high) }) }, y: isLog ? { distr: 3 } : {} },
       axes: [
         { ...axis, grid: { show: false }, gap: 6, size: 30, space: 70, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? grouped(tick) : "")) },
         { ...axis, size: 66, gap: 8, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null || (isLog && !/^1(e|0*$)/.test(String(tick < 1 ? 1 / tick : tick).replace(/\.0+$/, "")))) ? "" : this.format(tick)) },

@@ -8,6 +8,10 @@ function grouped(number) {
   return Math.abs(number) >= 10000 ? text.replace(/\B(?=(\d{3})+$)/g, SPACE) : text;
 }
 
+function counted(number, one) {
+  return `${grouped(number)} ${one}${number === 1 ? "" : "s"}`;
+}
+
 function significant(number, digits = 4) {
   if (number === null || number === undefined) return "–";
   const size = Math.abs(number);

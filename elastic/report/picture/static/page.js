@@ -17,6 +17,16 @@ function hideTip() {
   tip.hidden = true;
 }
 
+function focusable(section) {
+  return [...document.querySelectorAll(`#${section} :is(button, [tabindex])`)];
+}
+
+// Where the keys are: which section, and which of its elements that can have them.
+function placeOf(node) {
+  const section = node && node.closest("section");
+  return section && { section: section.id, at: focusable(section.id).indexOf(node) };
+}
+
 class Page {
   constructor() {
     this.views = [];
@@ -29,6 +39,7 @@ class Page {
   }
 
   show(shown) {
+    this.forget(shown);
     const pictures = shown.a ? [{ label: "A", picture: shown.a }, { label: "B", picture: shown.b }] : [{ label: "", picture: shown }];
     this.heading(shown, pictures);
     const before = this.charts;
@@ -41,16 +52,27 @@ class Page {
     const [saved, ages] = single ? checkpointsSection(single) : [null, null];
     this.ages = ages;
     const sections = [
-      single && tracebackSection(single), timeSection(pictures), timeline, logsSection(pictures, this.charts, parts),
+      single && tracebackSection(single), timeSection(pictures), single && faultsSection(single, this.opened), timeline, logsSection(pictures, this.charts, parts),
       stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single, this.opened), saved, single && factsSection(single),
     ];
     this.put(sections.filter((each) => each), before);
   }
 
+  // Another run that began in the same folder has another length, and other steps.
+  forget(shown) {
+    const began = [shown, shown.a, shown.b].map((each) => each && each.timeline && each.timeline.began).join();
+    if (this.began !== undefined && began !== this.began) {
+      this.views = [];
+      this.zoom = null;
+      this.opened.clear();
+    }
+    this.began = began;
+  }
+
   // In place of what was there, for a reader who has scrolled, points at something or uses the keys.
   put(sections, charts) {
     const main = document.getElementById("main");
-    const focused = [...document.querySelectorAll(".timeline")].indexOf(document.activeElement);
+    const focused = placeOf(document.activeElement);
     const y = scrollY;
     // Charts that are not drawn yet have no height, and the page must not become shorter meanwhile.
     main.style.minHeight = `${main.offsetHeight}px`;
@@ -60,7 +82,8 @@ class Page {
     scrollTo(0, y);
     // uPlot sets its heights once this event is over.
     requestAnimationFrame(() => { main.style.minHeight = ""; });
-    if (focused >= 0 && this.timelines[focused]) this.timelines[focused].svg.focus({ preventScroll: true });
+    const again = focused && focusable(focused.section)[focused.at];
+    if (again) again.focus({ preventScroll: true });
     const under = this.pointer && document.elementFromPoint(this.pointer.clientX, this.pointer.clientY);
     const view = this.timelines.find(({ svg }) => svg.contains(under));
     if (view) view.moved(this.pointer);
@@ -72,7 +95,7 @@ class Page {
     const names = pictures.map(({ label, picture }) => element("span", {}, label ? `${label}: ${picture.name}` : picture.name));
     const state = shown.a ? null : element("span", { class: "state", "data-state": shown.state }, shown.state);
     run.replaceChildren(...(state ? [state] : []), ...names);
-    const reason = shown.a ? shown.reason.charAt(0).toUpperCase() + shown.reason.slice(1) + "." : shown.headline;
+    const reason = shown.a ? shown.reason.charAt(0).toUpperCase() + shown.reason.slice(1) + "." : `${shown.headline}${shown.last_sign_s === null ? "" : ` The last sign of life: ${clockTime(shown.last_sign_s, true)}.`}`;
     document.getElementById("headline").textContent = reason;
     document.getElementById("went-to").textContent = shown.a ? (shown.settings.length && !shown.same ? `Begun with other settings: ${shown.settings.join("; ")}.` : "") : shown.went_to;
   }
@@ -93,10 +116,14 @@ class Page {
 const page = new Page();
 page.show(JSON.parse(document.getElementById("picture").textContent));
 
-addEventListener("pointerdown", () => { page.isHeld = true; }, true);
+addEventListener("pointerdown", (event) => {
+  page.isHeld = true;
+  page.pointer = event;
+  if (event.pointerType === "touch") hideTip();
+}, true);
 for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, () => { page.isHeld = false; }, true);
 addEventListener("pointermove", (event) => { page.pointer = event; }, true);
-document.documentElement.addEventListener("pointerleave", () => { page.pointer = null; });
+document.documentElement.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") page.pointer = null; });
 
 let width = innerWidth;
 addEventListener("resize", () => {
@@ -123,7 +150,7 @@ async function poll() {
       if (answer.status === 200) {
         page.tag = answer.headers.get("ETag");
         page.show(await answer.json());
-      } else if (answer.status !== 304) throw new Error(await answer.text());
+      } else if (answer.status !== 304) throw new Error((await answer.text()).trim());
       notice.hidden = true;
     }
   } catch (error) {

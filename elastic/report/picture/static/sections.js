@@ -3,21 +3,25 @@
 
 const CAUSES = {
   start: "the start", failure: "failures", "node lost": "nodes lost", "node joined": "nodes that joined", "node left": "nodes that left",
-  resume: "resumes", "between steps": "between steps: evaluations, saves", end: "after the last step",
+  resume: "resumes", down: "no node was there", "between steps": "between steps: evaluations, saves", end: "after the last step",
 };
+
+// The class that gives a part of the time its colour.
+function causeColor(kind) {
+  return kind in CAUSES ? `cause-${kind.replaceAll(" ", "-")}` : "cause-other";
+}
 
 function timeParts(picture) {
   const lost = Object.entries(picture.badput_s).sort((a, b) => b[1] - a[1]);
-  return [["training", picture.useful_s, "train"], ...lost.map(([kind, seconds]) => [kind, seconds, kind === "between steps" ? "between" : "lost"])];
+  return [["training", picture.useful_s, "train"], ...lost.map(([kind, seconds]) => [kind, seconds, causeColor(kind)])];
 }
 
-function timeBar(picture) {
-  const parts = timeParts(picture);
-  const whole = parts.reduce((sum, part) => sum + part[1], 0) || 1;
+// longest_s: the time that the whole width stands for.
+function timeBar(picture, longest_s) {
   let x = 0;
-  const shapes = parts.map(([kind, seconds, color]) => {
-    const width = (1000 * seconds) / whole;
-    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${kind}: ${duration(seconds)}`));
+  const shapes = timeParts(picture).map(([kind, seconds, color]) => {
+    const width = (1000 * seconds) / (longest_s || 1);
+    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${CAUSES[kind] || kind}: ${duration(seconds)}`));
     x += width;
     return part;
   });
@@ -26,11 +30,12 @@ function timeBar(picture) {
 
 function timeTable(picture) {
   const whole = picture.wall_s || 1;
+  const swatch = (color, words) => element("span", {}, element("i", { class: `swatch ${color}` }), words);
   const rows = timeParts(picture).map(([kind, seconds, color]) => {
-    const name = element("span", {}, element("i", { class: `swatch ${color}` }), kind === "training" ? "training" : CAUSES[kind] || kind);
     const times = picture.causes[kind];
-    return [name, duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
+    return [swatch(color, CAUSES[kind] || kind), duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
   });
+  if (picture.paused_s) rows.push([swatch("cause-stop", "stopped as asked"), duration(picture.paused_s), "not counted", ""]);
   return table({ class: "causes" }, [["", false], ["time", true], ["share", true], ["times", true]], rows);
 }
 
@@ -39,23 +44,59 @@ function figure(number, words) {
 }
 
 function timeFigures(picture) {
-  const totals = picture.timeline.generations.map((each) => each.recovery && each.recovery.total_s).filter((seconds) => seconds !== null && seconds !== undefined).sort((a, b) => a - b);
-  const interruptions = Object.entries(picture.causes).reduce((sum, [kind, times]) => sum + (kind === "start" ? 0 : times), 0);
-  const found = [];
-  if (interruptions) found.push(figure(grouped(interruptions), interruptions === 1 ? "interruption" : "interruptions"));
+  const { number, median_s, longest_s } = picture.recoveries;
+  const faults = picture.faults.number;
+  const found = [figure(grouped(faults), faults === 1 ? "fault ended a generation" : "faults ended a generation")];
   found.push(figure(grouped(picture.lost_steps), picture.lost_steps === 1 ? "step was done again" : "steps were done again"));
-  if (totals.length) found.push(figure(duration(totals[totals.length >> 1]), "took a recovery, median"), figure(duration(totals[totals.length - 1]), "took the longest one"));
+  if (median_s !== null) found.push(figure(duration(median_s), number === 1 ? "took the recovery" : "took a recovery, median"));
+  if (median_s !== null && number > 1) found.push(figure(duration(longest_s), "took the longest one"));
   return element("div", { class: "figures" }, ...found);
 }
 
 function timeSection(pictures) {
   if (pictures.every(({ picture }) => !picture.timeline)) return null;
+  const longest_s = Math.max(...pictures.map(({ picture }) => picture.wall_s));
   const parts = pictures.flatMap(({ label, picture }) => [
     label ? element("p", { class: "run-label" }, element("b", {}, label), `${picture.headline} ${picture.went_to}`) : null,
-    timeBar(picture),
-    label ? null : element("div", { class: "beside" }, element("div", { class: "scroll" }, timeTable(picture)), timeFigures(picture)),
+    timeBar(picture, longest_s),
+    element("div", { class: "beside" }, element("div", { class: "scroll" }, timeTable(picture)), timeFigures(picture)),
   ]);
-  return section("time", "Where the time went", null, ...parts);
+  return section("time", "Where the time went", pictures.length > 1 ? "both bars on one scale" : null, ...parts);
+}
+
+function faultsSection(picture, opened) {
+  const { most_expensive, left_out } = picture.faults;
+  if (!most_expensive.length) return null;
+  const { began } = picture.timeline;
+  const rows = most_expensive.map((each) => [clockTime(began + each.at, true), each.step === null ? "–" : grouped(each.step), each.machine || "–", each.what, each.cost_s === null ? "–" : duration(each.cost_s)]);
+  const columns = [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]];
+  const note = left_out ? element("p", { class: "note" }, `And ${grouped(left_out)} more, none of which cost more.`) : null;
+  const ranked = { kind: "faults", order: "most expensive", columns, rows, number: rows.length + left_out };
+  return rankedSection("What went wrong", ranked, opened, note);
+}
+
+const FEW = 10;
+
+// A table whose first rows are shown, and all that the page has to a reader who asks.
+// opened: the kinds of which all rows are shown.
+function rankedSection(title, { kind, order, columns, rows, number }, opened, ...after) {
+  const shown = (few) => table({ class: `wide-table ${kind}` }, columns, rows.slice(0, few));
+  const few = opened.has(kind) ? rows.length : FEW;
+  const holder = element("div", { class: "scroll" }, shown(few));
+  const all = rows.length < number ? `the ${rows.length} ${order} of ${grouped(number)}` : `the ${order} first`;
+  const made = section(kind, title, rows.length > few ? `the ${FEW} ${order} of ${grouped(number)}` : all, holder, ...after);
+  made.classList.add("long");
+  if (rows.length > few) {
+    const more = element("button", { type: "button" }, rows.length < number ? `show ${rows.length}` : `show all ${rows.length}`);
+    more.addEventListener("click", () => {
+      holder.replaceChildren(shown(rows.length));
+      opened.add(kind);
+      made.querySelector(".aside").textContent = all;
+      more.remove();
+    });
+    made.querySelector(".top").append(more);
+  }
+  return made;
 }
 
 function timelineSection(pictures, views) {
@@ -67,10 +108,10 @@ function timelineSection(pictures, views) {
   });
   const parts = made.flatMap(({ label, picture, view }) => {
     const { timeline } = picture;
-    const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines that were in for the fewest generations"], [timeline.marks_left_out, "marks in the middle"]]
+    const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines, with the fewest faults"], [timeline.marks_left_out, "marks in the middle"], [picture.checkpoints.commits_left_out, "checkpoints between those that are shown"]]
       .filter(([number]) => number).map(([number, words]) => `${grouped(number)} ${words}`);
     return [
-      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${timeline.generations.length + timeline.generations_left_out} ${timeline.generations.length === 1 ? "generation" : "generations"}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_machines, "machine")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
       left.length ? element("p", { class: "note" }, `Left out, for want of room: ${left.join(", ")}.`) : null,
@@ -109,53 +150,37 @@ function stepTimeSection(pictures, charts, parts) {
   const found = [];
   if (pictures.length === 1 && picture.slowest) {
     const own = [{ series: picture.slowest, color: "lost", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
-    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, aside: "their own work in each step, without waiting" }).figure);
+    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, over: picture.step_time.at, aside: "their own work in each step, without waiting" }).figure);
     found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
   }
   if (pictures.length === 1 && picture.slow_ranks.length) {
-    found.push(table({}, [["slow rank", true], ["node", false], ["lost to it, of the group's time", true]], picture.slow_ranks.map((each) => [String(each.rank), each.node, percent(each.share)])));
+    const columns = [["slow rank", true], ["node", false], ["of the time in steps", true], ["the others waited", true]];
+    found.push(table({}, columns, picture.slow_ranks.map((each) => [String(each.rank), each.node, percent(each.share), duration(each.share * picture.useful_s)])));
   }
   return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
 }
 
 const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
-const FEW = 10;
 
 function recoveriesSection(picture, opened) {
-  const all = (picture.timeline ? picture.timeline.generations : []).filter((each) => each.recovery);
-  if (!all.length) return null;
-  const sum = ({ recovery }) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
-  const ranked = [...all].sort((a, b) => sum(b) - sum(a));
+  const { number, longest: ranked } = picture.recoveries;
+  if (!number) return null;
+  const sum = (recovery) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
   const longest = sum(ranked[0]) || 1;
   const bars = (each) => {
     let x = 0;
     const drawn = PHASES.map(([key, kind, words]) => {
-      const seconds = each.recovery[key] || 0;
+      const seconds = each[key] || 0;
       const part = shape("rect", { class: `lost ${kind}`, x, y: 2, width: Math.max(0, (seconds / longest) * 1000 - 1), height: 10 }, shape("title", {}, `${words}: ${duration(seconds)}`));
       x += (seconds / longest) * 1000;
       return part;
     });
     return shape("svg", { class: "bars", viewBox: "0 0 1000 14", preserveAspectRatio: "none" }, ...drawn);
   };
-  const rows = ranked.map((each) => [grouped(each.number), each.recovery.cause, each.recovery.source || "–", grouped(each.recovery.lost_steps), each.recovery.total_s === null ? "no new step" : duration(each.recovery.total_s), bars(each)]);
-  const columns = [["generation", false], ["cause", false], ["state from", false], ["lost steps", true], ["total", true], ["phases", false]];
-  const few = opened.has("recoveries") ? rows.length : FEW;
-  const shown = table({ class: "wide-table" }, columns, rows.slice(0, few));
+  const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : duration(each.total_s), bars(each)]);
+  const columns = [["generation", false], ["why", false], ["state from", false], ["back at step", true], ["lost steps", true], ["total", true], ["phases", false]];
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
-  const holder = element("div", { class: "scroll" }, shown);
-  const aside = rows.length > few ? `the ${FEW} longest of ${rows.length}` : "the longest first";
-  const made = section("recoveries", "Recoveries, by phase", aside, holder, key);
-  if (rows.length > few) {
-    const more = element("button", { type: "button" }, `show all ${rows.length}`);
-    more.addEventListener("click", () => {
-      holder.replaceChildren(table({ class: "wide-table" }, columns, rows));
-      opened.add("recoveries");
-      made.querySelector(".aside").textContent = "the longest first";
-      more.remove();
-    });
-    made.querySelector(".top").append(more);
-  }
-  return made;
+  return rankedSection("Recoveries, by phase", { kind: "recoveries", order: "longest", columns, rows, number }, opened, key);
 }
 
 function checkpointsSection(picture) {

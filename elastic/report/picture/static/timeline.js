@@ -9,6 +9,12 @@ const MARKS = {
   state: ["M0 -5 A5 5 0 1 1 -0.01 -5 Z", "states differed"],
   end: ["M-1.5 -6 H1.5 V6 H-1.5 Z", "the end"],
 };
+// What lies between two generations where the later one does not follow at once.
+const GAPS = {
+  stop: { line: "pause-line", short: "stopped", words: "stopped as asked" },
+  down: { line: "down-line", short: "no node", words: "no node was there" },
+  "left out": { line: "omitted-line", short: "not drawn", words: "not drawn" },
+};
 const SHORTEST = 0.5; // seconds that the view may show
 const LEFT = 150, TOP = 22, STRIP = 26, LANE = 15, GAP = 7, SAVES = 18;
 
@@ -18,12 +24,14 @@ class TimelineView {
     this.shown = picture.timeline;
     this.view = view; // {from, to} in seconds, or null for all
     this.onView = onView;
-    this.commits = picture.checkpoints.age.at.filter((_, at) => picture.checkpoints.age.values[at] === 0 && at > 0);
+    this.commits = picture.checkpoints.commits;
     this.svg = shape("svg", { class: "timeline", tabindex: "0", role: "img" });
     this.reset = element("button", { type: "button", class: "reset", hidden: "" }, "show all");
     this.reset.addEventListener("click", () => this.show(null));
     this.svg.addEventListener("pointermove", (event) => this.moved(event));
-    this.svg.addEventListener("pointerleave", () => this.left());
+    this.svg.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.left(); });
+    // A tap: the finger has left by then, and what it touched is told until the next one.
+    this.svg.addEventListener("click", (event) => { if (event.pointerType === "touch") this.moved(event); });
     this.svg.addEventListener("pointerdown", (event) => this.pressed(event));
     this.svg.addEventListener("pointerup", (event) => this.released(event));
     this.svg.addEventListener("pointercancel", () => { this.from = undefined; this.left(); });
@@ -55,8 +63,8 @@ class TimelineView {
     const height = this.bottom + 4;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.svg.setAttribute("height", height);
-    const { generations, lanes_left_out } = this.shown;
-    this.svg.setAttribute("aria-label", `${generations.length} generations on ${lanes + lanes_left_out} machines over ${duration(this.shown.ends)}`);
+    const { num_generations, num_machines } = this.shown;
+    this.svg.setAttribute("aria-label", `${counted(num_generations, "generation")} on ${counted(num_machines, "machine")} over ${duration(this.shown.ends)}`);
     this.clip = shape("clipPath", { id: this.clipName() }, shape("rect", { x: this.left_, y: 0, width: this.width - this.left_, height }));
     this.hair = shape("line", { class: "hair", y1: TOP - 4, y2: this.bottom, visibility: "hidden" });
     this.picked = shape("rect", { class: "picked", y: TOP, height: this.bottom - TOP, visibility: "hidden" });
@@ -109,7 +117,7 @@ class TimelineView {
   strip() {
     const found = [];
     this.shown.generations.forEach((each, index) => {
-      const hidden = !this.isSeen(each.begins, each.ends);
+      const hidden = !this.isSeen(each.begins, (this.shown.generations[index + 1] || { begins: each.ends }).begins);
       const trains = each.trains ?? each.ends, trained = each.trained ?? each.ends;
       const own = shape("g", { class: "generation-group", "data-number": each.number });
       if (!hidden) {
@@ -118,7 +126,7 @@ class TimelineView {
         if (each.ends > trained) own.append(this.box("lost", trained, each.ends, TOP, STRIP));
         const next = this.shown.generations[index + 1];
         own.append(...this.why(each, this.shown.generations[index - 1]));
-        if (next && next.begins > each.ends) own.append(this.pause(each.ends, next.begins));
+        if (next && each.gap && next.begins > each.ends) own.append(this.gap(each.gap, each.ends, next.begins));
         const from = this.x(Math.max(trains, this.from_)), to = this.x(Math.min(trained, this.to_));
         if (to - from > 14 + 6 * String(each.number).length) own.append(shape("text", { class: "count", x: (from + to) / 2, y: TOP + STRIP / 2 + 4, "text-anchor": "middle" }, String(each.number)));
       }
@@ -129,16 +137,22 @@ class TimelineView {
 
   // The cause, in the time that was lost to it, if there is room.
   why(each, before) {
-    const begins = before && each.begins <= before.ends ? before.trained ?? before.ends : each.begins;
+    const begins = before && !before.gap ? before.trained ?? before.ends : each.begins;
     const from = this.x(Math.max(begins, this.from_)), to = this.x(Math.min(each.trains ?? each.ends, this.to_));
     if (to - from < 16 + 6 * each.cause.length) return [];
     return [shape("text", { class: "why", x: (from + to) / 2, y: TOP + STRIP / 2 + 4, "text-anchor": "middle" }, each.cause)];
   }
 
-  pause(begins, ends) {
+  // Between two generations nothing was there: as asked, by a fault, or nothing that is drawn.
+  gap(kind, begins, ends) {
     const y = TOP + STRIP / 2;
-    return shape("g", {}, this.box("pause", begins, ends, TOP, STRIP),
-      shape("line", { class: "pause-line", x1: this.x(begins), x2: this.x(ends), y1: y, y2: y }));
+    const { line, short } = GAPS[kind];
+    const from = this.x(Math.max(begins, this.from_)), to = this.x(Math.min(ends, this.to_));
+    const words = to - from < 20 + 6.4 * short.length ? [] : [
+      shape("rect", { class: "pause", x: (from + to) / 2 - 3.3 * short.length, y: y - 8, width: 6.6 * short.length, height: 16 }),
+      shape("text", { class: "gap-words", x: (from + to) / 2, y: y + 4, "text-anchor": "middle" }, short)];
+    return shape("g", { class: "gap", "data-kind": kind }, this.box("pause", begins, ends, TOP, STRIP),
+      shape("line", { class: line, x1: from, x2: to, y1: y, y2: y }), ...words);
   }
 
   lanes() {
@@ -162,13 +176,13 @@ class TimelineView {
     return found;
   }
 
-  // Parts of a span between which the whole run stood still as planned.
+  // Parts of a span between which no node was there, or nothing is drawn.
   unbroken(first, last) {
     const { generations } = this.shown;
     const parts = [];
     let from = first;
     for (let at = first; at < last; at += 1) {
-      if (generations[at + 1].begins > generations[at].ends) {
+      if (generations[at].gap) {
         parts.push([from, at]);
         from = at + 1;
       }
@@ -214,17 +228,17 @@ class TimelineView {
       this.picked.setAttribute("width", Math.abs(x - this.from));
       this.picked.setAttribute("visibility", "visible");
     }
-    showTip(event, this.words(x, y));
+    showTip(event, this.words(x, y, event.pointerType === "touch" ? 16 : 7)); // a finger is wide
   }
 
-  words(x, y) {
+  words(x, y, reach) {
     const at = this.at(x);
     const { began, generations, marks } = this.shown;
     const step = stepAt(this.picture.clock, at);
     const found = [[`${duration(at)}, ${clockTime(began + at, true)}${step === null ? "" : `, ${this.picture.clock.bucket > 1 ? "about step" : "step"} ${grouped(step)}`}`, "dim"]];
     const index = generations.findLastIndex((each) => each.begins <= at);
     if (index >= 0) found.push(...this.generationWords(index, at));
-    const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) < 7);
+    const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) < reach);
     const inLane = near.filter((mark) => mark.lane !== null && Math.abs(this.laneY(mark.lane) + LANE / 2 - y) < LANE);
     const told = inLane.length ? inLane : near;
     for (const mark of told.slice(0, 4)) found.push([mark.text, ""]);
@@ -234,13 +248,16 @@ class TimelineView {
 
   generationWords(index, at) {
     const each = this.shown.generations[index];
-    if (at > each.ends && index + 1 < this.shown.generations.length) return [["between two commands: the run lay still as planned", "b"]];
+    if (at > each.ends && each.gap) {
+      const took = this.shown.generations[index + 1].begins - each.ends;
+      return [[each.gap === "left out" ? `${counted(this.shown.generations_left_out, "generation")} ${this.shown.generations_left_out === 1 ? "is" : "are"} not drawn here` : `${GAPS[each.gap].words} for ${duration(took)}`, "b"]];
+    }
     const steps = each.first_step === null ? "no step" : `steps ${grouped(each.first_step)} to ${grouped(each.last_step)}`;
     const words = [[`generation ${each.number}: ${each.cause}`, "b"], [`${each.world_size} ${each.world_size === 1 ? "worker" : "workers"} on ${each.num_nodes} ${each.num_nodes === 1 ? "node" : "nodes"}, ${steps}`, ""]];
     const trains = each.trains ?? each.ends, trained = each.trained ?? each.ends;
     const next = this.shown.generations[index + 1];
     if (at < trains) words.push([`${duration(trains - each.begins)} before its first step that counts`, ""]);
-    else if (at > trained) words.push([`${duration(each.ends - trained)} after its last step that counts${next ? `, lost to ${next.cause}` : ""}`, ""]);
+    else if (at > trained) words.push([`${duration(each.ends - trained)} after its last step that counts${next && each.gap !== "left out" ? `, lost to ${next.cause}` : ""}`, ""]);
     return words;
   }
 
@@ -298,6 +315,10 @@ function timelineKey(view) {
   const sign = (drawn, words) => element("span", {}, shape("svg", { viewBox: "-6 -6 12 12", "aria-hidden": "true" }, drawn), words);
   const found = [sign(shape("rect", { class: "train", x: -6, y: -5, width: 12, height: 10 }), "training"), sign(shape("rect", { class: "lost", x: -6, y: -5, width: 12, height: 10 }), "lost")];
   if (view.commits.length) found.push(sign(shape("line", { class: "saved", x1: 0, x2: 0, y1: -6, y2: 6 }), "checkpoint"));
+  const gaps = new Set(view.shown.generations.map((each) => each.gap));
+  for (const [kind, { line, words }] of Object.entries(GAPS)) {
+    if (gaps.has(kind)) found.push(sign(shape("line", { class: line, x1: -6, x2: 6, y1: 0, y2: 0 }), words));
+  }
   for (const [kind, [path, words]] of Object.entries(MARKS)) {
     if (present.has(kind)) found.push(sign(shape("path", { class: `mark ${kind}`, d: path }), words));
   }
