@@ -7,7 +7,6 @@ names, so that `load_state_dict` finds all of them.
 """
 
 import json
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +17,8 @@ from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import Asker, find
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.care_options import EXPORT_FORM, ExportOptions
-from elastic.config.identity import NAME
+from elastic.config.output_file import refuse_own
 from elastic.config.parent import Parent
-from elastic.config.run_dir import OWN_NAMES, OWN_PREFIX
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header
@@ -69,7 +67,7 @@ def export(options: ExportOptions, clock: Clock) -> str:
 
 def _check_free(path: Path, options: ExportOptions) -> None:
     """Before a large state is read."""
-    _check_own(path)
+    refuse_own(path)
     with suppress(OSError):
         if path.is_dir():
             raise UsageError(
@@ -79,18 +77,6 @@ def _check_free(path: Path, options: ExportOptions) -> None:
             raise UsageError(f"expected a folder for {path.name}, found none at {path.parent}; make it first")
         if not options.overwrite and (path.exists() or path.is_symlink()):
             raise UsageError(_is_taken(path))
-
-
-def _check_own(path: Path) -> None:
-    """Raises UsageError for a name that a run has for its own files, of whichever run."""
-    resolved = Path(os.path.realpath(path))
-    for folder in resolved.parents:
-        first = resolved.relative_to(folder).parts[0]
-        is_own = first in OWN_NAMES or first.startswith(OWN_PREFIX)
-        if is_own and os.path.exists(folder / NAME):  # noqa: PTH110 - Path.exists may raise
-            raise UsageError(
-                f"expected a FILE that is not a run's own, found {path} below {folder}, where {first} is; take another name"
-            )
 
 
 def _is_taken(path: Path) -> str:

@@ -80,7 +80,8 @@ faults:
   --drain-signals LIST     further signals that ask this node to leave, with commas between them:
                            USR1, USR2 and HUP, or none. They begin --grace, and shorten nothing: a
                            SIGTERM that follows is the first, a second one ends the wait for the
-                           step, a third one the wait for its save. One that the command ignores
+                           step, a third one the wait for its save. One that is not in the list
+                           ends the agent at once, without a save. One that the command ignores
                            from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
   --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says
                            that this machine is taken away (a spot interruption, a preemption, an

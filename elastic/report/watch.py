@@ -198,7 +198,9 @@ def _facts(view: View) -> Table:
     }
     if spent is not None and spent.badput_s:
         lost = sorted(spent.badput_s.items(), key=lambda part: -part[1])
-        rows["lost to"] = ", ".join(f"{duration(seconds)} {_LOST.get(kind, short(kind))}" for kind, seconds in lost)
+        rows["lost to"] = ", ".join(
+            f"{duration(seconds)} {_LOST.get(kind, short(kind))}" for kind, seconds in lost
+        )
     if view.slow:
         rows["slow"] = ", ".join(
             f"rank {each.rank} on {short(each.node)} (the others wait for it {each.share:.0%} of the time)"

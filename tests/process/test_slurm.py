@@ -32,7 +32,7 @@ COMMANDS = {
 class Job:
     """A batch script of deploy/slurm, with the commands above on its PATH."""
 
-    def __init__(self, folder: Path, script: str, state: str) -> None:
+    def __init__(self, folder: Path, script: str, state: str, restarts: int) -> None:
         self.folder = folder
         for name, text in COMMANDS.items():
             (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -40,17 +40,23 @@ class Job:
         (folder / "state").write_text(state)
         self.name = "7" if script == "nodes.sbatch" else "7_2"
         variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
+        if restarts:  # Slurm sets it from the first requeue on
+            variables["SLURM_RESTART_COUNT"] = str(restarts)
         if script == "array.sbatch":  # the last of three tasks: its number is that of the array
             task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
             variables |= task
         words = ["bash", str(SCRIPTS / script), "recipe.py", "--run-dir", "a folder"]
         env = os.environ | variables | {"PATH": f"{folder}:{os.environ['PATH']}"}
-        self.process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True)
+        with (folder / "output").open("w") as output:
+            self.process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, stdout=output)
         wait_for(self.calls, "the step to start", PATIENCE_S)
 
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
 
     def ends(self, code: int) -> int:
         """The exit code of the script, where its step ends with this one."""
@@ -62,8 +68,8 @@ class Job:
 def start(tmp_path, request):
     jobs = []
 
-    def start(state="RUNNING"):
-        jobs.append(Job(tmp_path, request.param, state))
+    def start(state="RUNNING", restarts=0):
+        jobs.append(Job(tmp_path, request.param, state, restarts))
         return jobs[-1]
 
     yield start
@@ -96,6 +102,25 @@ def test_a_killed_agent_is_started_again_only_where_others_may_have_gone_on_in_i
 
     assert job.ends(137) == 137
     assert job.calls()[1:] == (["scontrol requeue 7"] if job.name == "7" else [])
+
+
+@pytest.mark.parametrize(("restarts", "requeues"), [(9, True), (10, False), (11, False)])
+def test_a_job_whose_agents_are_killed_again_and_again_gives_up_with_a_sentence(start, restarts, requeues):
+    """Too little memory kills an agent of each start. An array's task is not requeued at all."""
+    job = start(restarts=restarts)
+
+    assert job.ends(137) == 137
+    requeues = requeues and job.name == "7"
+    assert job.calls()[1:] == (["scontrol requeue 7"] if requeues else [])
+    gives_up = f"requeued {restarts} times, 10 or more: it is not requeued again" in job.output()
+    assert gives_up is (job.name == "7" and not requeues)
+
+
+def test_a_job_that_left_often_is_requeued_all_the_same(start):
+    job = start(restarts=1000)
+
+    assert job.ends(75) == 75
+    assert job.calls()[1:] == [f"scontrol requeue {job.name}"]
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", ""])

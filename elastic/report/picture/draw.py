@@ -3,6 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
+from elastic.config.output_file import refuse_own
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
@@ -18,8 +19,10 @@ from elastic.report.run_reader import RunReader
 from elastic.report.status import status
 from elastic.report.tables import report_facts
 from elastic.system.clock import SystemClock
-from elastic.system.files import replace_whole
+from elastic.system.files import open_regular, replace_whole
 from elastic.system.untrusted import printable
+
+_BEGIN = b'<!doctype html>\n<html lang="en" data-mode="'  # of each page
 
 
 def draw(run: RunDir, reader: RunReader | None = None) -> Picture:
@@ -58,20 +61,38 @@ def draw_pair(a: RunDir, b: RunDir) -> Comparison:
 
 
 def write_page(shown: Picture | Comparison, text: str) -> str:
-    """Write the page to the file that `text` names, and say so. Raises UsageError."""
+    """Write the page to the file that `text` names, and say so.
+
+    Raises UsageError, also for a file with another content: a recipe would be lost.
+    """
     path, data = Path(text), page(shown).encode()
     try:
+        refuse_own(path)
+        if _holds_other(path):
+            raise UsageError(
+                f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
+            )
         # What is no file of its own, such as /dev/stdout, stays what it is.
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(data)
         else:
             replace_whole(path, data, fsync=False)
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
             f"expected a file behind --html that can be written, found: {found} ({path}); give another one"
         ) from error
     return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
+
+
+def _holds_other(path: Path) -> bool:
+    """Whether a file is there that is neither a page nor empty. Raises OSError."""
+    if not path.is_file():
+        return False
+    with open_regular(path, follow=True) as file:
+        return file.read(len(_BEGIN)) not in (b"", _BEGIN)
 
 
 def _difference(a: RunDir, b: RunDir) -> Difference:
