@@ -198,8 +198,8 @@ def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
 
 
 def test_what_is_deleted_with_a_job_holds_nothing_that_must_outlive_it():
-    """`kubectl delete -f` and `kubectl replace --force -f` delete every object of a file: with a claim
-    go the checkpoints of all runs, with a Secret or a policy what other runs use.
+    """`kubectl delete -f` and `kubectl replace --force -f` delete every object of a file: with a
+    claim go the checkpoints of all runs, with a Secret or a policy what other runs use.
     """
     starting = {path for path, _ in jobs()}
     assert {path.name for path in FILES} - {path.name for path in starting} == {
@@ -211,7 +211,7 @@ def test_what_is_deleted_with_a_job_holds_nothing_that_must_outlive_it():
 
 
 def test_no_command_deletes_the_objects_of_a_file():
-    """A Job is deleted by its name. What deletes the claim stands in the sentences that warn of it."""
+    """A Job is deleted by its name. The sentences that warn of deleting the claim quote how."""
     warned = "volume.yaml"
     for path in (*FILES, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"):
         text = " ".join(path.read_text().replace("#", " ").split())
