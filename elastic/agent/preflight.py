@@ -65,6 +65,8 @@ def check_command(options: Options) -> None:
     if nproc is not None and nproc > MAX_WORKERS:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
     check_faults(options, nproc)
+    if options.fresh:
+        _check_not_requeued(environment.SlurmJob.read())
     run = RunDir.parse(options.run_dir)
     config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
@@ -89,6 +91,15 @@ def check_command(options: Options) -> None:
     if options.from_ is not None:
         check_url(options.from_.run_dir.checkpoints_url)
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
+
+
+def _check_not_requeued(job: environment.SlurmJob | None) -> None:
+    """A requeued job gives its first command again, to resume. Raises UsageError."""
+    if job is not None and job.restarts:
+        raise UsageError(
+            f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
+            " at each requeue; submit the job without --fresh and ELASTIC_FRESH, and for a new run with another --run-dir"
+        )
 
 
 def address_of(options: Options) -> str:

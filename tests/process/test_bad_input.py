@@ -117,9 +117,14 @@ def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
     [
         ((), {"GLOO_SOCKET_IFNAME": "none0"}, "GLOO_SOCKET_IFNAME should name an interface"),
         (("--local-addr", "a..b"), {}, "expected an address that the other nodes reach, found 'a..b'"),
+        (
+            (),
+            {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"},
+            "expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT 2",
+        ),
     ],
 )
-def test_fresh_sets_no_run_aside_where_the_address_is_wrong(
+def test_fresh_sets_no_run_aside_where_the_command_is_refused(
     refused, drill, recipes, undisturbed, copy_run, *, options, env, says
 ):
     copy_run(undisturbed.run.local)

@@ -7,6 +7,7 @@ Slurm can be had.
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,29 @@ SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 COMMANDS = {
     # The step stands until the test writes its exit code.
     "srun": 'echo "srun $*" >> calls; until [ -s code ]; do sleep 0.02; done; exit "$(cat code)"',
-    "scancel": 'echo "scancel $*" >> calls',
+    "scancel": '[[ -n $SCANCEL_PARTITION$SCANCEL_STATE ]] || echo "scancel $*" >> calls',
     "scontrol": 'echo "scontrol $*" >> calls',
-    # One line for each task of the array, where its number is given.
-    "squeue": r'cat state; if [[ "$*" == *--jobs=7\ * && -n $SLURM_ARRAY_JOB_ID ]]; then cat state; fi',
+    # One line for each task of the array, where its number is given; none where the user filters.
+    "squeue": """
+if [[ -n $SQUEUE_PARTITION$SQUEUE_STATES$SQUEUE_USERS$SLURM_CLUSTERS ]]; then exit 0; fi
+if [[ "$*" == *=%L ]]; then cat left; exit; fi
+cat state; if [[ "$*" == *--jobs=7\\ * && -n $SLURM_ARRAY_JOB_ID ]]; then cat state; fi""",
 }
 
 
 class Job:
     """A batch script of deploy/slurm, with the commands above on its PATH."""
 
-    def __init__(self, folder: Path, script: str, state: str, restarts: int) -> None:
+    def __init__(
+        self, folder: Path, script: str, state: str, restarts: int, left: str, user: Mapping[str, str]
+    ) -> None:
+        """left: until the time limit. user: variables of the user's."""
         self.folder = folder
         for name, text in COMMANDS.items():
             (folder / name).write_text(f"#!/bin/bash\n{text}\n")
             (folder / name).chmod(0o755)
         (folder / "state").write_text(state)
+        (folder / "left").write_text(left)
         self.name = "7" if script == "nodes.sbatch" else "7_2"
         variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
         if restarts:  # Slurm sets it from the first requeue on
@@ -46,7 +54,7 @@ class Job:
             task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
             variables |= task
         words = ["bash", str(SCRIPTS / script), "recipe.py", "--run-dir", "a folder"]
-        env = os.environ | variables | {"PATH": f"{folder}:{os.environ['PATH']}"}
+        env = os.environ | variables | dict(user) | {"PATH": f"{folder}:{os.environ['PATH']}"}
         with (folder / "output").open("w") as output:
             self.process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, stdout=output)
         wait_for(self.calls, "the step to start", PATIENCE_S)
@@ -68,8 +76,8 @@ class Job:
 def start(tmp_path, request):
     jobs = []
 
-    def start(state="RUNNING", restarts=0):
-        jobs.append(Job(tmp_path, request.param, state, restarts))
+    def start(state="RUNNING", restarts=0, left="11:59:58", **user):
+        jobs.append(Job(tmp_path, request.param, state, restarts, left, user))
         return jobs[-1]
 
     yield start
@@ -94,6 +102,7 @@ def test_a_job_that_is_complete_or_failed_is_not_requeued(start, code):
 
     assert job.ends(code) == code
     assert job.calls()[1:] == []
+    assert (f"exit code {code}: job {job.name} does not requeue itself" in job.output()) is (code != 0)
 
 
 def test_a_killed_agent_is_started_again_only_where_others_may_have_gone_on_in_its_job(start):
@@ -132,6 +141,74 @@ def test_a_job_that_slurm_requeues_or_cancels_itself_is_not_requeued(start, stat
 
     assert job.ends(75) == 75
     assert job.calls()[1:] == []
+    assert f"because squeue says {state or 'nothing'} in place of RUNNING." in job.output()
+    assert f"scontrol requeue {job.name}" in job.output()
+
+
+def test_a_requeue_that_slurm_refuses_is_said(start):
+    job = start()
+    (job.folder / "scontrol").write_text("#!/bin/bash\nexit 1\n")
+
+    assert job.ends(75) == 75
+    assert f"exit code 75: job {job.name} is not requeued, as scontrol says above" in job.output()
+
+
+FILTERS = {
+    "SQUEUE_PARTITION": "debug",
+    "SQUEUE_STATES": "PENDING",
+    "SQUEUE_USERS": "another",
+    "SCANCEL_PARTITION": "debug",
+    "SCANCEL_STATE": "PENDING",
+    "SLURM_CLUSTERS": "a,b",
+}
+
+
+@pytest.mark.parametrize("variable", FILTERS)
+def test_a_filter_that_the_user_has_for_commands_by_hand_hides_no_job_from_its_script(start, variable):
+    job = start(**{variable: FILTERS[variable]})
+    job.process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: len(job.calls()) == 2, "scancel", PATIENCE_S)
+
+    assert job.ends(75) == 75
+    assert job.calls()[1:] == [f"scancel --signal=TERM {job.name}", f"scontrol requeue {job.name}"]
+
+
+@pytest.mark.parametrize(("left", "is_short"), [("1:57", True), ("4:59", True), ("5:00", False)])
+def test_a_time_limit_that_leaves_no_time_to_train_is_said(start, left, is_short):
+    job = start(left=left)
+    if is_short:
+        wait_for(lambda: f"the time limit is {left} away" in job.output(), "a line", PATIENCE_S)
+    job.ends(0)
+
+    assert ("give a --time of ten minutes or more" in job.output()) is is_short
+
+
+@pytest.mark.parametrize("script", ["array.sbatch", "nodes.sbatch"])
+@pytest.mark.parametrize(
+    ("words", "variable", "is_refused"),
+    [
+        (["recipe.py", "--fresh", "--", "x"], "", True),
+        (["--fresh", "recipe.py"], "0", True),
+        (["recipe.py"], "1", True),
+        (["recipe.py", "--", "--fresh"], "", False),
+        (["recipe.py"], "0", False),
+    ],
+)
+def test_a_job_that_would_start_over_at_each_requeue_is_refused_before_anything_starts(
+    tmp_path, script, words, variable, is_refused
+):
+    """Also by the variable. A word of the recipe may have that name."""
+    (tmp_path / "srun").write_text("#!/bin/bash\ntouch started\n")
+    (tmp_path / "squeue").write_text("#!/bin/bash\n")
+    for name in ("srun", "squeue"):
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ELASTIC_FRESH": variable}
+    command = ["bash", str(SCRIPTS / script), *words]
+    found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    assert found.returncode == (2 if is_refused else 0)
+    assert (tmp_path / "started").exists() is not is_refused
+    assert ("give another --run-dir, or move the old one away by hand" in found.stderr) is is_refused
 
 
 def test_usr1_before_the_time_limit_asks_all_agents_of_the_job_to_leave(start):

@@ -1,5 +1,6 @@
 """A notice of each cloud is heard, nothing else is one, and no fault of a service goes further."""
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -53,9 +54,9 @@ def _patience(monkeypatch):
     limit(monkeypatch, 60.0)
 
 
-def cloud_at(name, server, clock=None):
+def cloud_at(name, server, clock=None, report=pytest.fail):
     address = server.address if name == "gcp" else server.url
-    return open_cloud(name, {VARIABLES[name]: address}, clock or FakeClock())
+    return open_cloud(name, {VARIABLES[name]: address}, clock or FakeClock(), report)
 
 
 class Waits:
@@ -282,6 +283,44 @@ def test_azure_heeds_no_event_of_another_vm_and_none_that_leaves_this_one_where_
     assert all(method == "GET" for method, _, _ in server.requests)  # nothing is acknowledged
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        "Preempt",
+        [],
+        {},
+        {"EventType": "Preempt"},
+        {"EventType": 7, "Resources": ["other_1"]},
+        {"EventType": "Preempt", "Resources": None},
+        {"EventType": "Preempt", "Resources": "trainers_3"},
+        {"EventType": "Preempt", "Resources": [None]},
+    ],
+)
+def test_azure_heeds_a_notice_beside_an_event_that_cannot_be_read(event, serve):
+    """Before and behind it. Such events stay in the list for minutes, and are said once."""
+    server, said = serve("azure"), []
+    cloud = cloud_at("azure", server, report=said.append)
+    server.events.append(event)
+    assert (cloud.ask(), cloud.ask()) == (None, None)
+    server.take_away()
+    server.events.append(event)
+    assert cloud.ask() == "Preempt, not before Mon, 19 Sep 2031 18:29:47 GMT"
+    (line,) = said
+    assert line.startswith("expected an event of scheduledevents")
+    assert line.endswith("events of Azure that cannot be read are left out, the others count")
+
+
+@pytest.mark.parametrize("when", [None, 7, [], "x" * 201, "Mon\x1b[2J"])
+def test_a_time_that_cannot_be_read_hides_no_notice(when, serve):
+    azures, amazons = serve("azure"), serve("aws")
+    azures.schedule("Preempt", azures.machine)
+    azures.events[-1]["NotBefore"] = when
+    assert cloud_at("azure", azures).ask() == "Preempt"
+    amazons.action = json.dumps({"action": "terminate", "time": when}).encode()
+    assert cloud_at("aws", amazons).ask() == "terminate at an unknown time"
+
+
 def test_azure_waits_longer_for_its_first_events(serve, monkeypatch):
     """The first request switches the events on."""
     server, limits = serve("azure"), []
@@ -324,4 +363,6 @@ def test_an_address_that_is_none_is_refused(name, text):
 
 def test_the_addresses_are_those_of_the_clouds():
     assert {aws.ADDRESS, gcp.ADDRESS, azure.ADDRESS} == {"http://169.254.169.254"}
-    assert [open_cloud(name, {}, FakeClock()).url for name in CLOUDS] == ["http://169.254.169.254"] * 3
+    assert [open_cloud(name, {}, FakeClock(), pytest.fail).url for name in CLOUDS] == [
+        "http://169.254.169.254"
+    ] * 3

@@ -197,6 +197,38 @@ def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
         assert action_on(job, code, "DisruptionTarget") == "Ignore"
 
 
+def test_what_is_deleted_with_a_job_holds_nothing_that_must_outlive_it():
+    """`kubectl delete -f` and `kubectl replace --force -f` delete every object of a file: with a
+    claim go the checkpoints of all runs, with a Secret or a policy what other runs use.
+    """
+    starting = {path for path, _ in jobs()}
+    assert {path.name for path in FILES} - {path.name for path in starting} == {
+        "network-policy.yaml",
+        "volume.yaml",
+    }
+    for path in starting:
+        assert {thing["kind"] for thing in objects(path)} <= {"Job", *CUSTOM}
+
+
+def test_no_command_deletes_the_objects_of_a_file():
+    """A Job is deleted by its name. The sentences that warn of deleting the claim quote how."""
+    warned = "volume.yaml"
+    for path in (*FILES, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"):
+        text = " ".join(path.read_text().replace("#", " ").split())
+        found = re.findall(
+            r"kubectl (?:delete|replace --force) (?:-f|-k|--filename|--all)(?: [\w./]+)?", text
+        )
+        assert [each for each in found if warned not in each and path.name != warned] == [], path
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _ in jobs()}), ids=name)
+def test_each_head_starts_its_job_again_by_the_name_that_it_has(path):
+    jobs_of_user = {"Job", "JobSet", "TrainJob"}
+    (job,) = [thing for thing in objects(path) if thing["kind"] in jobs_of_user]
+    wanted = f"kubectl delete {job['kind'].lower()} {job['metadata']['name']} --cascade=foreground"
+    assert f"{wanted} && kubectl apply -f {path.name}" in path.read_text()
+
+
 @pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
 def test_a_job_is_one_that_the_server_takes(path, job):
     """Beside its schema the server asks for this: a failure policy and limits for each index need

@@ -10,6 +10,7 @@ from elastic.agent.claim_run_dir import claim
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.preflight import (
     address_of,
+    check_command,
     check_run_dir,
     declared_identity,
     imports_library,
@@ -229,3 +230,27 @@ def test_a_recipe_that_is_killed_before_elastic_start_is_started_again(tmp_path,
     assert capfd.readouterr().out.count("is started again") == 2
     with pytest.raises(CannotStart, match="was killed 3 times before it had reached"):
         declared_identity(recipe(tmp_path, KILLED), (marks, "99"))
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "is_refused"),
+    [("7", "1", True), ("7", "0", False), ("7", None, False), (None, "1", False)],
+)
+def test_a_job_that_slurm_requeued_does_not_begin_its_run_again(
+    tmp_path, monkeypatch, job, restarts, is_refused
+):
+    """It gives the words of its first start. Without --fresh it resumes, however often it comes."""
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", restarts)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    words = ["recipe.py", "--run-dir", str(tmp_path / "run")]
+    check_command(parse(words))
+    if is_refused:
+        with pytest.raises(
+            UsageError, match=r"expected no --fresh in a job that Slurm has requeued, found .* 1:"
+        ):
+            check_command(parse([*words, "--fresh"]))
+    else:
+        check_command(parse([*words, "--fresh"]))

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from elastic.agent.clouds.metadata import Answer, MetadataService, NoAnswer, Silence
 from elastic.system.clock import Clock
-from elastic.system.untrusted import decode, parse_number, pattern
+from elastic.system.untrusted import decode, fits, parse_json, parse_number, pattern
 
 ADDRESS = "http://169.254.169.254"
 TOKEN_S = 21600  # the longest that the service grants
@@ -21,10 +21,9 @@ _WORD = pattern("[ -~]{1,200}", "a short text")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceAction:
-    """action: `terminate`, `stop` or `hibernate`. time: when, by the cloud's clock."""
+    """action: `terminate`, `stop` or `hibernate`. The time, by the cloud's clock, is only shown."""
 
     action: Annotated[str, _WORD]
-    time: Annotated[str, _WORD] = "an unknown time"
 
 
 class Aws:
@@ -44,10 +43,11 @@ class Aws:
             return None
         answer.expect_ok()
         try:
-            found = decode(InstanceAction, answer.body, what="spot/instance-action", exact=False)
+            action = decode(InstanceAction, answer.body, what="spot/instance-action", exact=False).action
+            time = parse_json(answer.body).get("time")
         except ValueError as error:
             raise NoAnswer(str(error)) from error
-        return f"{found.action} at {found.time}"
+        return f"{action} at {time if fits(time, Annotated[str, _WORD]) else 'an unknown time'}"
 
     def _get(self, path: str) -> Answer:
         """A token that the service does not know, as after a sleep of the machine, is replaced

@@ -39,8 +39,13 @@ class Cloud(Protocol):
         """Why this machine is taken away, None where it is not. Raises NoAnswer."""
 
 
-def open_cloud(name: CloudName, environ: Mapping[str, str], clock: Clock) -> Cloud:
-    """Raises UsageError for an address in the environment that is none."""
+def open_cloud(
+    name: CloudName, environ: Mapping[str, str], clock: Clock, report: Callable[[str], None]
+) -> Cloud:
+    """report: is told of parts of an answer that cannot be read, where others count.
+
+    Raises UsageError for an address in the environment that is none.
+    """
     url = metadata_address(name, environ)
     match name:
         case "aws":
@@ -48,7 +53,7 @@ def open_cloud(name: CloudName, environ: Mapping[str, str], clock: Clock) -> Clo
         case "gcp":
             return gcp.Gcp(MetadataService(url or gcp.ADDRESS))
         case "azure":
-            return azure.Azure(MetadataService(url or azure.ADDRESS))
+            return azure.Azure(MetadataService(url or azure.ADDRESS), report)
 
 
 def metadata_address(name: CloudName, environ: Mapping[str, str]) -> str | None:
