@@ -2,18 +2,19 @@
 
 A generation that goes on from an older state begins a file of its own, with the lines that stay.
 The reader finds where the new file parts from the one that it has read, so that a run of a million
-steps is not read again after each fault. A poll reads a bounded part.
+steps is not read again after each fault, but its last `DENSE` lines and one of `DENSE` before. A
+poll reads a bounded part.
 
 It does not promise to find that place exactly where the run went back more than `DENSE` steps: then
 some lines come a second time, behind a `WentBack` that says so.
 """
 
 import os
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,13 +37,35 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """The steps of all generations up to a line: of the line's own, and behind it of the others.
+
+    steps: None where no line of it has a time. before: up to the last line of another generation.
+    """
+
+    generation: int
+    steps: GenerationSteps | None
+    before: "_Sums | None"
+
+    def by_generation(self) -> dict[int, GenerationSteps]:
+        """Lines of an older generation may follow those of a newer one: the last sum counts."""
+        found: dict[int, GenerationSteps] = {}
+        each: _Sums | None = self
+        while each is not None:
+            if each.steps is not None:
+                found.setdefault(each.generation, each.steps)
+            each = each.before
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """One line that was read: where it lies, and its generation's steps up to it."""
+    """One line that was read: where it lies, and the steps of the generations up to it."""
 
     start: int
     end: int
     line: StepLine
-    steps: GenerationSteps | None
+    sums: _Sums
 
 
 class FollowedMetrics:
@@ -58,6 +81,7 @@ class FollowedMetrics:
         self._file: BinaryIO | None = None
         self._position = 0
         self._is_skipping = False
+        self._sums: _Sums | None = None  # up to the newest line
         self._passed = 0  # lines since the last sparse mark
         self._sparse: list[_Mark] = []
         self._recent: deque[_Mark] = deque(maxlen=dense)
@@ -121,39 +145,40 @@ class FollowedMetrics:
             yield WentBack(step=step)
 
     def _last_common(self, opened: BinaryIO) -> _Mark | None:
-        """The last marked line that is also in the new file, at the same place.
+        """The last marked line up to which the new file has all marked lines at their places.
 
-        A line has its step's time and chain, so where it is the same, all before it are.
+        A search by halves would not do: behind other lines a line of an older generation may come
+        back to the place that it had.
         """
-        marks = [*self._sparse, *self._recent]
-        return marks[at - 1] if (at := bisect_right(marks, 0, key=self._differs_from(opened))) else None
+        same = takewhile(lambda mark: self._is_in(opened, mark), chain(self._sparse, self._recent))
+        return next(iter(deque(same, maxlen=1)), None)
 
-    def _differs_from(self, opened: BinaryIO):  # type: ignore[no-untyped-def]
-        def differs(mark: _Mark) -> int:
-            if self._file is None:
-                return 1
-            size = mark.end + 1 - mark.start
-            ours = os.pread(self._file.fileno(), size, mark.start)
-            return int(len(ours) < size or ours != os.pread(opened.fileno(), size, mark.start))
-
-        return differs
+    def _is_in(self, opened: BinaryIO, mark: _Mark) -> bool:
+        if self._file is None:
+            return False
+        size = mark.end + 1 - mark.start
+        ours = os.pread(self._file.fileno(), size, mark.start)
+        return len(ours) == size and ours == os.pread(opened.fileno(), size, mark.start)
 
     def _forget_behind(self, kept: _Mark | None) -> None:
         end = -1 if kept is None else kept.end
         self._sparse = [mark for mark in self._sparse if mark.end <= end]
         self._recent = deque((mark for mark in self._recent if mark.end <= end), maxlen=self._recent.maxlen)
         self.newest = None if kept is None else kept.line
-        newest, step = (0, 0) if kept is None else (kept.line.generation, kept.line.step)
+        step = 0 if kept is None else kept.line.step
         self._ends = {
             each: deque((line for line in lines if line.step <= step), maxlen=RECENT)
             for each, lines in self._ends.items()
         }
-        self.generations = {each: own for each, own in self.generations.items() if each < newest}
-        if kept is not None and kept.steps is not None:
-            self.generations[newest] = kept.steps
+        self._sums = None if kept is None else kept.sums
+        self.generations = {} if kept is None else kept.sums.by_generation()
 
     def _mark(self, start: int, end: int, line: StepLine) -> None:
-        mark = _Mark(start=start, end=end, line=line, steps=self.generations.get(line.generation))
+        last, generation = self._sums, line.generation
+        before = last.before if last is not None and last.generation == generation else last
+        sums = _Sums(generation=generation, steps=self.generations.get(generation), before=before)
+        self._sums = sums
+        mark = _Mark(start=start, end=end, line=line, sums=sums)
         if len(self._recent) == self._recent.maxlen:
             self._passed += 1
             if self._passed >= self._recent.maxlen:
