@@ -157,7 +157,7 @@ def test_a_group_that_gave_up_is_a_fault_and_no_planned_stop():
 
 
 def test_a_planned_stop_is_said_beside_the_time_of_the_run_and_is_no_fault():
-    shown = down([logged("run_interrupted", BEGAN + 101, 1, "a", step=100)])
+    shown = down([logged("run_interrupted", BEGAN + 101, 1, node, step=100) for node in ("a", "b")])
 
     assert shown.timeline.generations[0].gap == "stop"
     assert shown.paused_s == pytest.approx(28_799)

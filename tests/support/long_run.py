@@ -109,7 +109,7 @@ def _events_of(generation: int, before: int, last: int, steps: int) -> Iterator[
         return
     died = kinds.WorkerExited(rank=0, pid=pids[0], code=-9, signal="SIGKILL", victim=False)
     yield _time_s(last) + 0.1, died
-    yield _time_s(last) + 0.2, kinds.GenerationEnded(step=last, cause="failure")
+    yield _time_s(last) + 0.2, kinds.GenerationEnded(step=last + LOST_STEPS, cause="failure")
 
 
 if __name__ == "__main__":
