@@ -67,9 +67,10 @@ def preempted(run: JobRun) -> None:
 
 
 def time_limit(run: JobRun) -> None:
-    """A job reaches its time limit"""
+    """A job reaches its time limit; its user has filters for squeue and scancel"""
     run.shut(6)
-    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60")
+    filters = {"SQUEUE_PARTITION": "low", "SQUEUE_STATES": "PENDING", "SCANCEL_PARTITION": "low"}
+    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60", user=filters)
     run.stands(6, ranks=1)
     run.slurm.end_soon(f"{job}_0")
     run.happens("drain_requested")
