@@ -81,6 +81,25 @@ def time_limit(run: JobRun) -> None:
     run.ends(f"{job}_0")
 
 
+def brought_back(run: JobRun) -> None:
+    """One task is cancelled, and submitted again by itself beside the other one"""
+    run.shut(6, 12)
+    job = run.submit("array.sbatch", "--array=0-1")
+    run.stands(6, ranks=2)
+    run.slurm.call("scancel", f"{job}_1")
+    run.happens("drain_requested", generation=1)
+    run.open(6)
+    run.stands(12, ranks=1)
+    alone = run.submit("array.sbatch", "--array=1")
+    run.ends(f"{alone}_1", "FAILED")  # --max-nodes is 1 here and 2 there
+    again = run.submit("array.sbatch", "--array=1", options=("--max-nodes", "2"))
+    run.happens("drain_requested", generation=2)
+    run.open(12)
+    for task in (f"{job}_0", f"{again}_1"):
+        run.ends(task)
+    run.happens("generation_started", generation=3, world_size=2)
+
+
 def cancelled(run: JobRun) -> None:
     """The whole array is cancelled, and submitted again"""
     run.shut(6)
@@ -177,6 +196,7 @@ SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     requeued,
     preempted,
     node_drained,
+    brought_back,
     cancelled,
     several_nodes,
     node_failed,
