@@ -166,6 +166,15 @@ def test_a_manifest_fits_its_schemas(path):
     assert [problem for thing in objects(path) for problem in problems(thing)] == []
 
 
+def test_an_object_in_the_guide_fits_its_schema_and_uses_the_claim():
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
+    thing = yaml.safe_load(block)
+    (claim,) = objects(ROOT / "deploy" / "kubernetes" / "volume.yaml")
+    (volume,) = thing["spec"]["volumes"]
+    assert problems(thing) == []
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_a_field_that_does_not_exist_is_found_wherever_it_stands(path):
     """Each map of the file gets one in turn."""
@@ -256,6 +265,8 @@ def test_the_command_and_the_pods_agree(path, job):
     assert spec.get("maxFailedIndexes", options.max_nodes - options.min_nodes) == (
         options.max_nodes - options.min_nodes
     )
+    assert not options.fresh  # each new pod runs the same command
+    assert "ELASTIC_FRESH" not in path.read_text()
     assert options.grace_s < pod["terminationGracePeriodSeconds"]
     assert (ROOT / options.recipe).is_file()
     assert (

@@ -7,6 +7,7 @@ gate until the scenario opens it, so a fault strikes a run that provably trains.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,11 @@ class JobRun:
     def url(self) -> Path:
         return self.folder / "run"
 
-    def submit(self, script: str, *words: str, options: tuple[str, ...] = ()) -> str:
-        """The number of the job. words: for sbatch. options: for elastic-train."""
-        variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1"}
+    def submit(
+        self, script: str, *words: str, options: tuple[str, ...] = (), user: Mapping[str, str] | None = None
+    ) -> str:
+        """The number of the job. words: for sbatch. options: for elastic-train. user: variables."""
+        variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", **(user or {})}
         output = str(self.folder / "job-%j.out")
         sbatch = ("sbatch", "--parsable", f"--output={output}", *words, str(SCRIPTS / script))
         ours = (str(TINY), "--run-dir", str(self.url), "--save-every", "4steps", "--last-call", "60")

@@ -67,9 +67,10 @@ def preempted(run: JobRun) -> None:
 
 
 def time_limit(run: JobRun) -> None:
-    """A job reaches its time limit"""
+    """A job reaches its time limit; its user has filters for squeue and scancel"""
     run.shut(6)
-    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60")
+    filters = {"SQUEUE_PARTITION": "low", "SQUEUE_STATES": "PENDING", "SCANCEL_PARTITION": "low"}
+    job = run.submit("array.sbatch", "--array=0", "--time=60", "--signal=B:USR1@60", user=filters)
     run.stands(6, ranks=1)
     run.slurm.end_soon(f"{job}_0")
     run.happens("drain_requested")
@@ -78,6 +79,25 @@ def time_limit(run: JobRun) -> None:
     run.slurm.unlimit(f"{job}_0")
     run.slurm.begin_now(f"{job}_0")
     run.ends(f"{job}_0")
+
+
+def brought_back(run: JobRun) -> None:
+    """One task is cancelled, and submitted again by itself beside the other one"""
+    run.shut(6, 12)
+    job = run.submit("array.sbatch", "--array=0-1")
+    run.stands(6, ranks=2)
+    run.slurm.call("scancel", f"{job}_1")
+    run.happens("drain_requested", generation=1)
+    run.open(6)
+    run.stands(12, ranks=1)
+    alone = run.submit("array.sbatch", "--array=1")
+    run.ends(f"{alone}_1", "FAILED")  # --max-nodes is 1 here and 2 there
+    again = run.submit("array.sbatch", "--array=1", options=("--max-nodes", "2"))
+    run.happens("drain_requested", generation=2)
+    run.open(12)
+    for task in (f"{job}_0", f"{again}_1"):
+        run.ends(task)
+    run.happens("generation_started", generation=3, world_size=2)
 
 
 def cancelled(run: JobRun) -> None:
@@ -176,6 +196,7 @@ SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     requeued,
     preempted,
     node_drained,
+    brought_back,
     cancelled,
     several_nodes,
     node_failed,
