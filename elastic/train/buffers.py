@@ -58,13 +58,15 @@ class Buffers:
     def begin(self, modules: list[nn.Module] | None = None) -> None:
         """Take what the buffers hold now as the start of each shard of this computation.
 
-        modules: all of the state, for a caller that has them.
+        modules: all of the state, for a caller that has them. Raises UsageError for a buffer whose
+        elements share memory: no content can be loaded into it.
         """
         modules = self._state.submodules() if modules is None else modules
         if self._openings.follow(modules):
             self._sizes = []
         sizes = list(map(Tensor.numel, self._openings.tensors))
         if sizes != self._sizes:
+            self._check_elements()
             self._sizes = sizes
             self._divide()
         self._caches = [
@@ -80,6 +82,15 @@ class Buffers:
             versions=[tensor._version for tensor in self._openings.tensors],  # noqa: SLF001 - autograd's count
             assigned={},
         )
+
+    def _check_elements(self) -> None:
+        """Raises UsageError, before a step, a resume or a snapshot fails with torch's own error."""
+        if shared := [tensor for tensor in self._openings.tensors if _is_expanded(tensor)]:
+            names = ", ".join(map(self._state.name_of, shared))
+            raise UsageError(
+                f"expected buffers of which each element has memory of its own, found one element several times in {names}, as expand makes it: "
+                "nothing can be written into such a buffer. Register a copy, tensor.expand(...).clone(), or persistent=False for what no state needs"
+            )
 
     def _divide(self) -> None:
         """Alike on every rank: by sizes, types and what earlier sums have told."""
@@ -340,3 +351,9 @@ class Buffers:
 
 def _is_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

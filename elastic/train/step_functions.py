@@ -2,9 +2,10 @@
 
 Rank 0 calls them when the step's line is written, unless an earlier generation wrote a line of that
 step: a step that is done again was reported then. So a worker that is killed between the line and
-the end of a call has reported that step to some of them or to none; no step is reported twice. Two
-cases are left, in which the memory of a step is lost with a machine: the line was not on a disk
-yet, or was in a local copy of a run directory at a URL.
+the end of a call has reported that step to some of them or to none; no step is reported twice.
+Three cases are left, in which the line is lost, and with it the memory of the step: the disk did
+not take it; it was not on a disk yet when the machine lost its power; it was in a local copy of a
+run directory at a URL, on a machine that is gone.
 
 What a function raises never ends training, since it is mostly a tracker that cannot be reached: it
 is shown once, and the function is called again for the next step. What it draws is taken back. A
@@ -40,7 +41,8 @@ class StepFunctions:
     def __init__(self) -> None:
         self.reported = 0
         self._functions: list[Function] = []
-        self._failed: Counter[str] = Counter()  # steps, by the name of the function
+        # Steps, by the function's place: lambdas and instances of one class have one name.
+        self._failed: Counter[int] = Counter()
         self._is_running = False
 
     def __bool__(self) -> bool:
@@ -74,10 +76,10 @@ class StepFunctions:
         self.reported = line.step
         text, before = json.dumps(line.to_json()), mark()
         with self._running(heartbeat):
-            for function in self._functions:
+            for index, function in enumerate(self._functions):
                 # What is no finite number is null in the file.
                 record = json.loads(text, parse_constant=lambda _: None)
-                self._call(line.step, partial(function, record), _name_of(function), log)
+                self._call(line.step, index, partial(function, record), log)
         if mark() != before:
             raise UsageError(
                 f"a function of run.on_step changed the State at step {line.step}: rank 0 alone calls it, and not for a step that is done again."
@@ -87,8 +89,8 @@ class StepFunctions:
     def told_at_the_end(self) -> str:
         """How often they failed; empty for never."""
         return "; ".join(
-            f"run.on_step: {name} failed at {steps} steps in this process"
-            for name, steps in self._failed.items()
+            f"run.on_step: {_name_of(self._functions[index])} failed at {steps} steps in this process"
+            for index, steps in self._failed.items()
         )
 
     @contextmanager
@@ -102,16 +104,16 @@ class StepFunctions:
             self._is_running = False
             heartbeat.enter(phase)
 
-    def _call(self, step: int, call: Callable[[], object], name: str, log: EventLog) -> None:
+    def _call(self, step: int, index: int, call: Callable[[], object], log: EventLog) -> None:
         try:
             call()
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         except (Exception, SystemExit) as error:  # a tracker's client may exit where it cannot log in
-            self._failed[name] += 1
-            if self._failed[name] > 1:
+            self._failed[index] += 1
+            if self._failed[index] > 1:
                 return
-            words = _words_of(error)
+            name, words = _name_of(self._functions[index]), _words_of(error)
             log.record(OnStepFailed(step=step, function=name, message=words))
             # Standard error has lost its reader, or the error cannot be made a text.
             with suppress(Exception):

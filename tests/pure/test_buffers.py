@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic.errors import UsageError
 from elastic.train.buffers import Buffers
 from elastic.train.state import State
 
@@ -114,6 +115,27 @@ def test_a_buffer_of_two_modules_is_one_buffer():
     buffers = Buffers(State(one=one, other=other), 2, CPU)
     buffers.begin()
     assert buffers.length == 5
+
+
+@pytest.mark.parametrize("rows", [4, 10_000], ids=["moving", "still"])
+def test_a_buffer_whose_elements_share_memory_is_refused_by_name_before_the_first_shard(rows):
+    """Torch's own error would come from the middle of a step, or from a resume."""
+    module = holder(good=torch.zeros(2), ex=torch.randn(1, 3).expand(rows, 3))
+    with pytest.raises(UsageError, match=r"one element several times in module\.ex, as expand makes it"):
+        Buffers(State(module=module), 2, CPU).begin()
+
+
+def test_a_copy_of_an_expanded_tensor_and_dimensions_of_one_element_are_buffers_as_others():
+    module = holder(copy=torch.randn(1, 3).expand(4, 3).clone(), one=torch.arange(5.0).expand(1, -1))
+    before = {name: each.clone() for name, each in module.named_buffers()}
+    step(module, 3)
+    assert all(torch.equal(each, before[name]) for name, each in module.named_buffers())
+
+
+def test_an_expanded_cache_outside_the_state_is_left_alone():
+    module = holder(good=torch.zeros(2))
+    module.register_buffer("mask", torch.ones(1, 3).expand(4, 3), persistent=False)
+    step(module, 2)
 
 
 def test_modules_without_buffers_contribute_nothing():

@@ -1,5 +1,7 @@
 """What a function of run.on_step raises, whatever it is, is said once and ends nothing."""
 
+from functools import partial
+
 import pytest
 from run_records import events
 from steps import NoPage
@@ -42,3 +44,49 @@ def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tm
     assert said in event["message"]
     assert "failed at 3 steps" in functions.told_at_the_end()
     capsys.readouterr()
+
+
+class Tracker:
+    """Does not answer from a step on."""
+
+    def __init__(self, url, from_step):
+        self.url, self.from_step = url, from_step
+
+    def __call__(self, record):
+        if record["step"] >= self.from_step:
+            raise OSError(f"no answer of {self.url}")
+
+
+def put(url, from_step, record):
+    Tracker(url, from_step)(record)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tracker,
+        lambda *words: partial(put, *words),
+        lambda *words: lambda record: put(*words, record),
+    ],
+    ids=["instances", "partials", "lambdas"],
+)
+def test_functions_of_one_name_are_counted_and_told_apart(make, tmp_path, capsys):
+    """One fails at each step, the other at the third: both tracebacks are shown."""
+    functions = StepFunctions()
+    functions.add(make("first", 1))
+    functions.add(make("second", 3))
+    log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
+    for step in range(1, 5):
+        functions.report(StepLine(step=step), HeartbeatSender(NoPage(), 0), log, lambda: None)
+
+    assert [(each["step"], each["message"]) for each in events(tmp_path)] == [
+        (1, "OSError: no answer of first"),
+        (3, "OSError: no answer of second"),
+    ]
+    shown = capsys.readouterr().err
+    assert shown.count("Traceback") == 2
+    told = functions.told_at_the_end().split("; ")
+    assert [each.partition(" failed at ")[2] for each in told] == [
+        "4 steps in this process",
+        "2 steps in this process",
+    ]
