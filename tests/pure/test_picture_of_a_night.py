@@ -12,7 +12,6 @@ from logged import logged
 
 from elastic.report.picture import faults, recoveries
 from elastic.report.picture.limits import Limits
-from elastic.report.picture.timeline import MOST_LANES
 
 BEGAN = drawn_runs.BEGAN
 LIMITS = Limits()
@@ -111,6 +110,18 @@ def test_a_run_whose_steps_come_as_always_is_not_said_to_stand_still(seconds):
 
     shown = drawn(events, lines, now_s=BEGAN + 100 + 9.5 * seconds)
     assert "no step" not in shown.headline
+
+
+def test_a_run_that_was_resumed_a_moment_ago_is_not_said_to_stand_still():
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["alive"]),
+        logged("run_interrupted", BEGAN + 11, 1, "alive", step=10),
+        drawn_runs.started(BEGAN + 9000, 2, "resume", ["alive2"]),
+    ]
+    assert "no step" not in drawn(events, lines_of(1, 10, 0.0), now_s=BEGAN + 9005).headline
+    assert plain(drawn(events, lines_of(1, 10, 0.0), now_s=BEGAN + 9020).headline).endswith(
+        "; no step for 20 s."
+    )
 
 
 # No node left.
@@ -274,24 +285,3 @@ def test_steps_without_a_slowest_rank_are_a_gap_and_no_fault():
     assert shown.slowest.values == [None] * 10 + [0.9] * 10 + [None] * 10
     assert (shown.slowest.at, shown.slowest.gaps) == (shown.step_time.at, 0)
     assert drawn([drawn_runs.started(BEGAN, 1, "start", ["a"])], lines[:10]).slowest is None
-
-
-# More machines than there is room for.
-
-
-def test_machines_with_faults_are_shown_first_and_a_mark_without_a_lane_names_its_machine():
-    """All of them are there all the time; the last ones have the faults."""
-    nodes = [f"m{at:03}" for at in range(2 * MOST_LANES)]
-    broken = nodes[-MOST_LANES - 1 :]
-    events = [
-        drawn_runs.started(BEGAN, 1, "start", nodes),
-        *(logged("fault_injected", BEGAN + 1, 1, node, fault="kill") for node in broken[1:]),
-        *(logged("fault_injected", BEGAN + 2, 1, node, fault="kill") for node in broken[1:]),
-        logged("fault_injected", BEGAN + 3, 1, broken[0], fault="kill"),
-        logged("run_finished", BEGAN + 4, 1, nodes[0], steps=1),
-    ]
-    shown = drawn(events, []).timeline
-
-    assert {lane.name for lane in shown.lanes} == {*broken[1:]}
-    (without,) = [mark for mark in shown.marks if mark.lane is None and mark.kind == "fault"]
-    assert without.text == f"{broken[0]}: injected: kill"

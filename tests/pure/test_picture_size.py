@@ -120,3 +120,21 @@ def test_of_very_many_causes_the_largest_stay_and_the_others_are_one_part():
     assert next(iter(found)) == "cause 100"
     assert [*found][-1] == "other causes"
     assert len(found) == 17
+
+
+def test_machines_with_faults_are_shown_first_and_a_mark_without_a_lane_names_its_machine():
+    """All of them are there all the time; the last ones have the faults."""
+    nodes = [f"m{at:03}" for at in range(2 * MOST_LANES)]
+    broken = nodes[-MOST_LANES - 1 :]
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", nodes),
+        *(logged("fault_injected", BEGAN + 1, 1, node, fault="kill") for node in broken[1:]),
+        *(logged("fault_injected", BEGAN + 2, 1, node, fault="kill") for node in broken[1:]),
+        logged("fault_injected", BEGAN + 3, 1, broken[0], fault="kill"),
+        logged("run_finished", BEGAN + 4, 1, nodes[0], steps=1),
+    ]
+    shown = drawn(events, []).timeline
+
+    assert {lane.name for lane in shown.lanes} == {*broken[1:]}
+    (without,) = [mark for mark in shown.marks if mark.lane is None and mark.kind == "fault"]
+    assert without.text == f"{broken[0]}: injected: kill"

@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic import events as kinds
 from elastic.observe import goodput
-from elastic.observe.logged_event import Events, first, last
+from elastic.observe.logged_event import Events, last, of_kind
 from elastic.observe.step_columns import StepColumns
 from elastic.report.diff import Difference
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
@@ -199,12 +199,12 @@ def _began(whole: WholeTimeline | None) -> float:
 
 
 def _since_step_s(run: ReadRun) -> float | None:
-    """How long a running run has made no step, or none since it began. None of one that ended."""
-    start = first(run.events, kinds.GenerationStarted)
-    if run.now_s is None or start is None:
+    """How long a running run has made no step since its command was given; None if it ended."""
+    starts = of_kind(run.events, kinds.GenerationStarted)
+    given_s = [each.time for each in starts if each.event.cause in ("start", "resume")]
+    if run.now_s is None or not starts:
         return None
-    last_s = run.trained.last_time_s
-    return run.now_s - (start.time if last_s is None else last_s)
+    return run.now_s - max([starts[0].time, *given_s, run.trained.last_time_s or 0.0])
 
 
 def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:

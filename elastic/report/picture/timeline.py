@@ -13,6 +13,7 @@ from elastic.report.picture.generations import LEFT_OUT, Generation, generations
 from elastic.report.picture.lanes import Lane, among, chosen, lanes_of
 from elastic.report.picture.limits import Limits
 from elastic.report.picture.marks import Mark, all_gone, both_ends, marks_of
+from elastic.report.picture.words import short
 from elastic.report.report import Report
 
 MOST_LANES = 48
@@ -106,4 +107,4 @@ def _placed(mark: Mark, lanes: list[Lane], kept: list[int]) -> Mark:
         return mark
     if mark.lane in kept:
         return replace(mark, lane=kept.index(mark.lane))
-    return replace(mark, lane=None, text=f"{lanes[mark.lane].name}: {mark.text}")
+    return replace(mark, lane=None, text=short(f"{lanes[mark.lane].name}: {mark.text}"))
