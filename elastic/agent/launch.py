@@ -121,15 +121,16 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor) -> int:
         )
         try:
             backend = open_backend(settings)
-            return _run(settings, backend, max(newest, newest_generation(run, _CLOCK)), spawner, monitor)
+            return _run(settings, backend, newest, spawner, monitor)
         except GroupEnded:  # the place to meet does not answer any more
             return _finished(settings)
 
 
-def _run(
-    settings: Settings, backend: Backend, min_generation: int, spawner: Spawner, monitor: Monitor
-) -> int:
-    """Start the parts, run the agent, stop the parts in the opposite order."""
+def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, monitor: Monitor) -> int:
+    """Start the parts, run the agent, stop the parts in the opposite order.
+
+    newest: the last generation before a run was set aside.
+    """
     options, run = settings.options, settings.run
     console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
     shutdown = ShutdownRequest(options.grace_s, _CLOCK)
@@ -137,7 +138,7 @@ def _run(
         host = EndpointHost(preflight.address_of(options))
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
-        rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
+        rendezvous = _rendezvous(settings, backend, newest, host, probes, console)
         is_new = settings.is_new or has_trained_nothing(settings)
         if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
@@ -214,12 +215,13 @@ def _print_problem(text: str) -> None:
 def _rendezvous(
     settings: Settings,
     backend: Backend,
-    min_generation: int,
+    newest: int,
     host: EndpointHost,
     probes: Probes,
     console: ConsoleFollower,
 ) -> Rendezvous:
     options, declared = settings.options, settings.declared
+    known = newest_generation(settings.run, _CLOCK)
     return Rendezvous(
         backend,
         Node(id=settings.node, address=host.address, nproc=settings.nproc, port=probes.port),
@@ -234,7 +236,8 @@ def _rendezvous(
         clock=_CLOCK,
         open_endpoint=host.open,
         notify=lambda reason, aloud: console.print_line(reason) if aloud else None,
-        min_generation=min_generation,
+        min_generation=max(newest, known),
+        has_begun=known > 0,
         probes=probes,
         run=settings.run_key,
         is_complete=partial(is_complete, settings),

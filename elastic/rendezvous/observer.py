@@ -45,9 +45,10 @@ class GroupObserver:
         heartbeat: Heartbeat,
         clock: Clock,
         min_generation: int,
+        has_begun: bool,
         partition_detector: PartitionDetector | None,
     ) -> None:
-        """`min_generation`: the newest known from the run directory; see Rendezvous."""
+        """`min_generation`, `has_begun`: what is known from the run directory; see Rendezvous."""
         self.newest = self.last_known = Group()
         self.settings = settings
         self.leads = False
@@ -58,7 +59,7 @@ class GroupObserver:
         self._heartbeat = heartbeat
         self._clock = clock
         self._min_generation = min_generation
-        self._has_begun = min_generation > 0  # as the run directory says
+        self._has_begun = has_begun
         self._partition_detector = partition_detector
         self._failure_detector = FailureDetector(keep_alive_s=settings.keep_alive_s)
         self._beats_due_s = float("-inf")
@@ -103,9 +104,12 @@ class GroupObserver:
             # The backend is new, lost its state, or was last used before another one was. Were a
             # number given twice, a process that is left from the earlier generation of this number
             # would no longer be fenced, and the logs of that generation would be in the way.
-            group = replace(group, generation=self._min_generation)
+            is_new = group.cause == transitions.START and not self._has_begun
+            cause = transitions.NEW_RUN if is_new else group.cause
+            group = replace(group, generation=self._min_generation, cause=cause)
         if is_ours and self._has_begun and group.cause == transitions.NEW_RUN:
             group = replace(group, cause=transitions.RESUME)
+        self._has_begun = self._has_begun or (is_ours and group.open)
         if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         # If the state is lost, this node may be the first to begin the next one.

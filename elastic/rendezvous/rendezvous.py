@@ -54,6 +54,7 @@ class Rendezvous:
         open_endpoint: Callable[[], str],
         notify: Callable[[str, bool], None] = lambda _reason, _aloud: None,
         min_generation: int = 0,
+        has_begun: bool | None = None,
         probes: ProbeCounters | None = None,
         run: RunKey = ANY_RUN,
         is_complete: Callable[[], bool] = lambda: False,
@@ -63,8 +64,9 @@ class Rendezvous:
 
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
-        run directory; a group whose state was lost, or is an older one, counts on from it. `run`:
-        which one it is. `probes`: where nodes can probe each other. `is_complete`: whether the run
+        run directory; a group whose state was lost, or is an older one, counts on from it.
+        `has_begun`: whether that is a generation of this run, and not of one that was set aside;
+        None where it is. `run`: which one it is. `probes`: where nodes can probe each other. `is_complete`: whether the run
         is known to have ended well, asked now and then while the backend does not answer.
         `newest_generation`: as `min_generation`, asked before a generation is formed. Raises
         UsageError if this node has more workers than the run has shards.
@@ -100,6 +102,7 @@ class Rendezvous:
             heartbeat=self._heartbeat,
             clock=clock,
             min_generation=min_generation,
+            has_begun=min_generation > 0 if has_begun is None else has_begun,
             partition_detector=self._partition_detector,
         )
         combiner = Combiner(backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock)

@@ -227,6 +227,15 @@ def test_a_group_whose_state_was_lost_counts_generations_on() -> None:
     a.stop()
 
 
+def test_a_run_that_was_set_aside_leaves_its_numbers_and_the_next_one_starts() -> None:
+    """--fresh: the moved run directory shows generation 4, the new one nothing."""
+    backend = FaultyBackend()
+    a = lone(backend, min_generation=4, has_begun=False)
+    generation = a.join(never)
+    assert (generation.number, generation.cause) == (5, transitions.START)
+    a.stop()
+
+
 def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     """The old run is complete: it would stop here, and a new one begins. A run that has not ended
     is left alone.
@@ -240,7 +249,8 @@ def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     assert a.reopen() == RunEnd(exit_code=0, reason="complete")
     assert a.reopen(is_new=True) is None
     b = lone(backend)
-    assert b.join(never).number == 3
+    generation = b.join(never)
+    assert (generation.number, generation.cause) == (3, transitions.START)
     a.stop()
     b.stop()
 
