@@ -1,29 +1,47 @@
 """A shell completes what the command would accept: words, options, their fixed values, and paths.
 
-The scripts are made from the tables of options by hand. shtab and argcomplete read one argparse
-parser, and that of a recipe's command line has no place for the words of other commands: the first
-word is one of them, or a file.
+The scripts are made from the tables of options, and fixed values from the types of the options.
+shtab and argcomplete read one argparse parser, and that of a recipe's command line has no place for
+the words of other commands: the first word is one of them, or a file.
 
 It does not promise to complete values that follow a `=` in zsh.
 """
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from elastic.config.care_options import CLEAN, COMPLETION, EXPORT, RUNS, SHELLS, SUFFIXES
-from elastic.config.options import CHECK, COMMANDS, DRAWING, FLAGS, SERVE, WATCH
+from elastic.config.options import CHECK, COMMANDS, DRAWING, FLAGS, SERVE, WATCH, Options
+from elastic.system import stop_signals
 
-# Fixed values by field of Options; other values of these options are numbers.
+_NONE = "none"  # of --drain-signals
+
+
+def _fixed_values(kind: Any) -> Iterator[str]:
+    """The words that the type of a field of Options has, with what reads its text beside it."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif kind is signal.Signals:
+        yield from (each.name.removeprefix("SIG") for each in stop_signals.WARNINGS)
+        yield _NONE
+    elif isinstance(kind, partial):
+        yield from (each for each in ("auto", "off") if each in kind.keywords.get("kinds", ()))
+    else:
+        for each in get_args(kind):
+            yield from _fixed_values(each)
+
+
+# By field of Options; other values of these options are numbers, or lists of these words.
 VALUES = {
-    "nproc_per_node": ("auto",),
-    "rdzv_backend": ("dir", "c10d", "etcd"),
-    "save_every": ("auto",),
-    "snapshot_every": ("auto", "off"),
-    "audit": ("auto", "off"),
-    "hang_timeout": ("auto", "off"),
+    name: found
+    for name, kind in get_type_hints(Options, include_extras=True).items()
+    if name in FLAGS and (found := tuple(_fixed_values(kind)))
 }
 # Of fields of Options whose values are paths.
 RUN_PATHS = ("run_dir", "from_")
-FOLDER_PATHS = ("rdzv_endpoint",)
+FOLDER_PATHS = ("rdzv_endpoint", "tensorboard")
 FILE_PATHS = ("notice_file",)
 
 # Options of the other commands, and of which kind their words are.

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.observe.step_reader import read_columns
@@ -22,7 +22,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report import tables
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import compare
-from elastic.report.download import readable
+from elastic.report.download import readable, unreadable
 from elastic.report.picture.draw import draw, draw_pair, write_page
 from elastic.report.report import summarise
 from elastic.report.status import status
@@ -48,9 +48,7 @@ def inspect(inspection: Inspection) -> int:
                 return _draw(inspection.html, runs)
             found, shown, is_good = _COMMANDS[inspection.command](*runs)
         except OSError as error:
-            raise UsageError(
-                f"expected files of a run that can be read, found: {error}; try again"
-            ) from error
+            raise unreadable(error) from error
         if inspection.as_json:
             print(json.dumps(asdict(found), indent=2))
         else:

@@ -19,7 +19,7 @@ from typing import Any
 from elastic.config.listen import Listening
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, UsageError
-from elastic.report.download import readable
+from elastic.report.download import readable, unreadable
 from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
 from elastic.report.picture.page import policy
@@ -43,7 +43,9 @@ _HEADERS = {
 
 
 def serve(asked: Listening) -> int:
-    """Answer until Ctrl-C. Raises UsageError where there is no run, or the port is not free."""
+    """Answer until Ctrl-C. Raises UsageError where there is no run that can be read, or the port
+    is not free.
+    """
     run = RunDir.parse(asked.run)
     check_url(run.url)
     with closing(RunReader(run)) as reader, _listening(asked) as listener:
@@ -56,7 +58,10 @@ def _serve(run: RunDir, asked: Listening, server: "_Server") -> int:
         interrupt.raise_from_here()
         os.nice(_NICENESS)
         # A mistake in the name of the run is told here, and not in the browser.
-        server.picture.newest()
+        try:
+            server.picture.newest()
+        except OSError as error:
+            raise unreadable(error) from error
         address, port = server.socket.getsockname()[:2]
         print(
             f"{printable(run.url)} is at http://{_shown_host(asked.host)}:{port}/; Ctrl-C ends this"

@@ -11,6 +11,7 @@ import drawn_runs
 import pytest
 from page_server import LIMIT_S, served
 
+from elastic.cli import main
 from elastic.config.listen import parse_serve
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
@@ -107,6 +108,21 @@ def test_a_port_in_use_and_a_folder_without_a_run_get_a_sentence(run, serve, tmp
     empty = serve(tmp_path, "--listen", "127.0.0.1:0")
     assert empty.process.wait(LIMIT_S) == 2
     assert "expected a run directory, found no run in" in empty.said
+
+
+def test_a_run_whose_files_cannot_be_read_gets_the_sentence_of_report(serve, tmp_path, capsys):
+    """A link that leads to itself, in the place of the events."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    (run / "events").symlink_to("events")
+    server = serve(run, "--listen", "127.0.0.1:0")
+    assert server.process.wait(LIMIT_S) == 2
+    assert "Traceback" not in server.said
+    assert main(["report", str(run)]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith("elastic-train: expected files of a run that can be read, found: ")
+    assert sentence in server.said
 
 
 def test_who_can_read_it_is_told_where_others_than_this_machine_can(run, serve):

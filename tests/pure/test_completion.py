@@ -4,6 +4,7 @@
 after TAB and return.
 """
 
+import argparse
 import os
 import pty
 import re
@@ -17,7 +18,7 @@ import pytest
 from elastic.care.completion import _OPTIONS, FILE_PATHS, FOLDER_PATHS, RUN_PATHS, VALUES, script
 from elastic.cli import main
 from elastic.config.care_options import CARE, SHELLS
-from elastic.config.options import CHECK, COMMANDS, FLAGS, SERVE, WATCH, reader_of
+from elastic.config.options import CHECK, COMMANDS, FLAGS, OPTIONS_HELP, SERVE, WATCH, reader_of
 
 LIMIT_S = 120.0
 
@@ -68,6 +69,9 @@ _elastic_train
         (["a.py", "--run-dir", "runs/f"], ["runs/first"]),
         (["a.py", "--rdzv-endpoint", "o"], ["other"]),
         (["a.py", "--notice-file", "no"], ["notes.txt"]),
+        (["a.py", "--notice", ""], ["aws", "azure", "gcp"]),
+        (["a.py", "--drain-signals", ""], ["HUP", "USR1", "USR2", "none"]),
+        (["a.py", "--tensorboard", "o"], ["other"]),
         (["a.py", "--", "no"], ["notes.txt"]),
         (["report", ""], ["other", "recipes", "runs", "runs/first", "runs/second"]),
         (["diff", "runs/first", "runs/s"], ["runs/second"]),
@@ -170,6 +174,38 @@ def test_the_scripts_know_every_command_option_and_fixed_value():
         for value in values:
             reader_of(name)(value)
     assert {*VALUES, *RUN_PATHS, *FOLDER_PATHS, *FILE_PATHS} <= FLAGS.keys()
+
+
+def accepts(read, word: str) -> bool:
+    try:
+        read(word)
+    except (argparse.ArgumentTypeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_fixed_value_that_help_names_and_the_parser_takes_is_offered(name):
+    """Of options that take not just any text; a value that begins with a digit is a number."""
+    read = reader_of(name)
+    if read is None or name in RUN_PATHS or accepts(read, "no-such-value"):
+        assert name not in VALUES
+        return
+    words = set(re.findall(r"(?<![\w-])[A-Za-z]\w+", part_of_help(FLAGS[name])))
+    assert {word for word in words if accepts(read, word)} == set(VALUES.get(name, ()))
+
+
+def test_every_option_with_a_path_is_in_a_table():
+    """What the help calls a folder, a run, or a file behind the option."""
+    metavars = {name: re.match(rf"{flag} ([A-Z]+)\b", part_of_help(flag)) for name, flag in FLAGS.items()}
+    called = {name: found[1] for name, found in metavars.items() if found}
+    paths = {name for name, word in called.items() if word in {"URL", "RUN", "DIR", "PATH", "FILE", "FOLDER"}}
+    assert {*RUN_PATHS, *FOLDER_PATHS, *FILE_PATHS} == {*paths, "rdzv_endpoint"}
+
+
+def part_of_help(flag: str) -> str:
+    (part,) = re.findall(rf"^  ({flag}(?= |$).*(?:\n   .*)*)", OPTIONS_HELP, re.MULTILINE)
+    return part
 
 
 @pytest.mark.parametrize("words", [[], ["fish"], ["bash", "zsh"]])
