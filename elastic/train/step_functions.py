@@ -15,10 +15,12 @@ function that changes what is trained is refused, because one rank alone calls i
 import json
 import sys
 import traceback
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from elastic.data import random_streams
@@ -53,6 +55,11 @@ class StepFunctions:
         if not callable(function):
             raise UsageError(
                 f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
+            )
+        if iscoroutinefunction(function):
+            raise UsageError(
+                "expected run.on_step(function), a function that is done when it returns, found an async one, which nothing would await:"
+                " give one that calls asyncio.run, or hands the record to a thread"
             )
         self._functions.append(function)
         reporting_code.add(function)
@@ -109,7 +116,8 @@ class StepFunctions:
             call()
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
-        except (Exception, SystemExit) as error:  # a tracker's client may exit where it cannot log in
+        # A tracker's client may exit where it cannot log in, and give up a request of asyncio.
+        except (Exception, SystemExit, CancelledError) as error:
             self._failed[index] += 1
             if self._failed[index] > 1:
                 return

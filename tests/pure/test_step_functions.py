@@ -1,11 +1,13 @@
 """What a function of run.on_step raises, whatever it is, is said once and ends nothing."""
 
+import asyncio
 from functools import partial
 
 import pytest
 from run_records import events
 from steps import NoPage
 
+from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
@@ -25,6 +27,7 @@ class UnspeakableError(Exception):
         (SystemExit("cannot log in"), "SystemExit: cannot log in"),
         (SystemExit(0), "SystemExit: 0"),
         (UnspeakableError(), "UnspeakableError"),
+        (asyncio.CancelledError(), "CancelledError"),
     ],
 )
 def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tmp_path, capsys, error, said):
@@ -44,6 +47,16 @@ def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tm
     assert said in event["message"]
     assert "failed at 3 steps" in functions.told_at_the_end()
     capsys.readouterr()
+
+
+def test_an_async_function_is_refused():
+    """It would return at once, and report nothing."""
+
+    async def track(record):
+        pass
+
+    with pytest.raises(UsageError, match="async"):
+        StepFunctions().add(track)
 
 
 class Tracker:
