@@ -81,6 +81,16 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
     assert len(board(folder)["elastic/recovery/text_summary"]) == 1
 
 
+def test_a_run_that_has_finished_already_writes_nothing_and_says_so(drill, tmp_path):
+    folder = tmp_path / "board"
+    drill.start().ends_with(0)
+    again = drill.start("--tensorboard", str(folder))
+    again.ends_with(0)
+    assert "Nothing was trained" in again.output
+    assert f"Nothing was written to {folder}: --tensorboard follows a run that trains" in again.output
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
 def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
