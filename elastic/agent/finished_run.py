@@ -96,16 +96,7 @@ def finished_text(settings: Settings) -> str:
     return (
         f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
         f" asks for now: for more steps or other settings begin a run from its state:"
-        f" {new_run_from(run.url, recipe)}; --fresh sets it aside and begins a new one{_not_watched(settings)}"
-    )
-
-
-def _not_watched(settings: Settings) -> str:
-    folder = settings.options.tensorboard
-    return (
-        ""
-        if folder is None
-        else f". Nothing was written to {folder}: --tensorboard follows a run that trains"
+        f" {new_run_from(run.url, recipe)}; --fresh sets it aside and begins a new one"
     )
 
 

@@ -123,7 +123,7 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor) -> int:
             backend = open_backend(settings)
             return _run(settings, backend, newest, spawner, monitor)
         except GroupEnded:  # the place to meet does not answer any more
-            return _finished(settings)
+            return _finished(settings, monitor)
 
 
 def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, monitor: Monitor) -> int:
@@ -142,7 +142,7 @@ def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, mo
         is_new = settings.is_new or has_trained_nothing(settings)
         if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
-            return _finished(settings)
+            return _finished(settings, monitor)
         renewal = _take_lease(settings, rendezvous, shutdown)
         stack.callback(lambda: renewal.stop(releases=rendezvous.is_deserted))
         full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
@@ -200,10 +200,12 @@ def _watched(agent: NodeAgent, parts: AgentParts, monitor: Monitor) -> None:
     parts.health.end()
 
 
-def _finished(settings: Settings) -> int:
+def _finished(settings: Settings, monitor: Monitor) -> int:
     if settings.run.is_remote:
         _print_problem(upload_left_behind(settings.run))
     print(printable(finished_text(settings)))
+    if said := monitor.catch_up(settings):
+        print(printable(said))
     return EXIT_COMPLETE
 
 

@@ -4,13 +4,20 @@ from contextlib import suppress
 from typing import Protocol
 
 from elastic.agent.actions import AgentParts
+from elastic.agent.settings import Settings
 
 
 class Monitor(Protocol):
-    """Neither call raises, nor waits for longer than a moment."""
+    """`start` and `stop` neither raise, nor wait for longer than a moment."""
 
     def start(self, parts: AgentParts) -> None:
         """The agent is about to run."""
+
+    def catch_up(self, settings: Settings) -> str:
+        """In place of `start`, where the run has finished before: make up for what is missing.
+
+        Returns a sentence for the console, empty for none. May raise OSError.
+        """
 
     def stop(self) -> None:
         """The run has ended for this node, and its files hold how."""
@@ -30,6 +37,15 @@ class Monitors:
                 parts.console.print_line(
                     f"this agent is not watched by {type(each).__name__} ({error}); training goes on"
                 )
+
+    def catch_up(self, settings: Settings) -> str:
+        found = []
+        for each in self._monitors:
+            try:
+                found.append(each.catch_up(settings))
+            except Exception as error:  # what a disk and a library may raise; the run has finished
+                found.append(f"{type(each).__name__} could not make up for what is missing ({error})")
+        return "; ".join(filter(None, found))
 
     def stop(self) -> None:
         for each in self._monitors:

@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.actions import AgentParts
+from elastic.agent.settings import Settings
 from elastic.config.listen_address import ListenAddress
 from elastic.monitoring.http_server import Answer, HttpServer, Page, listen
 from elastic.monitoring.run_series import RunSeries
@@ -58,6 +59,9 @@ class HttpMonitor(Collector):
         self._series = RunSeries(parts, labels=self._labels, about=about, report=report)
         self._parts = parts
         self._series.start()
+
+    def catch_up(self, settings: Settings) -> str:
+        return ""
 
     def stop(self) -> None:
         if self._series is not None:

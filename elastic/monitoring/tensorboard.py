@@ -10,11 +10,13 @@ import math
 import re
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from elastic.agent.actions import AgentParts
+from elastic.agent.settings import Settings
 from elastic.monitoring.event_files import EventFile
 from elastic.monitoring.followed_metrics import WentBack
 from elastic.monitoring.followed_run import FollowedRun
@@ -54,6 +56,11 @@ class TensorBoardWriter:
         self._saved = self._written = _read(folder / WRITTEN)
         self._dropped_from = math.inf  # the first step that the newest file replaces
         self._file = self._begin(self._written.step)
+
+    @property
+    def step(self) -> int:
+        """The last one that was written."""
+        return self._written.step
 
     def add(self, item: StepLine | WentBack) -> None:
         written = self._written
@@ -110,15 +117,28 @@ class TensorBoardMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, parts: AgentParts) -> None:
-        settings = parts.settings
-        folder = self._folder / (re.sub(r"[^A-Za-z0-9._-]", "-", settings.uid).lstrip(".") or "run")
-
-        def open_writer() -> TensorBoardWriter:
-            return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
-
-        follower = _Follower(parts, open_writer)
+        follower = _Follower(parts, partial(self._writer, parts.settings))
         self._thread = threading.Thread(target=self._work, args=[follower], name="tensorboard", daemon=True)
         self._thread.start()
+
+    def catch_up(self, settings: Settings) -> str:
+        """The disk was full until the run ended, or nobody had asked for these files."""
+        if settings.run.is_remote:
+            return "nothing is written for TensorBoard: no file of this run is here"
+        with (
+            closing(FollowedRun(settings.run, settings.node)) as run,
+            closing(self._writer(settings)) as writer,
+        ):
+            while not run.is_caught_up:
+                for item in [*run.poll()]:
+                    writer.add(item)
+            writer.add_recoveries(run.totals.recovered)
+            writer.save()
+            return f"{self._folder} has the run's {writer.step} steps for TensorBoard"
+
+    def _writer(self, settings: Settings) -> TensorBoardWriter:
+        folder = self._folder / (re.sub(r"[^A-Za-z0-9._-]", "-", settings.uid).lstrip(".") or "run")
+        return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
 
     def stop(self) -> None:
         """End the thread in `STOP_S`; it first writes what the run's files hold."""
@@ -130,8 +150,10 @@ class TensorBoardMonitor:
         pause_s = 0.0
         while not self._ending.wait(pause_s):
             pause_s = follower.try_poll()
-        while follower.try_poll() < POLL_S:  # lines are left; `stop` does not wait for ever
+        while (pause_s := follower.try_poll()) < POLL_S:  # lines are left; `stop` does not wait for ever
             pass
+        if pause_s == RETRY_S:
+            follower.report_end()
         follower.close()
 
 
@@ -159,6 +181,12 @@ class _Follower:
                 )
             self._has_reported = True
             return RETRY_S
+
+    def report_end(self) -> None:
+        """The run ends, and what is missing stays so."""
+        self._parts.console.print_line(
+            "the files for TensorBoard lack the run's newest steps; the same command again writes them, also where the run has finished"
+        )
 
     def close(self) -> None:
         if self._run is not None:

@@ -81,14 +81,15 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
     assert len(board(folder)["elastic/recovery/text_summary"]) == 1
 
 
-def test_a_run_that_has_finished_already_writes_nothing_and_says_so(drill, tmp_path):
+def test_the_steps_of_a_run_that_has_finished_are_written_by_the_same_command(drill, tmp_path):
+    """The disk was full until the run ended, or nobody had asked for the files."""
     folder = tmp_path / "board"
     drill.start().ends_with(0)
     again = drill.start("--tensorboard", str(folder))
     again.ends_with(0)
     assert "Nothing was trained" in again.output
-    assert f"Nothing was written to {folder}: --tensorboard follows a run that trains" in again.output
-    assert not folder.exists()
+    assert f"{folder} has the run's {STEPS} steps for TensorBoard" in again.output
+    has_each_step_of(drill, folder)
 
 
 @pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
