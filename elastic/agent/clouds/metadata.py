@@ -61,7 +61,8 @@ class MetadataService:
         connection = _connection(self.url)
         try:
             return _answer(connection, method, path, headers, answer_s)
-        except (HTTPError, HTTPException, OSError, ValueError) as error:
+        # RuntimeError: no thread is left for the limit.
+        except (HTTPError, HTTPException, OSError, ValueError, RuntimeError) as error:
             raise NoAnswer(_reason(error)) from error
         finally:
             connection.close()
