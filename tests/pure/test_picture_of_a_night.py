@@ -98,6 +98,7 @@ def test_a_run_that_stands_still_is_drawn_until_now_and_its_headline_says_since_
     shown = drawn(events, lines_of(1, 103, 0.0), now_s=BEGAN + 139)
 
     assert plain(shown.headline) == "Running at step 103 of 3000 after 2 min 19 s; no step for 36 s."
+    assert "36 s went to the wait since the last step" in plain(shown.went_to)
     assert (shown.timeline.ends, shown.timeline.generations[-1].ends) == (139, 139)
     assert (shown.checkpoints.age.at[-1], shown.checkpoints.age.values[-1]) == (139, 89)
     assert shown.last_sign_s is None

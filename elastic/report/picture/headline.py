@@ -57,14 +57,17 @@ def _no_step(since_step_s: float) -> str:
     return f"; no step for {duration(since_step_s)}"
 
 
-def time_went_to(report: Report, spent: TimeSpent | None) -> str:
+def time_went_to(report: Report, spent: TimeSpent | None, *, is_running: bool = False) -> str:
     """The share of training, and what cost the most; empty before the first generation."""
     if spent is None or spent.goodput is None:
         return ""
     ranked = sorted(spent.badput_s.items(), key=lambda part: -part[1])
     named = [part for part in ranked if part[0] != DOWN and _is_worth_a_word(part[1], spent)]
     times = Counter(each.cause for each in report.generations)
-    parts = [f"{duration(seconds)} {_to(kind, times)}" for kind, seconds in named[:_MOST_CAUSES]]
+    parts = [
+        f"{duration(seconds)} {_to(kind, times, is_running=is_running)}"
+        for kind, seconds in named[:_MOST_CAUSES]
+    ]
     down_s = spent.badput_s.get(DOWN, 0.0)
     clauses = [f"{spent.goodput:.1%}".replace("%", "\u202f%") + " of the time was training"]
     clauses += [_listed(parts)] if parts else []
@@ -91,7 +94,9 @@ def _is_worth_a_word(seconds: float, spent: TimeSpent) -> bool:
     return seconds > 0 and seconds >= _LEAST_SHARE * spent.wall_s
 
 
-def _to(kind: str, times: Counter[str]) -> str:
+def _to(kind: str, times: Counter[str], *, is_running: bool) -> str:
+    if kind == END and is_running:
+        return "went to the wait since the last step"
     if kind in _ALWAYS_ONE:
         return f"went to {_ALWAYS_ONE[kind]}"
     one, several = _CAUSES.get(kind, (short(kind), short(kind)))

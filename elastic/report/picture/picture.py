@@ -139,7 +139,7 @@ def _whole(run: ReadRun) -> _Whole:
         name=short(run.name),
         state=state,
         headline=headline(run.status, report, spent, _since_step_s(run)),
-        went_to=time_went_to(report, spent),
+        went_to=time_went_to(report, spent, is_running=state == "running"),
         wall_s=spent.wall_s if spent else 0.0,
         useful_s=spent.useful_s if spent else 0.0,
         goodput=report.goodput,

@@ -11,6 +11,10 @@ function causeColor(kind) {
   return kind in CAUSES ? `cause-${kind.replaceAll(" ", "-")}` : "cause-other";
 }
 
+function causeWords(kind, picture) {
+  return kind === "end" && picture.state === "running" ? "since the last step" : CAUSES[kind] || kind;
+}
+
 function timeParts(picture) {
   const lost = Object.entries(picture.badput_s).sort((a, b) => b[1] - a[1]);
   return [["training", picture.useful_s, "train"], ...lost.map(([kind, seconds]) => [kind, seconds, causeColor(kind)])];
@@ -21,7 +25,7 @@ function timeBar(picture, longest_s) {
   let x = 0;
   const shapes = timeParts(picture).map(([kind, seconds, color]) => {
     const width = (1000 * seconds) / (longest_s || 1);
-    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${CAUSES[kind] || kind}: ${duration(seconds)}`));
+    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${causeWords(kind, picture)}: ${duration(seconds)}`));
     x += width;
     return part;
   });
@@ -33,7 +37,7 @@ function timeTable(picture) {
   const swatch = (color, words) => element("span", {}, element("i", { class: `swatch ${color}` }), words);
   const rows = timeParts(picture).map(([kind, seconds, color]) => {
     const times = picture.causes[kind];
-    return [swatch(color, CAUSES[kind] || kind), duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
+    return [swatch(color, causeWords(kind, picture)), duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
   });
   if (picture.paused_s) rows.push([swatch("cause-stop", "stopped as asked"), duration(picture.paused_s), "not counted", ""]);
   return table({ class: "causes" }, [["", false], ["time", true], ["share", true], ["times", true]], rows);
