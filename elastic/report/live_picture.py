@@ -9,15 +9,16 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from elastic.errors import ElasticError
 from elastic.report.picture.page import document, page
 from elastic.report.picture.picture import Picture
+from elastic.report.polling import pause_s
 from elastic.system.clock import Clock
 
 _PAUSE_S = 2.0
 _REMOTE_PAUSE_S = 20.0
-_PAUSE_PER_COST = 20  # so that drawing takes a twentieth of one core
 
 
 class NotNow(ElasticError):  # noqa: N818
@@ -30,7 +31,11 @@ class Drawn:
 
     tag: str
     document: bytes
-    page: bytes
+    picture: Picture
+
+    @property
+    def page(self) -> bytes:
+        return page(self.picture, polls=True).encode()
 
 
 class LivePicture:
@@ -39,7 +44,8 @@ class LivePicture:
     def __init__(self, draw: Callable[[], Picture], clock: Clock, *, is_remote: bool) -> None:
         """draw: reads the run. Raises OSError, or an ElasticError."""
         self._draw, self._clock = draw, clock
-        self._least_pause_s = _REMOTE_PAUSE_S if is_remote else _PAUSE_S
+        least_s = _REMOTE_PAUSE_S if is_remote else _PAUSE_S
+        self._pause_s = partial(pause_s, least_s=least_s, is_remote=is_remote)
         self._drawing = threading.Lock()
         self._drawn: Drawn | None = None
         self._failure: str | None = None
@@ -73,10 +79,10 @@ class LivePicture:
             )
         finally:
             cost_s = self._clock.monotonic() - begin
-            self._again_at = begin + cost_s + max(self._least_pause_s, _PAUSE_PER_COST * cost_s)
+            self._again_at = begin + cost_s + self._pause_s(cost_s)
 
     def _keep(self, shown: Picture) -> None:
         text = document(shown).encode()
         tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
         if self._drawn is None or self._drawn.tag != tag:
-            self._drawn = Drawn(tag=tag, document=text, page=page(shown, polls=True).encode())
+            self._drawn = Drawn(tag=tag, document=text, picture=shown)

@@ -27,11 +27,11 @@ class ReadFiles:
 
 
 class RunReader:
-    def __init__(self, run: RunDir, *, most_points: int = MOST_POINTS) -> None:
-        """most_points: of each series."""
+    def __init__(self, run: RunDir, *, most_points: int = MOST_POINTS, with_series: bool = True) -> None:
+        """most_points: of each series. with_series: else they stay empty, which takes less time."""
         self._events = EventsReader(run.events)
-        self._steps = StepReader(run.metrics, with_values=True)
-        self._most_points = most_points
+        self._steps = StepReader(run.metrics, with_values=with_series)
+        self._most_points, self._with_series = most_points, with_series
         self._newest: StepLine | None = None
         self._begin()
 
@@ -43,7 +43,8 @@ class RunReader:
                 self._begin()
             elif batch.step:
                 self._trained.add(batch)
-                self._series.add(batch)
+                if self._with_series:
+                    self._series.add(batch)
                 self._newest = _last_of(batch)
         return ReadFiles(events=events, trained=self._trained, series=self._series, newest=self._newest)
 

@@ -4,6 +4,7 @@ It reads the run's files again and again, less often where that takes longer, an
 It ends when the run has finished or failed; a run that was interrupted may go on.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -29,13 +30,14 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
+from elastic.report.polling import pause_s
 from elastic.report.run_reader import ReadFiles, RunReader
 from elastic.report.status import Status, status
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
 
 PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0
-_PAUSE_PER_READ = 5.0  # so that reading takes a sixth of the time at most
+_NICENESS = 10
 _RECENT_STEPS = 50
 _MOST_EVENTS = 8
 _MOST_WORKERS = 16
@@ -93,18 +95,19 @@ def watch(url: str, *, once: bool) -> int:
     run, console = RunDir.parse(url), Console(highlight=False)
     check_url(run.url)
     if once:
-        with closing(RunReader(run)) as reader:
+        with closing(RunReader(run, with_series=False)) as reader:
             console.print(drawn(_look(run, reader)))
         return EXIT_COMPLETE
     if not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
-    with closing(RunReader(run)) as reader:
+    with closing(RunReader(run, with_series=False)) as reader:
         _show(run, reader, console)
     return EXIT_COMPLETE
 
 
 def _show(run: RunDir, reader: RunReader, console: Console) -> None:
     clock = SystemClock()
+    os.nice(_NICENESS)
     view = _look(run, reader)  # a run that is not there is said before the screen changes
     # Ctrl-C is the way to leave.
     with (
@@ -120,7 +123,8 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
                 problem = [Text(f"cannot be read now, and is tried again: {short(str(error))}")]
             live.update(fitted(view, console, problem), refresh=True)
             taken_s = clock.monotonic() - began_s
-            clock.sleep(max(REMOTE_PAUSE_S if run.is_remote else PAUSE_S, _PAUSE_PER_READ * taken_s))
+            least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
+            clock.sleep(pause_s(taken_s, least_s=least_s, is_remote=run.is_remote))
 
 
 def _look(run: RunDir, reader: RunReader) -> View:
@@ -129,7 +133,7 @@ def _look(run: RunDir, reader: RunReader) -> View:
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     with readable(run) as there:
         if run.is_remote:  # a copy is read whole
-            with closing(RunReader(there)) as own:
+            with closing(RunReader(there, with_series=False)) as own:
                 files = own.read()
         else:
             files = reader.read()
