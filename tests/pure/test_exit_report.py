@@ -36,6 +36,7 @@ def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(
         last_step=9,
         generation=2,
         others_go_on=others_go_on,
+        gave_up=False,
         has_trained=has_trained,
     )
     assert report_exit(agent, parts) == code

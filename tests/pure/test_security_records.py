@@ -340,6 +340,7 @@ def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: None, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
     )
-    assert report_exit(SimpleNamespace(end=end, last_step=0, generation=0, has_trained=False), parts) == 75
+    agent = SimpleNamespace(end=end, last_step=0, generation=0, has_trained=False, gave_up=True)
+    assert report_exit(agent, parts) == 75
     said = capsys.readouterr().err
     assert "the generation ended: \\x1b" in said and said.strip().isprintable()
