@@ -120,6 +120,7 @@ def _cut_off_after(seconds: float, connected: socket.socket) -> Iterator[threadi
         yield is_cut_off
     finally:
         timer.cancel()
+        timer.join()  # else it may shut down a socket that has the closed one's number
 
 
 def _reason(error: Exception) -> str:
