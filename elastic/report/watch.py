@@ -96,7 +96,7 @@ def watch(url: str, *, once: bool) -> int:
     check_url(run.url)
     if once:
         with closing(RunReader(run, with_series=False)) as reader:
-            console.print(drawn(_look(run, reader)))
+            console.print(drawn(_first_look(run, reader)))
         return EXIT_COMPLETE
     if not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
@@ -108,7 +108,7 @@ def watch(url: str, *, once: bool) -> int:
 def _show(run: RunDir, reader: RunReader, console: Console) -> None:
     clock = SystemClock()
     os.nice(_NICENESS)
-    view = _look(run, reader)  # a run that is not there is said before the screen changes
+    view = _first_look(run, reader)  # a run that is not there is said before the screen changes
     # Ctrl-C is the way to leave.
     with (
         suppress(KeyboardInterrupt),
@@ -125,6 +125,14 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
             taken_s = clock.monotonic() - began_s
             least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
             clock.sleep(pause_s(taken_s, least_s=least_s, is_remote=run.is_remote))
+
+
+def _first_look(run: RunDir, reader: RunReader) -> View:
+    """Raises UsageError, StoreFailed."""
+    try:
+        return _look(run, reader)
+    except OSError as error:
+        raise UsageError(f"expected files of a run that can be read, found: {error}; try again") from error
 
 
 def _look(run: RunDir, reader: RunReader) -> View:

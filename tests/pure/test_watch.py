@@ -9,6 +9,7 @@ from logged import logged
 from rich.console import Console
 from rich.text import Text
 
+from elastic.cli import main
 from elastic.config.options import WatchOptions, parse_watch
 from elastic.errors import UsageError
 from elastic.observe import console
@@ -151,3 +152,12 @@ def test_the_words_of_the_command():
     for words in ([], ["a", "b"], ["runs/x", "--json"]):
         with pytest.raises(UsageError, match="watch"):
             parse_watch(words)
+
+
+def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, capsys):
+    """A link that leads to itself, in the place of the events."""
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "events").symlink_to("events")
+    assert main(["watch", str(tmp_path), "--once"]) == 2
+    said = capsys.readouterr().err
+    assert "expected files of a run that can be read" in said and "Traceback" not in said
