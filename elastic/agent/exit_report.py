@@ -103,6 +103,9 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
         when = f"after step {agent.last_step}" if agent.has_trained else "before it trained a step"
         text = f"interrupted ({reason}) {when}; the other nodes go on, and {saved}"
     elif agent.last_step > saved_step:
+        # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
+        # again.
+        code = EXIT_INTERRUPTED if agent.gave_up else EXIT_FAILED
         text = (
             f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
             f"the same command resumes there and trains {agent.last_step - saved_step} steps again"

@@ -18,7 +18,7 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import Start, planned_stop
+from elastic.observe.recovery import Start, left_as_planned, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
@@ -86,6 +86,9 @@ def time_spent_in(
         last_s = last_sign_s(start, steps.get(start.generation), seen_s)
         until = max(last_s, now_s or 0.0) if after is None else after.time
         away_s = 0.0
+        if after is None and (left := left_as_planned(own[start.generation], start)) is not None:
+            away_s = max(0.0, until - left.time)
+            paused_s += away_s
         if after is not None and after.event.cause == "resume":
             # Its steps may be lost, and their lines gone.
             restored = [each.event.last_step_s for each in of_kind(own[after.generation], kinds.Restored)]

@@ -74,7 +74,12 @@ def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kin
     """
     if after.event.cause != "resume":
         return None
-    left = of_kind(in_generation(events, before.generation), kinds.RunInterrupted)
+    return left_as_planned(in_generation(events, before.generation), before)
+
+
+def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
+    """The last event of the last node of a generation, if all were told to leave. own: its events."""
+    left = of_kind(own, kinds.RunInterrupted)
     planned = {each.node for each in left if not each.event.gave_up}
     return left[-1] if left and planned.issuperset(before.event.nodes) else None
 
@@ -102,6 +107,8 @@ def recovery_of(events: Events, trained: StepColumns, before: Start | None, star
             # Where that step was lost, its line is gone; one of an older generation is earlier.
             step_times_s.append(restored.event.last_step_s)
         fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
+        if fault_s is None:  # all nodes died without a word
+            fault_s = max(step_times_s, default=None)
     # After a planned stop the clock starts with the generation that resumes: how long the run lay
     # still depends on the user, and says nothing about the recovery.
     begin = start.time if fault_s is None else fault_s

@@ -77,6 +77,8 @@ class StepReader:
                 yield None
             is_first = False
             yield self._batch(text)
+        if is_first:  # there is no file: the run was set aside
+            yield None
 
     def _newest_file(self) -> GrowingFile:
         path = metrics_files.newest_file(self._path)

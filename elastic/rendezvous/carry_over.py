@@ -43,7 +43,7 @@ def _resumed(group: Group) -> Group:
     return replace(
         Group(),
         generation=group.generation,
-        cause=RESUME,
+        cause=NEW_RUN if group.cause == NEW_RUN else RESUME,
         high_step=group.high_step,
         committed_step=group.committed_step,
         settings=group.settings,

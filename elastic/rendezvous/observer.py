@@ -107,8 +107,8 @@ class GroupObserver:
             is_new = group.cause == transitions.START and not self._has_begun
             cause = transitions.NEW_RUN if is_new else group.cause
             group = replace(group, generation=self._min_generation, cause=cause)
-        if is_ours and self._has_begun and group.cause == transitions.NEW_RUN:
-            group = replace(group, cause=transitions.RESUME)
+        if is_ours:
+            group = self._as_begun(group)
         self._has_begun = self._has_begun or (is_ours and group.open)
         if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
@@ -139,7 +139,13 @@ class GroupObserver:
         """The group, whose next generation is numbered after `newest` too."""
         self._min_generation = max(self._min_generation, newest)
         self._has_begun = self._has_begun or newest > 0
+        group = self._as_begun(group)
         return group if group.open else replace(group, generation=max(group.generation, newest))
+
+    def _as_begun(self, group: Group) -> Group:
+        """The next generation of a run that has begun is no start, whoever had the name before."""
+        is_resumed = self._has_begun and group.cause == transitions.NEW_RUN
+        return replace(group, cause=transitions.RESUME) if is_resumed else group
 
     def begin_wait(self) -> None:
         """From the next poll on, the time in a group that cannot form counts."""

@@ -70,7 +70,9 @@ class LivePicture:
         try:
             self._keep(self._draw())
             self._failure = None
-        except (OSError, ElasticError) as error:
+        # The edge of a thread: without it the old picture would be shown for ever, as if it were
+        # the newest.
+        except Exception as error:
             if self._drawn is None:
                 raise
             is_sentence = isinstance(error, ElasticError)

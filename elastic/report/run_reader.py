@@ -1,7 +1,7 @@
 """What a run's files say of it, as often as it is asked; each line is read once.
 
-Events are read before steps, which are written first: the step that an event tells of is there. It
-does not promise that a file which was removed keeps its part.
+Events are read before steps, which are written first: the step that an event tells of is there.
+What a file that is gone had said counts no more. It does not promise that both are of one moment.
 """
 
 from dataclasses import dataclass

@@ -61,14 +61,16 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
         if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
     )
     stopped = stopped_early(events)
-    running = start if state == "running" else None
+    # Nodes that wait for others are alive as well, but have no workers.
+    own = in_generation(events, start.generation) if start and state == "running" else []
+    workers = [] if last(own, kinds.GenerationEnded) else _workers(own, beat_ages_s)
     return Status(
         state=state,
         step=newest.step if newest else 0,
         steps=next(lengths, None) if stopped is None else stopped.steps,
         generation=start.generation if start else 0,
-        world_size=running.event.world_size if running else 0,
-        workers=_workers(in_generation(events, running.generation)) if running else [],
+        world_size=len(workers) if beat_ages_s or not start else start.event.world_size if own else 0,
+        workers=workers,
         last_checkpoint=LastCheckpoint(step=saved.event.step, age_s=max(0.0, now - saved.time))
         if saved
         else None,
@@ -86,7 +88,7 @@ def _state(events: Events, *, alive: bool) -> str:
     start = last(events, kinds.GenerationStarted)
     current = in_generation(events, start.generation if start else 0)
     left = of_kind(current, kinds.RunInterrupted)
-    return "drained" if any(not each.event.gave_up for each in left) else "interrupted"
+    return "drained" if left and not any(each.event.gave_up for each in left) else "interrupted"
 
 
 def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
@@ -107,12 +109,18 @@ def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
     return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
 
 
-def _workers(own: Events) -> list[Worker]:
-    """The workers of a generation that started and have not exited."""
+def _workers(own: Events, beat_ages_s: Mapping[str, float]) -> list[Worker]:
+    """The workers of a generation that started and have not exited, of nodes that are alive.
+
+    beat_ages_s: empty where the place to meet does not show heartbeats.
+    """
+    dead = {node for node, age_s in beat_ages_s.items() if age_s >= ALIVE_WITHIN_S}
+    if beat_ages_s:
+        dead |= {each.node for each in own} - beat_ages_s.keys()
     gone = {(each.node, each.event.pid) for each in of_kind(own, kinds.WorkerExited)}
     there = (
         Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
         for each in of_kind(own, kinds.WorkerStarted)
-        if (each.node, each.event.pid) not in gone
+        if (each.node, each.event.pid) not in gone and each.node not in dead
     )
     return sorted(there, key=lambda worker: worker.rank)

@@ -211,7 +211,7 @@ def _title(view: View) -> Text:
 
 
 # What time went to, where the name alone says too little.
-_LOST = {END: "since the last step", DOWN: "without a node"}
+_LOST = {END: "since the last step", DOWN: "without a group"}
 # Foreign texts are shown as `Text`, without markup.
 _STYLES = {
     "running": "green",

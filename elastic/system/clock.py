@@ -6,6 +6,7 @@ script that runs without this package while the process that it paused stands st
 """
 
 import time
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -43,8 +44,10 @@ def processor_s() -> float:
 
 
 def time_of_day(wall_s: float) -> str:
-    """Local time as 23:59:59."""
-    return time.strftime("%H:%M:%S", time.localtime(wall_s))
+    """Local time as 23:59:59; "?" for a time that no calendar has."""
+    with suppress(OverflowError, ValueError, OSError):
+        return time.strftime("%H:%M:%S", time.localtime(wall_s))
+    return "?"
 
 
 def timestamp(wall_s: float) -> str:

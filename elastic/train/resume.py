@@ -123,7 +123,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
-    first_new = max(point.step, rewound.highest) + 1
+    first_new = max(point.step, rewound.ever) + 1
     reported = _reported(parts, rewound)  # before this generation's own event
     there = point.data
     if output is not None:
@@ -135,13 +135,14 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         if stopped is not None and point.step >= stopped.step:
             print(f"this run was {stopped}: no step is left", flush=True)
         output.checkpointing.resume(point.step, point.source)
-        lost_steps, seconds = first_new - 1 - point.step, parts.clock.monotonic() - began_s
+        # Not those up to `first_new`: a fault before this one may have counted them already.
+        lost_steps = max(point.step, rewound.highest) - point.step
         output.log.record(
             Restored(
                 step=point.step,
                 source=point.source,
                 lost_steps=lost_steps,
-                seconds=seconds,
+                seconds=parts.clock.monotonic() - began_s,
                 last_step_s=rewound.newest_s,
             )
         )

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import iscoroutine, iscoroutinefunction
 from typing import Any
 
 from elastic.data import random_streams
@@ -57,10 +57,7 @@ class StepFunctions:
                 f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
             )
         if iscoroutinefunction(function):
-            raise UsageError(
-                "expected run.on_step(function), a function that is done when it returns, found an async one, which nothing would await:"
-                " give one that calls asyncio.run, or hands the record to a thread"
-            )
+            raise _async_refused()
         self._functions.append(function)
         reporting_code.add(function)
 
@@ -113,7 +110,10 @@ class StepFunctions:
 
     def _call(self, step: int, index: int, call: Callable[[], object], log: EventLog) -> None:
         try:
-            call()
+            result = call()
+            if iscoroutine(result):
+                result.close()
+                raise _async_refused()
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         # A tracker's client may exit where it cannot log in, and give up a request of asyncio.
@@ -131,6 +131,13 @@ class StepFunctions:
                     file=sys.stderr,
                     flush=True,
                 )
+
+
+def _async_refused() -> UsageError:
+    return UsageError(
+        "expected run.on_step(function), a function that is done when it returns, found an async one, which nothing would await:"
+        " give one that calls asyncio.run, or hands the record to a thread"
+    )
 
 
 def _words_of(error: BaseException) -> str:

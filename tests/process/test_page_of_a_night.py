@@ -79,15 +79,15 @@ def test_the_gaps_between_two_commands_say_what_they_are(show):
     assert len(page.evaluate("[...document.querySelectorAll('.timeline .in')].map(() => 1)")) == 3
     for seconds, words in (
         (150, "stopped as asked for 1 min 40 s"),
-        (350, "no node was there for 1 min 40 s"),
+        (350, "no group was there for 1 min 40 s"),
     ):
         page.mouse("mouseMoved", *place(page, seconds))
         page.wait(f"!{TIP}.hidden")
         assert words in text(page, "#tip").replace("\u00a0", " ")
-    assert {"stopped as asked", "no node was there"} <= {*texts(page, "#timeline .key span")}
+    assert {"stopped as asked", "no group was there"} <= {*texts(page, "#timeline .key span")}
     rows = texts(page, "#time tbody tr")
     assert "stopped as asked1 min 40 snot counted" in rows
-    assert "no node was there1 min 40 s25.0 %1\u00d7" in rows
+    assert "no group was there1 min 40 s25.0 %1\u00d7" in rows
 
 
 def test_what_went_wrong_is_a_table_and_the_headline_says_when_the_run_was_seen_last(show):

@@ -8,22 +8,24 @@ from elastic.agent.exit_report import report_exit
 from elastic.config.run_dir import RunDir
 from elastic.rendezvous.group import RunEnd
 
+BEFORE = {"others_go_on": True, "has_trained": False}
+
 
 @pytest.mark.parametrize(
-    ("saved_step", "others_go_on", "has_trained", "code", "text"),
+    ("saved_step", "agent", "code", "text"),
     [
-        (9, True, True, 75, "; step 9 is saved in"),
-        (8, False, True, 1, " after step 9, but step 8 is the newest that is saved; the same command"),
+        (9, {"others_go_on": True}, 75, "; step 9 is saved in"),
+        (8, {}, 1, " after step 9, but step 8 is the newest that is saved; the same command"),
+        # Its peers died with the newest state, and it waited for others in vain.
+        (8, {"gave_up": True}, 75, " after step 9, but step 8 is the newest that is saved; the same"),
         # The state that this node had restored may have been the only one.
-        (8, False, False, 1, " after step 9, but step 8 is the newest that is saved; the same command"),
-        (8, True, True, 1, " after step 9; the other nodes go on, and step 8 is the newest that is saved"),
-        (8, True, False, 75, " before it trained a step; the other nodes go on, and step 8 is the newest"),
-        (0, True, False, 75, " before it trained a step; the other nodes go on, and no step is saved yet"),
+        (8, {"has_trained": False}, 1, " after step 9, but step 8 is the newest that is saved; the same"),
+        (8, {"others_go_on": True}, 1, " after step 9; the other nodes go on, and step 8 is the newest"),
+        (8, BEFORE, 75, " before it trained a step; the other nodes go on, and step 8 is the newest"),
+        (0, BEFORE, 75, " before it trained a step; the other nodes go on, and no step is saved yet"),
     ],
 )
-def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(
-    saved_step, others_go_on, has_trained, code, text, capsys
-):
+def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(saved_step, agent, code, text, capsys):
     """Step 9 is the last that it knows of."""
     record = SimpleNamespace(step=saved_step) if saved_step else None
     parts = SimpleNamespace(
@@ -31,13 +33,8 @@ def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
     )
-    agent = SimpleNamespace(
-        end=RunEnd(exit_code=75, reason="SIGTERM"),
-        last_step=9,
-        generation=2,
-        others_go_on=others_go_on,
-        gave_up=False,
-        has_trained=has_trained,
-    )
+    known = {"others_go_on": False, "has_trained": True, "gave_up": False} | agent
+    end = RunEnd(exit_code=75, reason="SIGTERM")
+    agent = SimpleNamespace(end=end, last_step=9, generation=2, **known)
     assert report_exit(agent, parts) == code
     assert capsys.readouterr().err.startswith(f"interrupted (SIGTERM){text}")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.goodput import time_spent
-from elastic.observe.recovery import planned_stop
+from elastic.observe.logged_event import in_generation
+from elastic.observe.recovery import left_as_planned, planned_stop
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
@@ -96,6 +97,12 @@ def test_a_run_that_waits_for_nodes_loses_time_until_now():
     assert time_spent(events, lines, now_s=161.0).badput_s == {"end": 60.0}
 
 
+def test_the_wait_after_a_planned_stop_is_no_lost_time_also_while_it_lasts():
+    left = [logged("run_interrupted", 104.0, 1, node, step=1) for node in ("n1", "n2")]
+    found = time_spent([started(100.0, 1, "start"), *left], columns_of([step(1, 101.0, 1)]), now_s=1000.0)
+    assert (found.paused_s, found.wall_s) == (896.0, 4.0)
+
+
 def test_before_the_first_generation_nothing_is_known():
     assert time_spent([logged("fault_injected", 1.0, fault="kill", step=0)], columns_of([])) is None
 
@@ -130,7 +137,11 @@ def test_the_parts_add_up_to_the_whole(history):
     last_s = max(each.time for each in [*events, *lines[-1:]])
     assert found.paused_s == pytest.approx(pauses_s)
     assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
-    assert time_spent(events, columns_of(lines), last_s + 7.0).wall_s == pytest.approx(found.wall_s + 7.0)
+    waits_s = (
+        7.0 if left_as_planned(in_generation(events, starts[-1].generation), starts[-1]) is None else 0.0
+    )
+    later = time_spent(events, columns_of(lines), last_s + 7.0)
+    assert later.wall_s == pytest.approx(found.wall_s + waits_s)
 
 
 @given(histories(), st.lists(st.floats(-1000.0, 1000.0), min_size=20, max_size=20))

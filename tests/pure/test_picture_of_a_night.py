@@ -10,7 +10,8 @@ import pytest
 from drawn_pictures import drawn
 from logged import logged
 
-from elastic.report.picture import faults, recoveries
+from elastic.monitoring.run_families import CAUSES
+from elastic.report.picture import faults, headline, recoveries
 from elastic.report.picture.limits import Limits
 
 BEGAN = drawn_runs.BEGAN
@@ -150,7 +151,7 @@ def test_no_machine_is_in_while_all_nodes_are_dead():
         (100.0, "fault", "all nodes were gone")
     ]
     assert shown.checkpoints.longest_age == 200.0
-    assert plain(shown.went_to).endswith("8 h went by with no node there.")
+    assert plain(shown.went_to).endswith("8 h went by with no group there.")
     assert shown.causes["down"] == 1
     (fault,) = shown.faults.most_expensive
     assert (fault.what, fault.at, fault.cost_s) == ("all nodes were gone", 100.0, 28_804.0)
@@ -174,7 +175,9 @@ def test_a_planned_stop_is_said_beside_the_time_of_the_run_and_is_no_fault():
     assert shown.timeline.generations[0].gap == "stop"
     assert shown.paused_s == pytest.approx(28_799)
     assert "down" not in shown.badput_s
-    assert plain(shown.went_to).endswith("Beside that time, it was stopped for 8 h as asked.")
+    assert plain(shown.went_to).endswith(
+        "Beside that time, it lay still for 8 h after it was stopped as asked."
+    )
     assert shown.faults.number == 0
 
 
@@ -286,3 +289,45 @@ def test_steps_without_a_slowest_rank_are_a_gap_and_no_fault():
     assert shown.slowest.values == [None] * 10 + [0.9] * 10 + [None] * 10
     assert (shown.slowest.at, shown.slowest.gaps) == (shown.step_time.at, 0)
     assert drawn([drawn_runs.started(BEGAN, 1, "start", ["a"])], lines[:10]).slowest is None
+
+
+def test_a_clock_that_is_ahead_moves_no_end():
+    """A node that left early was a day ahead."""
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a", "b"]),
+        logged("worker_failed", BEGAN + 86_400, 1, "b", rank=1, message="no"),
+        logged("generation_ended", BEGAN + 60, 1, "a", step=60),
+        drawn_runs.started(BEGAN + 70, 2, "failure", ["a"]),
+        logged("run_interrupted", BEGAN + 101, 2, "a", step=90, gave_up=True),
+    ]
+    shown = drawn(events, [*lines_of(1, 60, 0.0), *lines_of(61, 90, 70.0, 2)])
+
+    assert shown.timeline.ends == 101
+    assert shown.timeline.generations[-1].ends == 101
+    assert shown.last_sign_s == BEGAN + 101
+    assert max(mark.at for mark in shown.timeline.marks) <= 101
+
+
+def test_states_that_differed_are_a_fault_of_the_machine_that_was_wrong():
+    """Rank 0, on another machine, found the difference, and wrote the judgement."""
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a", "b"]),
+        logged("divergence_detected", BEGAN + 60, 1, "a", step=60, entry="model", ranks=[[0], [1]]),
+        logged("generation_ended", BEGAN + 60.5, 1, "a", step=60, cause="ranks differed"),
+        drawn_runs.started(BEGAN + 61, 2, "ranks differed", ["a", "b"]),
+        logged(
+            "divergence_judged", BEGAN + 66, 2, "a", step=60, entry="model", nodes=["b"], verdict="machine"
+        ),
+        logged("run_finished", BEGAN + 101, 2, "a", steps=90),
+    ]
+    shown = drawn(events, [*lines_of(1, 50, 0.0), *lines_of(51, 90, 61.0, 2)])
+    fault = shown.faults.most_expensive[0]
+
+    assert (shown.faults.number, fault.machine, fault.cost_s) == (1, "b", pytest.approx(11.0))
+    assert "11 s went to 1 difference between the ranks" in plain(shown.went_to)
+    lanes = [lane.name for lane in shown.timeline.lanes]
+    assert [lanes[mark.lane] for mark in shown.timeline.marks if "judged" in mark.text] == ["b"]
+
+
+def test_every_cause_of_a_generation_has_words():
+    assert {*CAUSES} <= {*headline._CAUSES}

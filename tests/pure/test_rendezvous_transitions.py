@@ -296,6 +296,15 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
     assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
 
+def test_a_new_run_that_was_given_up_before_it_began_still_starts() -> None:
+    """--fresh; the first node waited for another one and was killed. The next command begins."""
+    settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
+    waiting = rejoined(carry_over.take_over(carry_over.reset(formed("a")), settings), "b")
+    again = rejoined(carry_over.take_over(waiting, settings), "c")
+    begun = transitions.form(again, alive={"c"}, endpoint="h:2", policy=POLICY)
+    assert (begun.generation, begun.cause) == (3, transitions.START)
+
+
 def test_failures_in_a_row_without_a_new_step_wait_longer_each_time() -> None:
     """At once, and then 1, 2, 4 s and so on up to 30 s; a change of membership never waits."""
 

@@ -27,7 +27,7 @@ START = [
 
 
 def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
-    found = status(START, StepLine(step=120), {"n1": 0.5, "n2": 99.0}, NOW)
+    found = status(START, StepLine(step=120), {"n1": 0.5, "n2": 9.0}, NOW)
 
     assert found == {
         "state": "running",
@@ -61,6 +61,22 @@ def test_the_state_follows_from_the_last_event_and_the_heartbeats(last, beat_age
     does that was started again after a failure and waits for others.
     """
     assert status([*START, *([last] if last else [])], None, beat_ages_s, NOW)["state"] == state
+
+
+def test_a_run_whose_other_node_is_silent_has_the_workers_that_are_left():
+    """It waits for another node; the place to meet shows no beats of the dead one any more."""
+    for beats in ({"n1": 1.0, "n2": 37.0}, {"n1": 1.0}):
+        found = status(START, None, beats, NOW)
+        assert (found["state"], found["world_size"]) == ("running", 1)
+        assert [worker["node"] for worker in found["workers"]] == ["n1"]
+    found = status(START, None, {"n9": 1.0}, NOW)
+    assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
+
+
+def test_a_generation_that_has_ended_has_no_workers():
+    ended = logged("generation_ended", 998.0, step=100, cause="node lost")
+    found = status([*START, ended], None, {"n1": 1.0, "n2": 1.0}, NOW)
+    assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
 
 
 def test_a_young_step_means_running_until_an_agent_writes_its_last_event():

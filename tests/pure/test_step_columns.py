@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_run import write_long_run
 
+from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_reader
 from elastic.observe.log import read_events
 from elastic.observe.step_batch import ABSENT, StepBatch
@@ -19,6 +20,7 @@ from elastic.observe.step_columns import columns_of
 from elastic.observe.step_reader import MOST_NAMES, StepReader, with_values
 from elastic.observe.step_reader import read_columns as columns_in
 from elastic.report.report import summarise
+from elastic.report.run_reader import RunReader
 
 numbers = st.one_of(
     st.integers(-3, 3),
@@ -144,6 +146,19 @@ def test_a_name_that_can_be_no_field_is_read(tmp_path, name):
     path.write_text("".join(json.dumps({"step": step, name: step}) + "\n" for step in (1, 2)))
     found = [batch.values for batch in batches_of(StepReader(path, with_values=True)) if batch.step]
     assert found == [{name: [1, 2]}]
+
+
+def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
+    """The next one waits for nodes: it has no step yet."""
+    run = write_long_run(tmp_path / "run", 120)
+    reader = RunReader(RunDir.parse(str(run)))
+    assert reader.read().trained.last_step == 120
+    run.rename(tmp_path / "aside")
+    (run / "events").mkdir(parents=True)
+
+    found = reader.read()
+    assert (found.trained, found.newest, found.events) == (columns_of([]), None, [])
+    assert found.series.logged() == ([], 0)
 
 
 def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):

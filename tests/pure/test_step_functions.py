@@ -49,14 +49,19 @@ def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tm
     capsys.readouterr()
 
 
-def test_an_async_function_is_refused():
-    """It would return at once, and report nothing."""
+def test_an_async_function_is_refused(tmp_path):
+    """It would return at once, and report nothing: also one that does not look like one."""
 
     async def track(record):
         pass
 
     with pytest.raises(UsageError, match="async"):
         StepFunctions().add(track)
+    functions = StepFunctions()
+    functions.add(partial(lambda do, record: do(record), track))
+    log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
+    with pytest.raises(UsageError, match="async"):
+        functions.report(StepLine(step=1), HeartbeatSender(NoPage(), 0), log, lambda: None)
 
 
 class Tracker:

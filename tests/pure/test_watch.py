@@ -49,7 +49,9 @@ LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
 def shown(events=EVENTS, lines=LINES, now=110.0):
     newest = lines[-1] if lines else None
     files = ReadFiles(events=events, trained=columns_of(lines), series=RunSeries(), newest=newest)
-    view = view_of("runs/x", files, status(events, newest, {"a": 0.5}, now), now)
+    view = view_of(
+        "runs/x", files, status(events, newest, dict.fromkeys((each.node for each in events), 0.5), now), now
+    )
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(drawn(view))
     return view, out.getvalue()

@@ -1,13 +1,14 @@
 """What went wrong in a run, and what it cost, the most expensive first.
 
-A fault ends a generation, or all of the run: a worker failed, a node was lost, or no node was left.
+A fault ends a generation, or all of the run: a worker failed, a node was lost, the ranks' states
+differed, or no node was left.
 Its cost is the time from the last step that counts before it to the first one after it, as in
-goodput.py, together with the time in which no node was there. Nodes that join, that leave, and
+goodput.py, together with the time in which no group was there. Nodes that join, that leave, and
 planned stops are no faults. What cost no generation, such as a save that failed, comes last.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -53,11 +54,12 @@ def faults_of(events: Events, generations: Sequence[Generation], status: Status)
     if not starts:
         return Faults(number=0, most_expensive=[], left_out=0)
     began, ended = starts[0].time, []
+    wrong = {each.event.step: ", ".join(each.event.nodes) for each in of_kind(events, kinds.DivergenceJudged)}
     for (start, after), (before, now) in zip(
         zip_longest(starts, starts[1:]), zip_longest(generations, generations[1:]), strict=True
     ):
         then = own[start.generation]
-        found = _all_ended(then, status) if now is None else _ended(then, start, after, before)
+        found = _all_ended(then, status) if now is None else _ended(then, start, after, before, wrong)
         if found is not None:
             event, machine, what = found
             at = before.ends if event is None else since(began, event.time)
@@ -77,15 +79,23 @@ def faults_of(events: Events, generations: Sequence[Generation], status: Status)
 _Found = tuple[LoggedEvent[kinds.Event] | None, str, str]
 
 
-def _ended(own: Events, start: Start, after: Start, before: Generation) -> _Found | None:
-    """What ended a generation before the next one; None for what is no fault. own: its events."""
+def _ended(
+    own: Events, start: Start, after: Start, before: Generation, wrong: Mapping[int, str]
+) -> _Found | None:
+    """What ended a generation before the next one; None for what is no fault. own: its events.
+
+    wrong: by step, the nodes whose states were wrong after it.
+    """
     if before.gap == DOWN:
         return _down(own)
     noticed = first(own, kinds.GenerationEnded)
     if after.event.cause == "node lost":
         lost = [node for node in start.event.nodes if node not in after.event.nodes]
         return noticed, ", ".join(lost), why_ended(own, start, after)
-    if after.event.cause != "failure":
+    differed = first(own, kinds.DivergenceDetected)
+    if after.event.cause == "ranks differed" and differed is not None:
+        return differed, wrong.get(differed.event.step, ""), text_of(differed.event)
+    if after.event.cause not in ("failure", "ranks differed"):
         return None
     failed = failure_of(own)
     return (noticed, "", "failure") if failed is None else (failed[0], failed[0].node, failed[1])
@@ -115,7 +125,7 @@ def _cost_s(before: Generation, now: Generation) -> float:
 
 
 def _survived(events: Events, began: float) -> list[Fault]:
-    """Saves that failed, and states that differed."""
+    """Saves that failed, and judgements of states; what ended a generation is told elsewhere."""
     return [
         Fault(
             at=since(began, each.time),
@@ -126,6 +136,7 @@ def _survived(events: Events, began: float) -> list[Fault]:
         )
         for each in events
         if (text := text_of(each.event)) and sign_of(each.event) in ("save", "state")
+        if not isinstance(each.event, kinds.DivergenceDetected)
     ]
 
 

@@ -19,7 +19,7 @@ from elastic.report.picture.words import short
 from elastic.report.report import GenerationSummary, Report
 
 # What follows a generation until the next one begins: nothing, for that begins at once; a planned
-# stop; a time in which no node was there; generations that are not drawn.
+# stop; a time in which no group was there; generations that are not drawn.
 AT_ONCE, STOP, DOWN, LEFT_OUT = "", "stop", "down", "left out"
 
 

@@ -22,6 +22,7 @@ _CAUSES = {
     "node joined": ("node that joined", "nodes that joined"),
     "node left": ("node that left", "nodes that left"),
     "resume": ("resume", "resumes"),
+    "ranks differed": ("difference between the ranks", "differences between the ranks"),
 }
 _ALWAYS_ONE = {
     "start": "the start",
@@ -71,10 +72,12 @@ def time_went_to(report: Report, spent: TimeSpent | None, *, is_running: bool = 
     down_s = spent.badput_s.get(DOWN, 0.0)
     clauses = [f"{spent.goodput:.1%}".replace("%", "\u202f%") + " of the time was training"]
     clauses += [_listed(parts)] if parts else []
-    clauses += [f"{duration(down_s)} went by with no node there"] if _is_worth_a_word(down_s, spent) else []
+    clauses += [f"{duration(down_s)} went by with no group there"] if _is_worth_a_word(down_s, spent) else []
     sentences = [f"{'; '.join(clauses)}."]
     if _is_worth_a_word(spent.paused_s, spent):
-        sentences.append(f"Beside that time, it was stopped for {duration(spent.paused_s)} as asked.")
+        sentences.append(
+            f"Beside that time, it lay still for {duration(spent.paused_s)} after it was stopped as asked."
+        )
     return " ".join([*sentences, *_waited(report, spent)])
 
 

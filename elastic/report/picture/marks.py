@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, of_kind
 from elastic.report.picture.generations import DOWN, Generation
 from elastic.report.picture.words import short
 
@@ -36,7 +36,7 @@ def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[M
     found = [
         Mark(
             at=max(0.0, round(each.time - began, 3)),
-            lane=lane_of.get(each.node),
+            lane=lane_of.get(_machine_of(each)),
             kind=sign_of(each.event),
             text=short(text),
         )
@@ -44,6 +44,13 @@ def marks_of(events: Events, began: float, lane_of: Mapping[str, int]) -> list[M
         if (text := text_of(each.event))
     ]
     return sorted([*found, *_lost_nodes(events, began, lane_of)], key=lambda mark: mark.at)
+
+
+def _machine_of(logged: LoggedEvent[kinds.Event]) -> str:
+    """Where it happened: of a state that differed not where it was found."""
+    if isinstance(logged.event, kinds.DivergenceJudged):
+        return logged.event.nodes[0] if len(logged.event.nodes) == 1 else ""
+    return "" if isinstance(logged.event, kinds.DivergenceDetected) else logged.node
 
 
 def text_of(event: kinds.Event) -> str:

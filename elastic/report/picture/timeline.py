@@ -7,7 +7,8 @@ depends on what is drawn.
 from dataclasses import dataclass, replace
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.goodput import last_seen_s, last_sign_s
+from elastic.observe.logged_event import Events, in_generation, of_kind
 from elastic.observe.step_columns import StepColumns
 from elastic.report.picture.generations import LEFT_OUT, Generation, generations_of, since
 from elastic.report.picture.lanes import Lane, among, chosen, lanes_of
@@ -65,8 +66,11 @@ def whole_timeline(
     if not starts:
         return None
     began = starts[0].time
-    last_s = max(trained.last_time_s or began, now_s or began)
-    ends_s = max(last_s, *(each.time for each in events))
+    # As in goodput.py: a clock of another generation may have been ahead.
+    newest = starts[-1]
+    seen_s = {newest.generation: last_seen_s(in_generation(events, newest.generation))}
+    last_s = last_sign_s(newest, trained.counted.get(newest.generation), seen_s)
+    ends_s = max(last_s, now_s or began)
     generations = generations_of(events, trained, report, ends_s)
     lanes, lane_of = lanes_of(starts)
     marks = [*marks_of(events, began, lane_of), *all_gone(generations, events, interrupted=interrupted)]
@@ -75,7 +79,9 @@ def whole_timeline(
         ends=since(began, ends_s),
         generations=generations,
         lanes=lanes,
-        marks=sorted(marks, key=lambda mark: mark.at),
+        marks=sorted(
+            (replace(mark, at=min(mark.at, since(began, ends_s))) for mark in marks), key=lambda mark: mark.at
+        ),
     )
 
 

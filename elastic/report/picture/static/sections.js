@@ -3,7 +3,7 @@
 
 const CAUSES = {
   start: "the start", failure: "failures", "node lost": "nodes lost", "node joined": "nodes that joined", "node left": "nodes that left",
-  resume: "resumes", down: "no node was there", "between steps": "between steps: evaluations, saves", end: "after the last step",
+  resume: "resumes", down: "no group was there", "between steps": "between steps: evaluations, saves", end: "after the last step",
 };
 
 // The class that gives a part of the time its colour.

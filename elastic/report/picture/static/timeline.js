@@ -12,7 +12,7 @@ const MARKS = {
 // What lies between two generations where the later one does not follow at once.
 const GAPS = {
   stop: { line: "pause-line", short: "stopped", words: "stopped as asked" },
-  down: { line: "down-line", short: "no node", words: "no node was there" },
+  down: { line: "down-line", short: "no group", words: "no group was there" },
   "left out": { line: "omitted-line", short: "not drawn", words: "not drawn" },
 };
 const SHORTEST = 0.5; // seconds that the view may show
@@ -176,7 +176,7 @@ class TimelineView {
     return found;
   }
 
-  // Parts of a span between which no node was there, or nothing is drawn.
+  // Parts of a span between which no group was there, or nothing is drawn.
   unbroken(first, last) {
     const { generations } = this.shown;
     const parts = [];
