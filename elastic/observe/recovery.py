@@ -78,7 +78,10 @@ def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kin
 
 
 def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
-    """The last event of the last node of a generation, if all were told to leave. own: its events."""
+    """The last event of the last node of a generation, if all were told to leave.
+
+    own: its events.
+    """
     left = of_kind(own, kinds.RunInterrupted)
     planned = {each.node for each in left if not each.event.gave_up}
     return left[-1] if left and planned.issuperset(before.event.nodes) else None
