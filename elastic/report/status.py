@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
+from elastic.observe.recovery import Start
 from elastic.observe.step_line import StepLine
 from elastic.report.report import last_failure, stopped_early
 
@@ -61,15 +62,13 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
         if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
     )
     stopped = stopped_early(events)
-    # Nodes that wait for others are alive as well, but have no workers.
-    own = in_generation(events, start.generation) if start and state == "running" else []
-    workers = [] if last(own, kinds.GenerationEnded) else _workers(own, beat_ages_s)
+    workers, world_size = _training(events, start, beat_ages_s) if start and state == "running" else ([], 0)
     return Status(
         state=state,
         step=newest.step if newest else 0,
         steps=next(lengths, None) if stopped is None else stopped.steps,
         generation=start.generation if start else 0,
-        world_size=len(workers) if beat_ages_s or not start else start.event.world_size if own else 0,
+        world_size=world_size,
         workers=workers,
         last_checkpoint=LastCheckpoint(step=saved.event.step, age_s=max(0.0, now - saved.time))
         if saved
@@ -109,18 +108,26 @@ def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
     return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
 
 
-def _workers(own: Events, beat_ages_s: Mapping[str, float]) -> list[Worker]:
-    """The workers of a generation that started and have not exited, of nodes that are alive.
+def _training(events: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
+    """Who trains in the newest generation, and how many; nobody while nodes wait for others.
 
     beat_ages_s: empty where the place to meet does not show heartbeats.
     """
-    dead = {node for node, age_s in beat_ages_s.items() if age_s >= ALIVE_WITHIN_S}
-    if beat_ages_s:
-        dead |= {each.node for each in own} - beat_ages_s.keys()
+    own = in_generation(events, start.generation)
+    if last(own, kinds.GenerationEnded):
+        return [], 0
+    alive = {node for node, age_s in beat_ages_s.items() if age_s < ALIVE_WITHIN_S}
+    dead = {*start.event.nodes} - alive if beat_ages_s else set()
+    workers = [worker for worker in _workers(own) if worker.node not in dead]
+    return workers, len(workers) if dead else start.event.world_size
+
+
+def _workers(own: Events) -> list[Worker]:
+    """The workers of a generation that started and have not exited."""
     gone = {(each.node, each.event.pid) for each in of_kind(own, kinds.WorkerExited)}
     there = (
         Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
         for each in of_kind(own, kinds.WorkerStarted)
-        if (each.node, each.event.pid) not in gone and each.node not in dead
+        if (each.node, each.event.pid) not in gone
     )
     return sorted(there, key=lambda worker: worker.rank)
