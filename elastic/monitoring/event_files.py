@@ -8,6 +8,7 @@ are numbered, and not stamped by a clock: the next file may be begun by another 
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class EventFile:
         make_folders(folder)
         numbers = [int(match[1]) for path in listing(folder) if (match := _NAME.fullmatch(path.name))]
         number = max(numbers, default=0) + 1
-        self._records = RecordWriter(str(folder / f"events.out.tfevents.{number:010d}.{writer}"))
+        self._path = folder / f"events.out.tfevents.{number:010d}.{writer}"
+        self._records = RecordWriter(str(self._path))
         self._write(Event(wall_time=now, file_version=_VERSION))
         start = SessionLog(status=SessionLog.START)
         self._write(Event(wall_time=now, step=first_step, session_log=start))
@@ -54,7 +56,13 @@ class EventFile:
         self._records.flush()
 
     def close(self) -> None:
-        self._records.close()
+        try:
+            self._records.close()
+        finally:
+            # A full disk took nothing, and each try would leave another one.
+            with suppress(OSError):
+                if not self._path.stat().st_size:
+                    self._path.unlink()
 
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())

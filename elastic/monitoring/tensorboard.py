@@ -8,6 +8,7 @@ that, because an agent died, is replaced; and so are the steps that the run goes
 import json
 import math
 import re
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -24,6 +25,7 @@ from elastic.monitoring.run_totals import PHASES, Recovered
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.files import read_if_there, replace_whole
+from elastic.system.output import print_if_read
 from elastic.system.untrusted import decode
 
 POLL_S = 1.0
@@ -54,8 +56,10 @@ class TensorBoardWriter:
         self._writer = writer
         self._clock = clock
         self._saved = self._written = _read(folder / WRITTEN)
-        self._dropped_from = math.inf  # the first step that the newest file replaces
-        self._file = self._begin(self._written.step)
+        # What files have beyond the step that they are known to reach, the next one replaces.
+        self._dropped_from: float = self._written.step + 1
+        self._first_step = self._written.step + 1
+        self._file: EventFile | None = None  # there is one once it has something
 
     @property
     def step(self) -> int:
@@ -72,14 +76,14 @@ class TensorBoardWriter:
             if item.generation <= written.generation:
                 return  # it is there
             self._go_back(item.step - 1)
-        self._file.add_step(item)
+        self._opened().add_step(item)
         self._written = replace(self._written, step=item.step, generation=item.generation)
 
     def add_recoveries(self, recovered: list[Recovered]) -> None:
         """recovered: all of the run so far."""
         for each in recovered:
             if each.generation > self._written.recovery or each.step >= self._dropped_from:
-                self._file.add_text(RECOVERY, sentence(each), step=each.step, time=each.time)
+                self._opened().add_text(RECOVERY, sentence(each), step=each.step, time=each.time)
         newest = max((each.generation for each in recovered), default=0)
         self._written = replace(self._written, recovery=max(newest, self._written.recovery))
         self._dropped_from = math.inf
@@ -87,25 +91,31 @@ class TensorBoardWriter:
     def save(self) -> None:
         """Make it visible, and note how far it goes."""
         if self._written != self._saved:
-            self._file.flush()
+            if self._file is not None:
+                self._file.flush()
             data = json.dumps(asdict(self._written)).encode()
             replace_whole(self._folder / WRITTEN, data, fsync=False)
             self._saved = self._written
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
-    def _begin(self, step: int) -> EventFile:
-        """Files before it count up to this step."""
-        self._dropped_from = min(self._dropped_from, step + 1)
-        now = self._clock.wall()
-        return EventFile(self._folder, writer=self._writer, first_step=step + 1, now=now)
+    def _opened(self) -> EventFile:
+        if self._file is None:
+            now, first_step = self._clock.wall(), self._first_step
+            self._file = EventFile(self._folder, writer=self._writer, first_step=first_step, now=now)
+        return self._file
 
     def _go_back(self, step: int) -> None:
-        self._file.flush()
-        self._file.close()
+        """Files before the next one count up to this step."""
+        if self._file is not None:
+            self._file.flush()
+        self.close()
         self._written = replace(self._written, step=step)
-        self._file = self._begin(step)
+        self._first_step = step + 1
+        self._dropped_from = min(self._dropped_from, step + 1)
 
 
 class TensorBoardMonitor:
@@ -125,6 +135,15 @@ class TensorBoardMonitor:
         """The disk was full until the run ended, or nobody had asked for these files."""
         if settings.run.is_remote:
             return "nothing is written for TensorBoard: no file of this run is here"
+        try:
+            return self._made_up(settings)
+        except OSError as error:
+            return (
+                f"the steps that TensorBoard lacks are not written to {self._folder} ({error});"
+                " mend that, and give the same command again"
+            )
+
+    def _made_up(self, settings: Settings) -> str:
         with (
             closing(FollowedRun(settings.run, settings.node)) as run,
             closing(self._writer(settings)) as writer,
@@ -166,6 +185,7 @@ class _Follower:
         self._run: FollowedRun | None = None
         self._writer: TensorBoardWriter | None = None
         self._has_reported = False
+        self._problem = ""  # of the last try that failed
 
     def try_poll(self) -> float:
         """Returns the seconds to wait before the next one."""
@@ -175,6 +195,7 @@ class _Follower:
         # `written.json` says that they end.
         except Exception as error:
             self.close()
+            self._problem = str(error)
             if not self._has_reported:
                 self._parts.console.print_line(
                     f"nothing is written for TensorBoard ({error}); training goes on, and it is tried again"
@@ -184,8 +205,11 @@ class _Follower:
 
     def report_end(self) -> None:
         """The run ends, and what is missing stays so."""
-        self._parts.console.print_line(
-            "the files for TensorBoard lack the run's newest steps; the same command again writes them, also where the run has finished"
+        # Not by the console's thread, which has ended by now.
+        print_if_read(
+            f"the files for TensorBoard lack the run's newest steps ({self._problem});"
+            " the same command again writes them, also where the run has finished",
+            file=sys.stdout,
         )
 
     def close(self) -> None:

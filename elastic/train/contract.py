@@ -6,7 +6,7 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, compress
 from operator import not_
 from typing import Any
@@ -25,7 +25,7 @@ from elastic.train.loose_gradients import LooseGradients
 from elastic.train.parameter_marks import marks_of
 from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
-from elastic.train.state_mark import mark_of, whole_mark_of
+from elastic.train.state_mark import looks_forgotten, mark_of, versions_of, whole_mark_of
 from elastic.train.structure import StateParts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
@@ -143,12 +143,16 @@ class Contract:
         return self._mark == self.mark()
 
     def mark(self) -> list[Any]:
-        """Of the state as it is now; costs microseconds."""
+        """Of the state as it is now; costs microseconds, and a millisecond for large Values."""
         return mark_of(self._trained, self._state.objects.values())
 
     def whole_mark(self) -> list[Any]:
         """Of more of it, for a call that may change nothing; costs a look at each module."""
-        return [self.mark(), whole_mark_of(self._state.objects.values())]
+        return [versions_of(self._trained), whole_mark_of(self._state.objects.values())]
+
+    def looks_forgotten(self) -> AbstractContextManager[None]:
+        """Around such a call: what a look adds to the state of an optimizer goes again."""
+        return looks_forgotten(self._state.objects.values())
 
     def begin_computation(self, scaler: Scaler | None) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used.

@@ -275,7 +275,7 @@ class Loop:
         self._of_steps: StepParts = step_parts(
             parts.state, order, parts.groups, parts.heartbeat, self._agreement
         )
-        self._recorder.begin(self._of_steps.contract.whole_mark)
+        self._recorder.begin(self._of_steps.contract)
 
     def _commit_start(self) -> None:
         """Make the state that came from another run this run's own, so that the parent may go."""

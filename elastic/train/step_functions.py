@@ -86,8 +86,9 @@ class StepFunctions:
                 self._call(line.step, index, partial(function, record), log)
         if mark() != before:
             raise UsageError(
-                f"a function of run.on_step changed the State at step {line.step}: rank 0 alone calls it, and not for a step that is done again."
-                " Change the State in the body of the loop"
+                f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
+                " and not for a step that is done again. Change the State in the body of the loop. To try other weights, call a copy of the model, or"
+                " torch.func.functional_call: what is written and put back counts as a change"
             )
 
     def told_at_the_end(self) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -20,6 +20,7 @@ from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.reduce.tree import span
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train import logged_numbers
+from elastic.train.contract import Contract
 from elastic.train.logged_numbers import LoggedNumbers
 from elastic.train.loop_parts import LoopParts
 from elastic.train.measured_names import measured_names
@@ -56,9 +57,9 @@ class StepRecorder:
         self._began_s = self._opened_s = parts.clock.monotonic()
         self._evaluated_s = 0.0
 
-    def begin(self, mark: Callable[[], object]) -> None:
-        """Report the restored step, if it has its line only now. mark: makes one of the state."""
-        self._mark = mark
+    def begin(self, contract: Contract) -> None:
+        """Report the restored step, if it has its line only now. contract: of the loop."""
+        self._contract = contract
         if self._late is not None:
             self._report(self._late)
         self._began_s = self._parts.clock.monotonic()
@@ -136,7 +137,10 @@ class StepRecorder:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
         parts = self._parts
         if parts.output is not None and parts.trace is None:
-            parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
+            with self._contract.looks_forgotten():
+                parts.step_functions.report(
+                    line, parts.heartbeat, parts.output.log, self._contract.whole_mark
+                )
 
     def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
         """Name numbers that are others on other ranks. Raises PeerLost."""

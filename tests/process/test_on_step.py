@@ -129,7 +129,7 @@ def test_what_a_function_raises_is_shown_once_and_training_goes_on(drill, start)
     [
         ("stop", "run.stop"),
         ("evaluate", "run.evaluate was called by a function of run.on_step"),
-        ("change", "a function of run.on_step changed the State at step 1"),
+        ("change", "changed the State at step 1: rank 0 alone calls it"),
     ],
 )
 def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):

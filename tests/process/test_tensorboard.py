@@ -92,6 +92,28 @@ def test_the_steps_of_a_run_that_has_finished_are_written_by_the_same_command(dr
     has_each_step_of(drill, folder)
 
 
+def test_steps_that_are_missing_at_the_end_are_said_and_made_up(drill, tmp_path):
+    """As with a disk that is full until the run ends: here the folder is a file."""
+    folder = tmp_path / "board"
+    drill.shut(5)
+    agent = drill.start("--tensorboard", str(folder))
+    drill.stands(5, ranks=1)
+    drill.waits_for(lambda: board(folder)["loss"], "the first steps")
+    (held,) = folder.iterdir()
+    held.rename(tmp_path / "held")
+    held.write_text("")
+    drill.open(5)
+    agent.ends_with(0)
+    assert "the same command again writes them" in agent.output
+
+    again = drill.start("--tensorboard", str(folder))
+    again.ends_with(0)
+    assert "the steps that TensorBoard lacks are not written" in again.output
+    held.unlink()
+    drill.start("--tensorboard", str(folder)).ends_with(0)
+    has_each_step_of(drill, folder)
+
+
 @pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
 def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from elastic import Values
-from elastic.train.state_mark import mark_of, whole_mark_of
+from elastic.train.state_mark import looks_forgotten, mark_of, whole_mark_of
 
 
 def _set(values, name, value):
@@ -89,6 +89,33 @@ def test_a_change_is_seen_whatever_the_size(held):
     assert mark_of([], [values]) == before
     values.held[4321 if len(values.held) > 4321 else 1400] = 1.0
     assert mark_of([], [values]) != before
+
+
+@pytest.mark.parametrize("held", LONG.values(), ids=LONG)
+def test_a_whole_mark_sees_a_change_in_the_middle_of_the_largest(held):
+    many = (
+        np.zeros(400_000)
+        if isinstance(held, np.ndarray)
+        else [*held] * 60
+        if isinstance(held, list)
+        else held
+    )
+    values = Values(held=many)
+    before = whole_mark_of([values])
+    assert whole_mark_of([values]) == before
+    values.held[len(many) // 2] = 1.0
+    assert whole_mark_of([values]) != before
+
+
+def test_a_look_at_the_state_of_an_optimizer_is_no_change():
+    """It has no state for a parameter that does not train, and makes an empty one for who asks."""
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    saved, before = optimizer.state_dict(), whole_mark_of([optimizer])
+    with looks_forgotten([net, optimizer]):
+        for parameter in net.parameters():
+            assert optimizer.state[parameter].get("exp_avg") is None
+    assert (optimizer.state_dict(), whole_mark_of([optimizer])) == (saved, before)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
