@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
-from elastic.observe.step_batch import StepBatch, added_up
+from elastic.observe.step_batch import StepBatch, added_up, has
 
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -46,7 +46,7 @@ class Tally:
         Those without a slowest rank (of one worker, or the first) count as time.
         """
         self.seconds = added_up([each or 0.0 for each in steps.seconds], self.seconds)
-        if steps.slowest_rank.count(None) == len(steps.slowest_rank):
+        if not has(int, steps.slowest_rank):
             return
         self._world_size = steps.world_size[-1]
         slowest, waited_s = self._slowest, self._waited_s

@@ -7,6 +7,7 @@ at once.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from types import NoneType
 from typing import Any, Protocol
 
 ABSENT = object()  # the value of a name that a line does not have
@@ -95,9 +96,14 @@ def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None =
     )
 
 
+def has(kind: type, values: Sequence[Any]) -> bool:
+    """Whether one is of this type. `None in values` would ask each number if it equals None."""
+    return kind in set(map(type, values))
+
+
 def known(values: list[float | None]) -> list[float]:
     """Without None."""
-    return [each for each in values if each is not None] if None in values else values  # type: ignore[return-value]
+    return [each for each in values if each is not None] if has(NoneType, values) else values  # type: ignore[return-value]
 
 
 def added_up(values: Iterable[float], begin: float) -> float:

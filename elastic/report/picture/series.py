@@ -6,9 +6,10 @@ It does not promise more than six digits of a value.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
-from elastic.observe.step_batch import ABSENT, StepBatch
+from elastic.observe.step_batch import ABSENT, StepBatch, has
 from elastic.report.picture.thinned import Point, Thinned
 from elastic.report.picture.words import short
 
@@ -104,19 +105,19 @@ class RunSeries:
 
     def _add_own(self, key: str, steps: list[int], values: list[float | None]) -> None:
         """Steps without the value have no point."""
-        if None in values:
+        if has(NoneType, values):
             there = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
             steps, values = [step for step, _ in there], [value for _, value in there]
         self._own[key].extend(steps, values)
 
     def _add_loss(self, steps: list[int], found: list[Any]) -> None:
         values = _numbers(found)
-        self._has_loss = self._has_loss or values.count(None) < len(values)
+        self._has_loss = self._has_loss or has(float, values)
         self._loss.extend(steps, values)
 
     def _add_value(self, name: str, steps: list[int], found: list[Any]) -> None:
         """Steps that did not log the name have no point."""
-        if ABSENT in found:
+        if has(type(ABSENT), found):
             there = [(step, value) for step, value in zip(steps, found, strict=True) if value is not ABSENT]
             steps, found = [step for step, _ in there], [value for _, value in there]
         if not found:

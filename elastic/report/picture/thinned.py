@@ -8,6 +8,9 @@ those that stay are kept of a million. It does not promise the points in between
 
 from collections.abc import Sequence
 from copy import copy
+from types import NoneType
+
+from elastic.observe.step_batch import has
 
 Point = tuple[float, float | None]
 
@@ -35,13 +38,14 @@ class Thinned:
             return
         self._num_points += len(at)
         self._coarsen()
-        if None in values:
+        has_gaps = has(NoneType, values)
+        if has_gaps:
             self.first_gap = at[values.index(None)] if self.first_gap is None else self.first_gap
             self.gaps += values.count(None)
         begin = 0
         while begin < len(at):
             end = min(len(at), begin + self.bucket - self._num_last)
-            ends = _ends(at[begin:end], values[begin:end])
+            ends = _ends(at[begin:end], values[begin:end], has_gaps=has_gaps)
             self._last = _kept([*self._last, *ends]) if self._last else ends
             self._num_last += end - begin
             if self._num_last == self.bucket:
@@ -89,14 +93,17 @@ class Thinned:
 
 
 def _kept(points: Sequence[Point]) -> list[Point]:
-    return _ends([at for at, _ in points], [value for _, value in points])
+    return _ends([at for at, _ in points], [value for _, value in points], has_gaps=True)
 
 
-def _ends(at: Sequence[float], values: Sequence[float | None]) -> list[Point]:
-    """The lowest, the highest, and the first gap, in their order; of equal values the first."""
+def _ends(at: Sequence[float], values: Sequence[float | None], *, has_gaps: bool) -> list[Point]:
+    """The lowest, the highest, and the first gap, in their order; of equal values the first.
+
+    has_gaps: whether there may be any.
+    """
     places = set[int]()
     finite = values
-    if None in values:
+    if has_gaps and None in values:
         places.add(values.index(None))
         finite = [value for value in values if value is not None]
     if finite:
