@@ -432,7 +432,8 @@ class RunInterrupted(Event):
     """An agent was told to leave, or could not form a generation in time.
 
     `step` is that of the newest committed checkpoint. If that is the last step that was trained,
-    the exit code is 75. reason: for a reader. gave_up: whether nobody asked it to leave.
+    the exit code is 75. reason: for a reader. gave_up: whether it waited in vain for
+    others, and no request to leave had come.
     """
 
     step: int

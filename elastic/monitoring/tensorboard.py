@@ -132,7 +132,7 @@ class TensorBoardMonitor:
         self._thread.start()
 
     def catch_up(self, settings: Settings) -> str:
-        """The disk was full until the run ended, or nobody had asked for these files."""
+        """The disk was full until the run ended, or the run had no `--tensorboard`."""
         if settings.run.is_remote:
             return "nothing is written for TensorBoard: no file of this run is here"
         try:

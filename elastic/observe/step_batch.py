@@ -42,7 +42,8 @@ class ReadStep(Protocol):
 class StepBatch:
     """The fields are those of StepLine, in lists of one length, which may be 0.
 
-    values: by name, what the recipe logged in each step, or ABSENT; empty where nobody asked.
+    values: by name, what the recipe logged in each step, or ABSENT; empty where the
+    reader was not asked for values.
     """
 
     step: list[int]

@@ -143,7 +143,7 @@ class GroupObserver:
         return group if group.open else replace(group, generation=max(group.generation, newest))
 
     def _as_begun(self, group: Group) -> Group:
-        """The next generation of a run that has begun is no start, whoever had the name before."""
+        """The next generation of a run that has begun is no start, whatever its name was before."""
         is_resumed = self._has_begun and group.cause == transitions.NEW_RUN
         return replace(group, cause=transitions.RESUME) if is_resumed else group
 

@@ -109,7 +109,7 @@ def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
 
 
 def _training(events: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
-    """Who trains in the newest generation, and how many; nobody while nodes wait for others.
+    """The workers that train in the newest generation; none while nodes wait for others.
 
     beat_ages_s: empty where the place to meet does not show heartbeats.
     """

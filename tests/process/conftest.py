@@ -18,9 +18,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import drawn_runs
 import pytest
 import run_records
 import torch.distributed.run
+from browser import Browser, Page
 
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
@@ -366,6 +368,24 @@ class Undisturbed:
         self.digest = finished["digest"]
         self.chains = [line["chain"] for line in run_records.lines(self.run.metrics)]
         assert len(self.chains) == STEPS
+
+
+@pytest.fixture
+def show(
+    chromium: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Page]]:
+    """Write the page of a run, and open it from the disk."""
+    opened: list[Page] = []
+
+    def shown(events: Any, lines: Any, **how: Any) -> Page:
+        run, html = drawn_runs.write(tmp_path / "run", events, lines), tmp_path / "page.html"
+        assert main(["report", str(run), "--html", str(html)]) == 0
+        opened.append(chromium.open(html.as_uri(), **how))
+        return opened[-1]
+
+    yield shown
+    for page in opened:
+        page.close()
 
 
 @pytest.fixture

@@ -17,22 +17,6 @@ from elastic.cli import main
 GENERATIONS = 7
 
 
-@pytest.fixture
-def show(chromium, tmp_path, capsys):
-    """Write the page of a run, and open it from the disk."""
-    opened = []
-
-    def shown(events, lines, **how):
-        run, html = drawn_runs.write(tmp_path / "run", events, lines), tmp_path / "page.html"
-        assert main(["report", str(run), "--html", str(html)]) == 0
-        opened.append(chromium.open(html.as_uri(), **how))
-        return opened[-1]
-
-    yield shown
-    for page in opened:
-        page.close()
-
-
 def is_clean(page):
     """No error or warning on the console, none of which a policy's refusal is; and no request."""
     assert page.complaints() == []

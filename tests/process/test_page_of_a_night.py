@@ -13,20 +13,16 @@ TIP = "document.getElementById('tip')"
 
 
 @pytest.fixture
-def show(chromium, tmp_path, capsys):
-    """Write the page of a run, and open it from the disk."""
+def show(show):
+    """No page of this module complains."""
     opened = []
 
     def shown(events, lines, **how):
-        run, html = drawn_runs.write(tmp_path / "run", events, lines), tmp_path / "page.html"
-        assert main(["report", str(run), "--html", str(html)]) == 0
-        opened.append(chromium.open(html.as_uri(), **how))
+        opened.append(show(events, lines, **how))
         return opened[-1]
 
     yield shown
-    for page in opened:
-        assert page.complaints() == []
-        page.close()
+    assert [page.complaints() for page in opened] == [[] for _ in opened]
 
 
 def text(page, selector):

@@ -82,7 +82,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
 
 
 def test_the_steps_of_a_run_that_has_finished_are_written_by_the_same_command(drill, tmp_path):
-    """The disk was full until the run ended, or nobody had asked for the files."""
+    """The disk was full until the run ended, or the run had no `--tensorboard`."""
     folder = tmp_path / "board"
     drill.start().ends_with(0)
     again = drill.start("--tensorboard", str(folder))

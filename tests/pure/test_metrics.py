@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
 
 
 def test_a_step_that_logs_more_than_a_reader_takes_is_refused(tmp_path):
-    """The step would be missing in every view, and nobody told."""
+    """The step would be missing in every view, without a word."""
     metrics = Metrics(tmp_path / "metrics.jsonl")
     metrics.append(StepLine(step=1, values={"table": [0.1] * 150_000}))
     with pytest.raises(UsageError, match="step 2"):

@@ -85,7 +85,7 @@ def both_ends(items: Sequence[T], most: int) -> tuple[list[T], int]:
 
 
 def sign_of(event: kinds.Event) -> str:
-    """To give up is no drain: nobody asked for it."""
+    """To give up is no drain: no request to leave had come."""
     gave_up = isinstance(event, kinds.RunInterrupted) and event.gave_up
     return "fault" if gave_up else _RULES[type(event)][0]
 

@@ -1,6 +1,6 @@
 """What the recoveries of a run took: figures of all of them, and the longest ones one by one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 
 from elastic import events as kinds
@@ -14,22 +14,12 @@ MOST_RECOVERIES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneRecovery:
-    """generation: the one that it led to. step: its first new one, None if it had none.
-
-    The phases are those of observe/recovery.py, in seconds.
-    """
+class OneRecovery(Recovery):
+    """generation: the one that it led to. step: its first new one, None if it had none."""
 
     generation: int
     why: str
     step: int | None
-    lost_steps: int
-    source: str | None
-    detect_s: float | None
-    rendezvous_s: float | None
-    restore_s: float | None
-    first_step_s: float | None
-    total_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +53,13 @@ def recoveries_of(events: Events, report: Report) -> Recoveries:
 def _one(recovery: Recovery, before: Start | None, start: Start, then: Events, now: Events) -> OneRecovery:
     """then, now: events of the two generations."""
     step = first(now, kinds.FirstStep)
+    source = None if recovery.source is None else short(recovery.source)
+    measured = {each.name: getattr(recovery, each.name) for each in fields(Recovery)}
     return OneRecovery(
+        **measured | {"cause": short(recovery.cause), "source": source},
         generation=start.generation,
         why=short(recovery.cause if before is None else why_ended(then, before, start)),
         step=None if step is None else step.event.step,
-        lost_steps=recovery.lost_steps,
-        source=None if recovery.source is None else short(recovery.source),
-        detect_s=recovery.detect_s,
-        rendezvous_s=recovery.rendezvous_s,
-        restore_s=recovery.restore_s,
-        first_step_s=recovery.first_step_s,
-        total_s=recovery.total_s,
     )
 
 
