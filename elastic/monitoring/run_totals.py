@@ -18,7 +18,6 @@ from elastic.events import Event
 from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
 from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
 from elastic.observe.slow_ranks import SlowRank, Tally
-from elastic.observe.step_batch import batch_of
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
@@ -88,7 +87,7 @@ class RunTotals:
         self.steps = max(self.steps, line.step)
         if line.generation != self._pace_of:
             self._pace, self._pace_of = Tally(), line.generation
-        self._pace.add(batch_of([line]))
+        self._pace.add_line(line)
         if line.step > self._observed:
             self._observed = line.step
             if line.seconds is not None:

@@ -13,9 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
-from elastic.observe.step_batch import StepBatch, added_up, has
+from elastic.observe.step_batch import StepBatch, added_up
+from elastic.observe.step_line import StepLine
 
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -45,17 +48,27 @@ class Tally:
 
         Those without a slowest rank (of one worker, or the first) count as time.
         """
-        self.seconds = added_up([each or 0.0 for each in steps.seconds], self.seconds)
-        if not has(int, steps.slowest_rank):
+        self.seconds = added_up(np.nan_to_num(steps.seconds), self.seconds)
+        waited_s = np.maximum(steps.slowest_s - steps.others_s, 0.0)
+        is_known = ~np.isnan(steps.slowest_rank + waited_s)
+        if not is_known.any():
             return
-        self._world_size = steps.world_size[-1]
-        slowest, waited_s = self._slowest, self._waited_s
-        for rank, slowest_s, others_s in zip(
-            steps.slowest_rank, steps.slowest_s, steps.others_s, strict=True
-        ):
-            if rank is not None and slowest_s is not None and others_s is not None:
-                slowest[rank] += 1
-                waited_s[rank] += slowest_s - others_s if slowest_s > others_s else 0.0
+        self._world_size = steps.world_size[np.flatnonzero(is_known)[-1]]
+        ranks, waited_s = steps.slowest_rank[is_known], waited_s[is_known]
+        for rank in map(int, np.unique(ranks)):
+            own_s = waited_s[ranks == rank]
+            self._slowest[rank] += len(own_s)
+            self._waited_s[rank] = added_up(own_s, self._waited_s[rank])
+
+    def add_line(self, line: StepLine) -> None:
+        """The same of one step, in a fraction of the time."""
+        self.seconds += line.seconds or 0.0
+        rank, slowest_s, others_s = line.slowest_rank, line.slowest_s, line.others_s
+        if rank is None or slowest_s is None or others_s is None:
+            return
+        self._world_size = line.world_size
+        self._slowest[rank] += 1
+        self._waited_s[rank] += max(slowest_s - others_s, 0.0)
 
     def costs_s(self) -> dict[int, float]:
         """Seconds that the group waited for each slow rank, beyond what it waits by chance."""

@@ -1,16 +1,21 @@
-"""Neighbouring lines of metrics as a list for each field: a million are added up in a second.
+"""Neighbouring lines of metrics as an array for each field: a million are added up at once.
 
 Numbers are added up one by one, in the order of the steps: no figure depends on how many lines come
 at once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
-from types import NoneType
+from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 ABSENT = object()  # the value of a name that a line does not have
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class ReadStep(Protocol):
@@ -40,31 +45,33 @@ class ReadStep(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """The fields are those of StepLine, in lists of one length, which may be 0.
+    """The fields are those of StepLine, each of shape (lines,), which may be (0,).
 
-    values: by name, what the recipe logged in each step, or ABSENT; empty where the
-    reader was not asked for values.
+    NaN stands for None, also in slowest_rank. values: by name, what the recipe logged in each step,
+    or ABSENT; empty where the reader was not asked for values.
     """
 
-    step: list[int]
+    step: Ints
     loss: list[Any]
     world_size: list[int]
-    generation: list[int]
-    time: list[float | None]
-    seconds: list[float | None]
+    generation: Ints
+    time: Floats
+    seconds: Floats
     audited: list[bool | None]
-    slowest_rank: list[int | None]
-    slowest_s: list[float | None]
-    others_s: list[float | None]
+    slowest_rank: Floats
+    slowest_s: Floats
+    others_s: Floats
     values: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.step)
 
     def by_generation(self) -> Iterator[tuple[int, "StepBatch"]]:
         """Those of each generation, in their order; without values."""
-        begin = 0
-        for generation, group in groupby(self.generation):
-            end = begin + len([*group])
-            yield generation, self._part(slice(begin, end))
-            begin = end
+        changes = np.flatnonzero(np.diff(self.generation)) + 1
+        places = [0, *changes.tolist(), len(self)] if len(self) else []
+        for begin, end in pairwise(places):
+            yield int(self.generation[begin]), self._part(slice(begin, end))
 
     def _part(self, part: slice) -> "StepBatch":
         return StepBatch(
@@ -83,33 +90,35 @@ class StepBatch:
 
 def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None = None) -> StepBatch:
     return StepBatch(
-        step=[line.step for line in lines],
+        step=np.array([line.step for line in lines], np.int64),
         loss=[line.loss for line in lines],
         world_size=[line.world_size for line in lines],
-        generation=[line.generation for line in lines],
-        time=[line.time for line in lines],
-        seconds=[line.seconds for line in lines],
+        generation=np.array([line.generation for line in lines], np.int64),
+        time=floats([line.time for line in lines]),
+        seconds=floats([line.seconds for line in lines]),
         audited=[line.audited for line in lines],
-        slowest_rank=[line.slowest_rank for line in lines],
-        slowest_s=[line.slowest_s for line in lines],
-        others_s=[line.others_s for line in lines],
+        slowest_rank=floats([line.slowest_rank for line in lines]),
+        slowest_s=floats([line.slowest_s for line in lines]),
+        others_s=floats([line.others_s for line in lines]),
         values=values or {},
     )
 
 
-def has(kind: type, values: Sequence[Any]) -> bool:
-    """Whether one is of this type. `None in values` would ask each number if it equals None."""
-    return kind in set(map(type, values))
+def floats(values: Sequence[float | None]) -> Floats:
+    """NaN for None."""
+    return np.array(values, np.float64)
 
 
-def known(values: list[float | None]) -> list[float]:
-    """Without None."""
-    return [each for each in values if each is not None] if has(NoneType, values) else values  # type: ignore[return-value]
+def known(values: Floats) -> Floats:
+    """Without NaN."""
+    return values[~np.isnan(values)]
 
 
-def added_up(values: Iterable[float], begin: float) -> float:
-    """One by one: `sum` of newer Pythons compensates for what is lost, within one call."""
-    total = begin
-    for total in accumulate(values, initial=begin):  # noqa: B007
-        pass
-    return total
+def number(value: float) -> float | None:
+    """None for NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+def added_up(values: Floats, begin: float) -> float:
+    """One by one, from `begin` on: a sum in another order ends in other bits."""
+    return float(np.cumsum(np.concatenate([[begin], values]))[-1])

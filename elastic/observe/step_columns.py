@@ -5,11 +5,13 @@ A run may have millions of steps.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from elastic.observe.slow_ranks import Tally
-from elastic.observe.step_batch import StepBatch, added_up, batch_of, known
+from elastic.observe.step_batch import StepBatch, added_up, batch_of, known, number
 from elastic.observe.step_line import StepLine
 
 
@@ -31,18 +33,13 @@ class GenerationSteps:
 
 def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
     """Count the next line to its generation. One without a time has no place in the run's time."""
-    if line.time is not None:
-        steps[line.generation] = _with_steps(steps.get(line.generation), [line.time], [line.seconds or 0.0])
-
-
-def _with_steps(
-    own: GenerationSteps | None, times_s: Sequence[float], taken_s: Sequence[float]
-) -> GenerationSteps:
-    """The steps of a generation and those that follow. times_s, taken_s: not empty."""
-    return GenerationSteps(
-        begin=times_s[0] - taken_s[0] if own is None else own.begin,
-        end=times_s[-1],
-        seconds=added_up(taken_s, 0.0 if own is None else own.seconds),
+    if line.time is None:
+        return
+    own, taken_s = steps.get(line.generation), line.seconds or 0.0
+    steps[line.generation] = GenerationSteps(
+        begin=line.time - taken_s if own is None else own.begin,
+        end=line.time,
+        seconds=taken_s if own is None else own.seconds + taken_s,
     )
 
 
@@ -65,26 +62,27 @@ class StepColumns:
 
     def add(self, steps: StepBatch) -> None:
         """The next steps, in their order."""
+        self.num_audited += steps.audited.count(True)
         for generation, own in steps.by_generation():
             self._add(generation, own)
-        for step, time in zip(steps.step[-1:], steps.time[-1:], strict=True):
-            self.last_step, self.last_time_s = step, time
+        if len(steps):
+            self.last_step, self.last_time_s = int(steps.step[-1]), number(steps.time[-1])
 
     def _add(self, generation: int, own: StepBatch) -> None:
         """own: steps of this generation."""
-        self.last_of[generation] = own.step[-1]
-        self.seconds.extend(known(own.seconds))
+        self.last_of[generation] = int(own.step[-1])
+        self.seconds.frombytes(known(own.seconds).tobytes())
         self.paces[generation].add(own)
         times_s = known(own.time)
-        if times_s:
-            taken_s = [
-                taken_s or 0.0
-                for time, taken_s in zip(own.time, own.seconds, strict=True)
-                if time is not None
-            ]
-            self.times_s.setdefault(generation, _doubles()).extend(times_s)
-            self.counted[generation] = _with_steps(self.counted.get(generation), times_s, taken_s)
-        self.num_audited += own.audited.count(True)
+        if len(times_s):
+            self.times_s.setdefault(generation, _doubles()).frombytes(times_s.tobytes())
+            taken_s = np.nan_to_num(own.seconds[~np.isnan(own.time)])
+            before = self.counted.get(generation)
+            self.counted[generation] = GenerationSteps(
+                begin=float(times_s[0] - taken_s[0]) if before is None else before.begin,
+                end=float(times_s[-1]),
+                seconds=added_up(taken_s, 0.0 if before is None else before.seconds),
+            )
 
 
 def columns_of(lines: Iterable[StepLine]) -> StepColumns:

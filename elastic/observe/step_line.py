@@ -4,11 +4,13 @@ It does not promise that the values are true.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
-from elastic.system.untrusted import fits
+from elastic.system.untrusted import bounds, fits
 
 CHAIN_DIGITS = 16  # of a chain value, in a line
+WHOLE_BOUND = 2**62  # arrays hold what is between this and its negative
+_Whole = Annotated[int, bounds(lowest=1 - WHOLE_BOUND, below=WHOLE_BOUND)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +28,16 @@ class StepLine:
     compared, not computed with.
     """
 
-    step: int
-    epoch: int = 0
+    step: _Whole
+    epoch: _Whole = 0
     loss: Any = None
     chain: Any = None
-    world_size: int = 0
-    generation: int = 0
+    world_size: _Whole = 0
+    generation: _Whole = 0
     time: float | None = None
     seconds: float | None = None
     audited: bool | None = None
-    slowest_rank: int | None = None
+    slowest_rank: _Whole | None = None
     slowest_s: float | None = None
     others_s: float | None = None
     values: dict[str, Any] = field(default_factory=dict)

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
 from elastic.observe.step_columns import StepColumns
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import WHOLE_BOUND, StepLine
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import LARGEST
 
 MOST_NAMES = 200  # of the recipe's values that the fast reader knows
-# Numbers beyond these are left to the other reader, which has limits of its own.
-_Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+# Numbers beyond these are left to the other reader, which has the same limits.
+_Whole = Annotated[int, msgspec.Meta(gt=-WHOLE_BOUND, lt=WHOLE_BOUND)]
 _Number = Annotated[float, msgspec.Meta(gt=-float(LARGEST), lt=float(LARGEST))]
 
 
@@ -101,20 +102,23 @@ class StepReader:
 
     def _decoded(self, text: bytes) -> list[Any] | None:
         """None unless each line is that of a step, as far as this reader knows."""
-        # One call for each line: two objects in a line, or one in two, are none for other readers.
-        lines = text.split(b"\n")[:-1]
+        num_lines = _num_objects(text)
+        if num_lines is None:
+            return None
         for _ in range(2):
             try:
-                return [*map(self._decoder.decode, lines)]
+                decoded = self._decoder.decode_lines(text)
             except _UNREADABLE:
-                if not (self._with_values and self._has_learnt(lines)):
+                if not (self._with_values and self._has_learnt(text)):
                     return None
+            else:
+                return decoded if len(decoded) == num_lines else None
         return None
 
-    def _has_learnt(self, lines: Sequence[bytes]) -> bool:
+    def _has_learnt(self, text: bytes) -> bool:
         """Whether there are names that the decoder did not know and can know, and not too many."""
         try:
-            records = [*map(_RECORDS.decode, lines)]
+            records = _RECORDS.decode_lines(text)
         except _UNREADABLE:
             return False
         known = {*self._names} | _OWN_NAMES
@@ -137,6 +141,22 @@ def read_columns(path: Path) -> StepColumns:
         for batch in filter(None, reader.batches()):
             found.add(batch)
     return found
+
+
+def _num_objects(text: bytes) -> int | None:
+    """How many lines there are; None unless each one begins and ends as an object does.
+
+    Then none goes on in the next line, since JSON has a comma between those braces: where there are
+    as many objects as lines, each line is one. Other readers count no others.
+    """
+    found = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(found == ord("\n"))
+    is_whole = (
+        text.startswith(b"{")
+        and (found[ends - 1] == ord("}")).all()
+        and (found[ends[:-1] + 1] == ord("{")).all()
+    )
+    return len(ends) if is_whole else None
 
 
 def _decoder_of(names: Sequence[str], *, with_values: bool) -> "msgspec.json.Decoder[Any]":

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import median
+
+import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
@@ -247,10 +248,12 @@ def last_failure(events: Events) -> kinds.RunFailed | None:
 
 
 def _step_time_s(trained: StepColumns) -> StepTime:
-    seconds = sorted(trained.seconds)
-    if not seconds:
+    count = len(trained.seconds)
+    if not count:
         return StepTime(median=None, p99=None)
-    return StepTime(median=median(seconds), p99=seconds[math.ceil(0.99 * len(seconds)) - 1])
+    places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
+    below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
+    return StepTime(median=(below + above) / 2, p99=p99)
 
 
 def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:

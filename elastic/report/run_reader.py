@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elastic.config.run_dir import RunDir
 from elastic.observe.log import EventsReader
 from elastic.observe.logged_event import Events
-from elastic.observe.step_batch import StepBatch
+from elastic.observe.step_batch import StepBatch, number
 from elastic.observe.step_columns import StepColumns
 from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import StepReader
@@ -41,7 +41,7 @@ class RunReader:
         for batch in self._steps.batches():
             if batch is None:
                 self._begin()
-            elif batch.step:
+            elif len(batch):
                 self._trained.add(batch)
                 if self._with_series:
                     self._series.add(batch)
@@ -58,10 +58,10 @@ class RunReader:
 
 def _last_of(batch: StepBatch) -> StepLine:
     return StepLine(
-        step=batch.step[-1],
+        step=int(batch.step[-1]),
         loss=batch.loss[-1],
         world_size=batch.world_size[-1],
-        generation=batch.generation[-1],
-        time=batch.time[-1],
-        seconds=batch.seconds[-1],
+        generation=int(batch.generation[-1]),
+        time=number(batch.time[-1]),
+        seconds=number(batch.seconds[-1]),
     )

@@ -15,7 +15,6 @@ from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
 from elastic.observe.slow_ranks import Tally
-from elastic.observe.step_batch import batch_of
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.reduce.tree import span
 from elastic.snapshot.slots import SnapshotInfo
@@ -122,7 +121,7 @@ class StepRecorder:
 
     def _note_slow_ranks(self, line: StepLine) -> None:
         """Each once in a generation, on the console."""
-        self._pace.add(batch_of([line]))
+        self._pace.add_line(line)
         if line.step % _LOOK_EVERY == 0:
             for rank, cost_s in self._pace.costs_s().items():
                 if rank not in self._slow:

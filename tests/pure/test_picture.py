@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 
 import drawn_runs
+import numpy as np
 import pytest
 from drawn_pictures import drawn, series_of
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.goodput import time_spent
+from elastic.observe.step_batch import floats
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.picture import series
@@ -81,7 +83,7 @@ def test_parts_of_any_size_are_thinned_as_the_whole_is(found, most, sizes):
     thinned, begin = Thinned(most), 0
     for size in [*sizes, len(found)]:
         part = found[begin : begin + size]
-        thinned.extend([*range(begin + 1, begin + 1 + len(part))], part)
+        thinned.extend(np.arange(begin + 1, begin + 1 + len(part)), floats(part))
         begin += len(part)
 
     assert (thinned.points(), thinned.bucket) == thinned_at_once(found, most)

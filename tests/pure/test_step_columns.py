@@ -1,6 +1,7 @@
 """A report of a long run has the figures of all of its lines, and keeps few of them in memory."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from long_run import write_long_run
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_reader
 from elastic.observe.log import read_events
-from elastic.observe.step_batch import ABSENT, StepBatch
-from elastic.observe.step_columns import columns_of
+from elastic.observe.slow_ranks import Tally
+from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
+from elastic.observe.step_columns import GenerationSteps, StepColumns, add_step, columns_of
+from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import MOST_NAMES, StepReader, with_values
 from elastic.observe.step_reader import read_columns as columns_in
 from elastic.report.report import summarise
@@ -79,16 +82,12 @@ def test_the_columns_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path
     assert columns_in(path) == columns_of(metrics.read(path))
 
 
-FLOATS = {"time", "seconds", "slowest_s", "others_s"}
-
-
 def batches_of(reader):
     return [*filter(None, reader.batches())]
 
 
-def value_in(name, value):
-    """A whole number of seconds is a float to the one reader, and stays whole to the other."""
-    return float(value) if name in FLOATS and value is not None else value
+def value_in(value):
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def joined(batches):
@@ -101,7 +100,7 @@ def joined(batches):
         if value is not ABSENT
     }
     own = {
-        field.name: [value_in(field.name, value) for batch in batches for value in getattr(batch, field.name)]
+        field.name: [value_in(value) for batch in batches for value in getattr(batch, field.name)]
         for field in fields(StepBatch)
         if field.name != "values"
     }
@@ -127,6 +126,42 @@ def test_a_reader_that_comes_again_reads_each_line_once(tmp_path_factory, found,
     assert joined(batches) == joined([with_values(metrics.read(path))])
 
 
+seconds_of = st.none() | st.floats(0, 1e9) | st.integers(0, 9)
+counted_lines = st.builds(
+    StepLine,
+    step=st.integers(1, 9),
+    generation=st.integers(1, 3),
+    world_size=st.integers(0, 3),
+    time=seconds_of,
+    seconds=seconds_of,
+    audited=st.none() | st.booleans(),
+    slowest_rank=st.none() | st.integers(-1, 3),
+    slowest_s=seconds_of,
+    others_s=seconds_of,
+)
+
+
+@given(st.lists(counted_lines, max_size=20), st.lists(st.integers(0, 5), max_size=4))
+def test_batches_of_any_size_add_up_to_what_single_lines_do(found, sizes):
+    """To the last bit, whatever a line leaves out."""
+    columns, begin = StepColumns(), 0
+    for size in [*sizes, len(found)]:
+        columns.add(batch_of(found[begin : begin + size]))
+        begin += size
+    counted: dict[int, GenerationSteps] = {}
+    paces = {line.generation: Tally() for line in found}
+    for line in found:
+        add_step(counted, line)
+        paces[line.generation].add_line(line)
+
+    assert columns.counted == counted
+    assert columns.paces == paces
+    assert columns.num_audited == sum(line.audited is True for line in found)
+    assert [*columns.seconds] == [line.seconds for line in found if line.seconds is not None]
+    newest = found[-1] if found else StepLine(step=0)
+    assert (columns.last_step, columns.last_time_s) == (newest.step, newest.time)
+
+
 def test_a_reader_begins_again_where_a_newer_generation_has_a_file(tmp_path):
     run = write_long_run(tmp_path / "run", 120)
     path = run / "metrics.jsonl"
@@ -144,7 +179,7 @@ def test_a_reader_begins_again_where_a_newer_generation_has_a_file(tmp_path):
 def test_a_name_that_can_be_no_field_is_read(tmp_path, name):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step, name: step}) + "\n" for step in (1, 2)))
-    found = [batch.values for batch in batches_of(StepReader(path, with_values=True)) if batch.step]
+    found = [batch.values for batch in batches_of(StepReader(path, with_values=True)) if len(batch)]
     assert found == [{name: [1, 2]}]
 
 

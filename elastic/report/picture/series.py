@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
-from elastic.observe.step_batch import ABSENT, StepBatch, has
+import numpy as np
+
+from elastic.observe.step_batch import ABSENT, Floats, Ints, StepBatch, floats
 from elastic.report.picture.thinned import Point, Thinned
 from elastic.report.picture.words import short
 
@@ -39,7 +41,7 @@ class Series:
 
 def of_points(name: str, points: Sequence[Point], *, unit: str = "", most: int = MOST_POINTS) -> Series:
     thinned = Thinned(most)
-    thinned.extend([at for at, _ in points], [value for _, value in points])
+    thinned.extend(np.array([at for at, _ in points]), floats([value for _, value in points]))
     return _of_thinned(name, thinned, unit=unit)
 
 
@@ -61,13 +63,18 @@ class RunSeries:
 
     def add(self, steps: StepBatch) -> None:
         """The next steps."""
-        self._add_loss(steps.step, steps.loss)
+        loss = _numbers(steps.loss, {*map(type, steps.loss)})
+        self._has_loss = self._has_loss or not np.isnan(loss).all()
+        self._loss.extend(steps.step, loss)
         for name, values in steps.values.items():
             self._add_value(name, steps.step, values)
-        for key, values in (("seconds", steps.seconds), ("time", steps.time)):
-            self._add_own(key, steps.step, values)
-        for key, values in (("slowest_s", steps.slowest_s), ("others_s", steps.others_s)):
-            self._own[key].extend(steps.step, values)
+        for key, own in (("seconds", steps.seconds), ("time", steps.time)):
+            # Steps without the value have no point.
+            is_known = ~np.isnan(own)
+            whole = is_known.all()
+            self._own[key].extend(*((steps.step, own) if whole else (steps.step[is_known], own[is_known])))
+        for key, own in (("slowest_s", steps.slowest_s), ("others_s", steps.others_s)):
+            self._own[key].extend(steps.step, own)
 
     def logged(self, most: int = MOST_POINTS) -> tuple[list[Series], int]:
         """The loss, if there is one, and the numbers that the recipe logged, over steps.
@@ -103,29 +110,19 @@ class RunSeries:
         is_known = found.values.count(None) < len(found.values)
         return replace(found, gaps=0, first_gap=None) if is_known else None
 
-    def _add_own(self, key: str, steps: list[int], values: list[float | None]) -> None:
-        """Steps without the value have no point."""
-        if has(NoneType, values):
-            there = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-            steps, values = [step for step, _ in there], [value for _, value in there]
-        self._own[key].extend(steps, values)
-
-    def _add_loss(self, steps: list[int], found: list[Any]) -> None:
-        values = _numbers(found)
-        self._has_loss = self._has_loss or has(float, values)
-        self._loss.extend(steps, values)
-
-    def _add_value(self, name: str, steps: list[int], found: list[Any]) -> None:
+    def _add_value(self, name: str, steps: Ints, found: list[Any]) -> None:
         """Steps that did not log the name have no point."""
-        if has(type(ABSENT), found):
-            there = [(step, value) for step, value in zip(steps, found, strict=True) if value is not ABSENT]
-            steps, found = [step for step, _ in there], [value for _, value in there]
+        kinds = {*map(type, found)}
+        if type(ABSENT) in kinds:
+            kinds.discard(type(ABSENT))
+            is_there = np.array([value is not ABSENT for value in found])
+            steps, found = steps[is_there], [value for value in found if value is not ABSENT]
         if not found:
             return
         if name in self._of_names or len(self._of_names) < _MOST_KEPT_NAMES:
-            self._of_names.setdefault(name, Thinned(self._most)).extend(steps, _numbers(found))
+            self._of_names.setdefault(name, Thinned(self._most)).extend(steps, _numbers(found, kinds))
         is_new = name not in self._numbers and len(self._numbers) < _MOST_COUNTED_NAMES
-        if is_new and not {int, float}.isdisjoint(map(type, found)):
+        if is_new and not {int, float}.isdisjoint(kinds):
             self._numbers[name] = None
 
 
@@ -155,7 +152,10 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _numbers(values: list[Any]) -> list[float | None]:
-    # All at once where there is nothing to look for: a sum is finite only where all values are.
-    is_finite = {*map(type, values)} == {float} and math.isfinite(sum(values))
-    return values if is_finite else [*map(number, values)]
+def _numbers(values: list[Any], kinds: set[type]) -> Floats:
+    """NaN for what is no finite number. kinds: the types of the values."""
+    if kinds <= {float, NoneType}:
+        found = floats(values)
+        found[np.isinf(found)] = np.nan
+        return found
+    return floats([*map(number, values)])

@@ -6,11 +6,13 @@ of one size make one of twice that size. So points may come in parts of any size
 those that stay are kept of a million. It does not promise the points in between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
-from types import NoneType
+from itertools import islice
 
-from elastic.observe.step_batch import has
+import numpy as np
+
+from elastic.observe.step_batch import Floats, Ints, number
 
 Point = tuple[float, float | None]
 
@@ -32,27 +34,39 @@ class Thinned:
         self._num_last = 0
         self._newest: Point | None = None
 
-    def extend(self, at: Sequence[float], values: Sequence[float | None]) -> None:
-        """The next points, in their order: where each is, and its value."""
-        if not at:
+    def extend(self, at: Floats | Ints, values: Floats) -> None:
+        """The next points, in their order: where each is, and its value or NaN; of shape (points,).
+
+        No value is infinite.
+        """
+        if not len(at):
             return
         self._num_points += len(at)
         self._coarsen()
-        has_gaps = has(NoneType, values)
-        if has_gaps:
-            self.first_gap = at[values.index(None)] if self.first_gap is None else self.first_gap
-            self.gaps += values.count(None)
-        begin = 0
-        while begin < len(at):
-            end = min(len(at), begin + self.bucket - self._num_last)
-            ends = _ends(at[begin:end], values[begin:end], has_gaps=has_gaps)
-            self._last = _kept([*self._last, *ends]) if self._last else ends
-            self._num_last += end - begin
-            if self._num_last == self.bucket:
-                self._whole.append(self._last)
-                self._last, self._num_last = [], 0
-            begin = end
-        self._newest = at[-1], values[-1]
+        is_gap = np.isnan(values)
+        if is_gap.any():
+            self.first_gap = at[is_gap][0].item() if self.first_gap is None else self.first_gap
+            self.gaps += int(np.count_nonzero(is_gap))
+        # The rest of a bucket that was begun, whole ones, and what begins the next.
+        first = min(len(at), self.bucket - self._num_last) if self._num_last else 0
+        rest = first + (len(at) - first) // self.bucket * self.bucket
+        for begin, end, size in (
+            (0, first, first),
+            (first, rest, self.bucket),
+            (rest, len(at), len(at) - rest),
+        ):
+            if begin < end:
+                for ends in _ends(at[begin:end], values[begin:end], size):
+                    self._add(ends, size)
+        self._newest = at[-1].item(), number(values[-1])
+
+    def _add(self, ends: list[Point], num_points: int) -> None:
+        """ends: what stays of the next points, which do not exceed the room of the last bucket."""
+        self._last = _kept([*self._last, *ends]) if self._last else ends
+        self._num_last += num_points
+        if self._num_last == self.bucket:
+            self._whole.append(self._last)
+            self._last, self._num_last = [], 0
 
     def points(self, *, whole_gaps: bool = False) -> list[Point]:
         """Those that stay, ascending. The newest, for which a reader asks first, is one of them.
@@ -93,20 +107,29 @@ class Thinned:
 
 
 def _kept(points: Sequence[Point]) -> list[Point]:
-    return _ends([at for at, _ in points], [value for _, value in points], has_gaps=True)
+    """The lowest, the highest, and the first gap, in their order; of equal values the first."""
+    values = [value for _, value in points]
+    places = {values.index(None)} if None in values else set()
+    if finite := [value for value in values if value is not None]:
+        places |= {values.index(min(finite)), values.index(max(finite))}
+    return [points[place] for place in sorted(places)]
 
 
-def _ends(at: Sequence[float], values: Sequence[float | None], *, has_gaps: bool) -> list[Point]:
-    """The lowest, the highest, and the first gap, in their order; of equal values the first.
-
-    has_gaps: whether there may be any.
-    """
-    places = set[int]()
-    finite = values
-    if has_gaps and None in values:
-        places.add(values.index(None))
-        finite = [value for value in values if value is not None]
-    if finite:
-        # None is not among them.
-        places |= {values.index(min(finite)), values.index(max(finite))}  # type: ignore[type-var]
-    return [(at[place], values[place]) for place in sorted(places)]
+def _ends(at: Floats | Ints, values: Floats, size: int) -> Iterator[list[Point]]:
+    """The same of each `size` neighbours, all at once, in a tenth of the time."""
+    rows = values.reshape(-1, size)
+    lowest, highest, is_gap = rows.argmin(axis=1), rows.argmax(axis=1), np.isnan(rows)
+    ends = [lowest, highest]
+    if is_gap.any():  # to NumPy, NaN is the lowest and the highest
+        ends = [
+            lowest,
+            np.where(is_gap, np.inf, rows).argmin(axis=1),
+            np.where(is_gap, -np.inf, rows).argmax(axis=1),
+        ]
+    places = np.sort(np.stack(ends, axis=1), axis=1)
+    is_new = np.ones(places.shape, np.bool_)
+    is_new[:, 1:] = places[:, 1:] != places[:, :-1]
+    kept = (places + np.arange(0, len(values), size)[:, np.newaxis])[is_new]
+    points = zip(at[kept].tolist(), map(number, values[kept].tolist()), strict=True)
+    for num_kept in np.count_nonzero(is_new, axis=1).tolist():
+        yield [*islice(points, num_kept)]
