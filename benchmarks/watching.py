@@ -1,125 +1,117 @@
 """What it costs training to be watched: `/metrics` scraped once a second, TensorBoard on, and the
-page of `serve` open in a browser on the same machine, which asks every two seconds.
+page of `serve` asked for every two seconds, as an open browser does.
 
-python benchmarks/watching.py [--world 2] [--samples 8] [--steps 150] [--turns 8]
+python benchmarks/watching.py [--world 2] [--samples 8] [--pairs 40] [--window-s 5] [--scrape-s 1]
 
-Runs with and without take turns, in changing order, so that other load on the machine hits both.
-The figure of a run is its median step; the table shows the ratio of each turn, and their median.
-Other load moves such ratios by far more than the aim of 0.5 %, so the table also has what does not
-depend on it: the processor time of the agent, which does all the watching, beyond that of an agent
-that is not watched, per second of the run. That is the share of one core; that of `serve` beside
-it. It counts from the tenth step on: before, both import libraries, which takes half a second.
+Two runs of the same recipe live at once, one watched and one not, and one of them is always
+stopped (SIGSTOP): they train in turns of a few seconds. Neighbouring turns make a pair, so that
+whatever else the machine does hits both, and the figure of a turn is its mean step, in which each
+interruption counts. The last lines are the median of the ratios of the pairs with its standard
+error, and the processor time of the agent beyond that of the one that is not watched, and of
+`serve`, as shares of one core. What a scrape costs the client is a part of the ratio, because it
+runs on the same machine.
 """
 
 import argparse
 import os
 import re
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from contextlib import suppress
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from steady import BIN, HERE, median_step_s
+from steady import BIN, HERE
 
 from elastic.observe import metrics
 
-ADDRESS = re.compile(r"metrics of this agent: (http://\S+)")
-PAGE = re.compile(r"is at (http://\S+);")
-TENTH = 10
+ADDRESS = re.compile(r"metrics of this agent: http://([\d.]+):(\d+)")
+PAGE = re.compile(r"is at http://([\d.]+):(\d+)")
+WARM_UP = 10
+STEPS, EPOCHS = 200, 1000  # no run comes to its end
 TICKS = os.sysconf("SC_CLK_TCK")
+POLL_S = 2.0  # of the page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """step_s: median. agent_share, serve_share: processor seconds in a second of the run."""
+class Training:
+    """A run that can be stopped and goes on as if nothing had been."""
 
-    step_s: float
-    agent_share: float
-    serve_share: float
-    scrapes: int
+    def __init__(self, args: argparse.Namespace, folder: Path, *options: str) -> None:
+        self.folder, self.printed = folder / "run", folder / "printed"
+        words = ["--run-dir", self.folder, "--nproc-per-node", args.world, "--save-every", "1000000steps"]
+        recipe = ["--", args.world, args.samples, STEPS, EPOCHS]
+        with self.printed.open("w") as out:
+            command = [BIN / "elastic-train", HERE / "resnet_ours.py", *words, *options, *recipe]
+            self.agent = subprocess.Popen(
+                [*map(str, command)],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=out,
+                stderr=out,
+            )
+        self.others: list[subprocess.Popen[str]] = []
+        self.agent_s = self.serve_s = 0.0
 
+    def wait_for_step(self, step: int) -> None:
+        while (newest := metrics.newest(self.folder / "metrics.jsonl")) is None or newest.step < step:
+            if self.agent.poll() is not None:
+                sys.exit(f"the run ended:\n{self.printed.read_text()}")
+            time.sleep(0.1)
 
-def train(args: argparse.Namespace, folder: Path, *options: str) -> Turn:
-    words = [
-        "--run-dir",
-        folder / "run",
-        "--nproc-per-node",
-        args.world,
-        "--save-every",
-        "100000steps",
-        *options,
-    ]
-    recipe = ["--", args.world, args.samples, args.steps]
-    printed = folder / "printed"
-    with printed.open("w") as out:
-        command = [BIN / "elastic-train", HERE / "resnet_ours.py", *words, *recipe]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        agent = subprocess.Popen([str(w) for w in command], env=environment, stdout=out, stderr=out)
-    seen: list[tuple[float, float, float]] = []  # (now, processor seconds), from the tenth step on
-    scrapes, server = 0, None
-    while agent.poll() is None:
-        newest = metrics.newest(folder / "run" / "metrics.jsonl")
-        if newest is not None and options and server is None:
-            server = Server(folder / "run")
-        if newest is not None and TENTH <= newest.step < args.steps:
-            of_server = 0.0 if server is None else processor_s(server.process.pid)
-            seen.append((time.monotonic(), processor_s(agent.pid), of_server))
-        if found := ADDRESS.search(printed.read_text()):
-            with suppress(OSError), urllib.request.urlopen(found[1], timeout=10) as answer:  # noqa: S310
-                scrapes += b"elastic_steps_total" in answer.read()
-        if server is not None:
-            server.poll()
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(1.0)
-    if server is not None:
-        server.process.terminate()
-        server.process.wait()
-    if agent.returncode:
-        sys.exit(f"the run failed:\n{printed.read_text()}")
-    lines = metrics.read(folder / "run" / "metrics.jsonl")
-    step_s = median_step_s([line.time or 0.0 for line in lines])
-    (began_s, *before_s), (ended_s, *after_s) = seen[0], seen[-1]
-    of_agent, of_server = (
-        (after - before) / (ended_s - began_s) for before, after in zip(before_s, after_s, strict=True)
-    )
-    return Turn(step_s=step_s, agent_share=of_agent, serve_share=of_server, scrapes=scrapes)
-
-
-class Server:
-    """`serve`, and a browser that asks it as the page does."""
-
-    def __init__(self, run: Path) -> None:
-        self.process = subprocess.Popen(
-            [str(BIN / "elastic-train"), "serve", str(run), "--listen", "127.0.0.1:0"],
+    def serve(self) -> tuple[str, int]:
+        server = subprocess.Popen(
+            [BIN / "elastic-train", "serve", self.folder, "--listen", "127.0.0.1:0"],
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
-        self._url = PAGE.search(self.process.stdout.readline())[1]  # type: ignore[index]
-        self._tag, self._asked_s = "", 0.0
+        self.others.append(server)
+        assert server.stdout is not None
+        return address(PAGE, server.stdout.readline())
 
-    def poll(self) -> None:
-        if time.monotonic() - self._asked_s < 2.0:
-            return
-        self._asked_s = time.monotonic()
-        request = urllib.request.Request(f"{self._url}picture.json", headers={"If-None-Match": self._tag})  # noqa: S310
-        with suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-            self._tag = answer.headers["ETag"]
+    def send(self, number: signal.Signals) -> None:
+        for pid in [*family(self.agent.pid), *(each.pid for each in self.others)]:
+            os.kill(pid, number)
+
+    def mean_step_s(self, began_s: float, ended_s: float) -> float:
+        """Of the steps that lie in a turn whole. Seconds since 1970."""
+        lines = metrics.newest_lines(self.folder / "metrics.jsonl")
+        times = [line.time or 0.0 for line in lines if began_s < (line.time or 0.0) < ended_s]
+        # The first one was stopped in the middle.
+        taken = [after - before for before, after in pairwise(times)]
+        if len(taken) < 5:
+            sys.exit(f"{len(taken)} steps in a turn are too few; take a longer --window-s")
+        return statistics.mean(taken)
+
+
+def address(pattern: re.Pattern[str], text: str) -> tuple[str, int]:
+    found = pattern.search(text)
+    assert found is not None, text
+    return found[1], int(found[2])
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it, the lowest first: a parent is stopped after its children."""
+    children = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return [*(each for child in children for each in family(child)), pid]
 
 
 def processor_s(pid: int) -> float:
-    """Of all threads of a process, without its children; 0 where it is gone."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-    return 0.0
+    """Of all threads of a process, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def get(place: tuple[str, int], path: str) -> bytes:
+    with socket.create_connection(place, timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {place[0]}\r\n\r\n".encode())
+        found = b""
+        while part := connection.recv(1 << 20):
+            found += part
+    assert found.startswith((b"HTTP/1.0 200", b"HTTP/1.1 200")), found[:200]
+    return found
 
 
 def main() -> None:
@@ -128,32 +120,79 @@ def main() -> None:
     )
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--samples", type=int, default=8, help="samples a shard")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--window-s", type=float, default=5.0, help="seconds of a turn")
+    parser.add_argument("--scrape-s", type=float, default=1.0, help="seconds from scrape to scrape")
     args = parser.parse_args()
-    table = Table("s/step", "watched", "ratio", "agent", "watched", "serve", "scrapes")
-    ratios, shares, of_serve = [], [], []
-    for number in range(args.turns):
-        found: dict[bool, Turn] = {}
-        for is_watched in (bool(number % 2), not number % 2):
-            with tempfile.TemporaryDirectory() as name:
-                options = ("--http", "127.0.0.1:0", "--tensorboard", f"{name}/board") if is_watched else ()
-                found[is_watched] = train(args, Path(name), *options)
-        plain, watched = found[False], found[True]
-        ratios.append(watched.step_s / plain.step_s)
-        shares.append(watched.agent_share - plain.agent_share)
-        of_serve.append(watched.serve_share)
-        row = (f"{plain.step_s:.4f}", f"{watched.step_s:.4f}", f"{ratios[-1]:.3f}")
-        agents = (f"{plain.agent_share:.2%}", f"{watched.agent_share:.2%}")
-        table.add_row(*row, *agents, f"{watched.serve_share:.2%}", str(watched.scrapes))
-    load = os.getloadavg()[0]
-    table.title = (
-        f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}, load of the machine {load:.0f}"
-    )
-    Console().print(table)
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / "plain", Path(name) / "watched"]
+        for folder in folders:
+            folder.mkdir()
+        plain = Training(args, folders[0])
+        watched = Training(args, folders[1], "--http", "127.0.0.1:0", "--tensorboard", f"{name}/board")
+        try:
+            measure(args, plain, watched)
+        finally:
+            for each in (plain, watched):
+                if each.agent.poll() is None:
+                    each.send(signal.SIGKILL)
+
+
+def measure(args: argparse.Namespace, plain: Training, watched: Training) -> None:
+    for each in (plain, watched):
+        each.wait_for_step(WARM_UP)
+    scraped, page = address(ADDRESS, watched.printed.read_text()), watched.serve()
+    for each in (plain, watched):
+        each.send(signal.SIGSTOP)
+    scrapes = 0
+
+    def turn(own: Training) -> float:
+        nonlocal scrapes
+        own.send(signal.SIGCONT)
+        began_s = time.time()
+        next_s = dict.fromkeys(("scrape", "page"), time.monotonic())
+        before = [processor_s(each.pid) for each in (own.agent, *own.others)]
+        until_s = time.monotonic() + args.window_s
+        while (now_s := time.monotonic()) < until_s:
+            if own is watched and now_s >= next_s["scrape"]:
+                scrapes += b"elastic_steps_total" in get(scraped, "/metrics")
+                next_s["scrape"] += args.scrape_s
+            if own is watched and now_s >= next_s["page"]:
+                get(page, "/picture.json")
+                next_s["page"] += POLL_S
+            time.sleep(0.1)
+        ended_s = time.time()
+        after = [processor_s(each.pid) for each in (own.agent, *own.others)]
+        own.send(signal.SIGSTOP)
+        taken = [end - begin for begin, end in zip(before, after, strict=True)]
+        own.agent_s += taken[0]
+        own.serve_s += sum(taken[1:])
+        return own.mean_step_s(began_s, ended_s)
+
+    ratios, plain_s = [], []
+    for number in range(args.pairs + 1):
+        order = (plain, watched) if number % 2 else (watched, plain)
+        found = {each: turn(each) for each in order}
+        if number == 0:  # libraries are imported, and files read
+            for each in order:
+                each.agent_s = each.serve_s = 0.0
+            continue
+        ratios.append(found[watched] / found[plain])
+        plain_s.append(found[plain])
+    for each in (plain, watched):
+        if each.agent.poll() is not None or "generation 2" in each.printed.read_text():
+            sys.exit(f"a run did not go on undisturbed:\n{each.printed.read_text()}")
+    seconds = args.pairs * args.window_s
+    quarters = statistics.quantiles(ratios, n=4)
+    error = 1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median of normal values
     print(
-        f"medians: ratio {statistics.median(ratios):.4f}, {statistics.median(shares):.2%} of one core more,"
-        f" and {statistics.median(of_serve):.2%} for serve"
+        f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}, {statistics.median(plain_s) * 1e3:.1f} ms a step,"
+        f" {args.pairs} pairs of turns of {args.window_s:g} s, {scrapes} scrapes, load of the machine {os.getloadavg()[0]:.1f}"
+    )
+    print(
+        f"watched: a step takes {statistics.median(ratios):.4f} times as long (standard error {error:.4f}, half of the pairs"
+        f" from {quarters[0]:.3f} to {quarters[2]:.3f}); the agent takes {(watched.agent_s - plain.agent_s) / seconds:.2%}"
+        f" of a core more, and serve {watched.serve_s / seconds:.2%}"
     )
 
 
