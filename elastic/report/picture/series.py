@@ -64,15 +64,14 @@ class RunSeries:
     def add(self, steps: StepBatch) -> None:
         """The next steps."""
         loss = _numbers(steps.loss, {*map(type, steps.loss)})
-        self._has_loss = self._has_loss or not np.isnan(loss).all()
+        self._has_loss = self._has_loss or bool(np.isfinite(loss).any())
         self._loss.extend(steps.step, loss)
         for name, values in steps.values.items():
             self._add_value(name, steps.step, values)
         for key, own in (("seconds", steps.seconds), ("time", steps.time)):
             # Steps without the value have no point.
             is_known = ~np.isnan(own)
-            whole = is_known.all()
-            self._own[key].extend(*((steps.step, own) if whole else (steps.step[is_known], own[is_known])))
+            self._own[key].extend(steps.step[is_known], own[is_known])
         for key, own in (("slowest_s", steps.slowest_s), ("others_s", steps.others_s)):
             self._own[key].extend(steps.step, own)
 

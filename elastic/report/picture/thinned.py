@@ -116,7 +116,7 @@ def _kept(points: Sequence[Point]) -> list[Point]:
 
 
 def _ends(at: Floats | Ints, values: Floats, size: int) -> Iterator[list[Point]]:
-    """The same of each `size` neighbours, all at once, in a tenth of the time."""
+    """The same of each `size` neighbours, for all of them at once."""
     rows = values.reshape(-1, size)
     lowest, highest, is_gap = rows.argmin(axis=1), rows.argmax(axis=1), np.isnan(rows)
     ends = [lowest, highest]
