@@ -6,6 +6,7 @@ parts. It does not promise anything cryptographic.
 """
 
 import hashlib
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,14 @@ def key(*parts: int | str) -> int:
     """
     state = 0
     for part in parts:
-        number = (
-            int.from_bytes(hashlib.sha256(part.encode()).digest()[:8])
-            if isinstance(part, str)
-            else part & MASK
-        )
+        number = _number_of(part) if isinstance(part, str) else part & MASK
         state = mix((state + GOLDEN & MASK) ^ mix(number + GOLDEN & MASK))
     return state
+
+
+@cache
+def _number_of(word: str) -> int:
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8])
 
 
 def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -177,7 +177,7 @@ def dense(parameter: nn.Parameter, names: Trained) -> Tensor:
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A vector cut into views of the shapes of `like`."""
-    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    parts = flat.split_with_sizes([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 

@@ -40,8 +40,7 @@ class AppendedFile:
 
         Raises TypeError for a value that is not JSON, such as a tensor.
         """
-        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
-        is_torn = self._is_torn
+        text, is_torn = _json_of(record), self._is_torn
         if self._is_behind and self._backlog is not None and self._backlog.write_out():
             # Another process may have written it out, into a new file of this name.
             self.close()
@@ -50,7 +49,7 @@ class AppendedFile:
         # of an earlier process, which was killed. The next line must not continue it: both would be
         # lost then.
         is_torn = is_torn or (self._fd is None and not self._is_behind and self._ends_torn())
-        line = ("\n" if is_torn else "") + json.dumps(finite) + "\n"
+        line = ("\n" if is_torn else "") + text + "\n"
         data, self._kept, self._is_torn = self._kept + line.encode(), b"", False
         rest = data if self._is_behind else self._append(data)
         if rest and self._backlog is not None:
@@ -216,6 +215,14 @@ class GrowingFile:
     def _read(self) -> bytes:
         assert self._file is not None
         return os.pread(self._file.fileno(), self._read_bytes, self.position)
+
+
+def _json_of(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+        return json.dumps(finite)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -46,6 +46,8 @@ class BufferSums:
         float64 buffer that this shard changed, then a hash of all its integers and the square of
         it. It is of another length where a forward gave a buffer another size.
         """
+        if not self._tensors:
+            return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
         integers = {shard: _flat(values, self._ints).long() for shard, values in after.items()}
         hashes = self._hashes(torch.stack(list(integers.values()))) if self._ints else ()
         found = {}
@@ -61,6 +63,8 @@ class BufferSums:
 
     def use(self, total: Tensor) -> None:
         """Set the buffers, which have their opening values, from the sum, float64 [length]."""
+        if not self._tensors:
+            return
         means, high, low, flags = torch.split(
             total[: self._num_floats + 2 * self._num_ints + len(self._wide)],
             [self._num_floats, self._num_ints, self._num_ints, len(self._wide)],

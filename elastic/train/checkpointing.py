@@ -30,6 +30,7 @@ class Checkpointing:
         self._uploader = uploader
         self._every = every
         self._clock = clock
+        self._processors = os.cpu_count() or 1  # the system reads files to answer
         self._resumed_from: int | None = None  # step of the checkpoint, None if it was none
         self.digest = ""  # of the state that was committed last
         self._last_s = clock.monotonic()
@@ -54,7 +55,7 @@ class Checkpointing:
         since_s = self._clock.monotonic() - self._last_s
         # If all processors of a machine are busy, training loses the uploader's seconds on one of
         # them.
-        uploader_s = self._uploader_s / (os.cpu_count() or 1)
+        uploader_s = self._uploader_s / self._processors
         cost_s = None if self._training_s is None else self._training_s + uploader_s
         self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
         return self._is_overdue and self._under_way is None

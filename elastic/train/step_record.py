@@ -135,7 +135,7 @@ class StepRecorder:
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
         parts = self._parts
-        if parts.output is not None and parts.trace is None:
+        if parts.output is not None and parts.trace is None and parts.step_functions:
             with self._contract.looks_forgotten():
                 parts.step_functions.report(
                     line, parts.heartbeat, parts.output.log, self._contract.whole_mark
