@@ -75,13 +75,15 @@ class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
     reported: the highest step of which a line was ever written, as far as the run's files tell.
-    late: the line of the restored step where no file had it. data: the record of what is trained
-    on, for epoch 0. replay: the steps that are done again.
+    lost: the chain values of lines behind the restored step. late: the line of the restored step
+    where no file had it. data: the record of what is trained on, for epoch 0. replay: the steps
+    that are done again.
     """
 
     point: ResumePoint
     first_new: int
     reported: int
+    lost: dict[int, str]
     late: StepLine | None
     data: DataRecord
     replay: Replay
@@ -153,6 +155,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         point=point,
         first_new=first_new,
         reported=reported,
+        lost={line.step: line.chain for line in rewound.dropped if isinstance(line.chain, str)},
         late=late,
         data=records[0],
         replay=replay,

@@ -61,20 +61,23 @@ def _mark_of_object(thing: object) -> Any:
             ]
         case Optimizer():
             return [
-                [(key, _mark(value)) for key, value in group.items() if key != "params"]
+                [
+                    (key, _mark(value)) if key != "params" else [*map(id, value)]
+                    for key, value in group.items()
+                ]
                 for group in thing.param_groups
-            ] + [_mark(of_parameter) for of_parameter in thing.state.values()]
+            ] + [_settings_of(thing), *(_mark(of_parameter) for of_parameter in thing.state.values())]
         case Values():
             return _mark(vars(thing))
         case _:
             return None
 
 
-def _settings_of(module: nn.Module) -> list[Any]:
+def _settings_of(thing: nn.Module | Optimizer) -> list[Any]:
     """Its mode, numbers such as a momentum, and its hooks; another object may be a cache."""
     return [
         (name, value if type(value) in _UNCHANGING else tuple(value))
-        for name, value in vars(module).items()
+        for name, value in vars(thing).items()
         if type(value) in _UNCHANGING or (isinstance(value, dict) and name.endswith("_hooks"))
     ]
 
@@ -86,7 +89,8 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
 
 
 def _mark_of_tensor(tensor: Tensor) -> Any:
-    return id(tensor), tensor._version, tensor.requires_grad  # noqa: SLF001
+    hooks: Any = tensor._backward_hooks  # noqa: SLF001 - an empty dict, no longer None, once one was removed
+    return id(tensor), tensor._version, tensor.requires_grad, tuple(hooks or ())  # noqa: SLF001
 
 
 def _mark(value: Any, *, is_whole: bool = True) -> Any:

@@ -38,10 +38,14 @@ _LONGEST_WORDS = 500
 
 
 class StepFunctions:
-    """reported: the highest step that was ever reported, as far as the run's files tell."""
+    """reported: the highest step that was ever reported, as far as the run's files tell.
+
+    lost: the chain values of steps that are done again, as their lines had them before.
+    """
 
     def __init__(self) -> None:
         self.reported = 0
+        self.lost: dict[int, str] = {}
         self._functions: list[Function] = []
         # Steps, by the function's place: lambdas and instances of one class have one name.
         self._failed: Counter[int] = Counter()
@@ -76,6 +80,7 @@ class StepFunctions:
         mark: of the state; another one afterwards raises UsageError.
         """
         if not self._functions or line.step <= self.reported:
+            self._say_if_other(line)
             return
         self.reported = line.step
         text, before = json.dumps(line.to_json()), mark()
@@ -89,6 +94,16 @@ class StepFunctions:
                 f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
                 " and not for a step that is done again. Change the State in the body of the loop. To try other weights, call a copy of the model, or"
                 " torch.func.functional_call: what is written and put back counts as a change"
+            )
+
+    def _say_if_other(self, line: StepLine) -> None:
+        """Once: a chain value stays another one. It was given up, or the recipe was edited."""
+        if self._functions and self.lost.pop(line.step, line.chain) != line.chain:
+            self.lost.clear()
+            print(
+                f"note: run.on_step: steps {line.step} to {self.reported} were reported before they were done again with another result, and are not reported"
+                " a second time: a tracker keeps what they gave before; metrics.jsonl has what counts",
+                flush=True,
             )
 
     def told_at_the_end(self) -> str:

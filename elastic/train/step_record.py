@@ -52,7 +52,7 @@ class StepRecorder:
         world_size = parts.groups.world_size
         self._shards = [len(span(parts.loader.order.shards, world_size, rank)) for rank in range(world_size)]
         self._late = resumed.late
-        parts.step_functions.reported = resumed.reported
+        parts.step_functions.reported, parts.step_functions.lost = resumed.reported, resumed.lost
         self._began_s = self._opened_s = parts.clock.monotonic()
         self._evaluated_s = 0.0
 

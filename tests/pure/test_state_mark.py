@@ -46,6 +46,9 @@ BESIDE = {
     "a number of a layer": lambda net, _optimizer: setattr(net[0], "momentum", 0.5),
     "a hook": lambda net, _optimizer: net[1].register_forward_hook(lambda *_: None),
     "a moment": lambda net, optimizer: optimizer.state[net[1].weight]["momentum_buffer"].zero_(),
+    "a hook on a gradient": lambda net, _optimizer: net[1].weight.register_hook(lambda grad: grad / 2),
+    "a hook of an optimizer": lambda _net, optimizer: optimizer.register_step_pre_hook(lambda *_: None),
+    "what an optimizer updates": lambda _net, optimizer: optimizer.param_groups[0]["params"].pop(),
     "a flag": lambda _net, optimizer: optimizer.param_groups[0].update(nesterov=True),
 }
 
@@ -61,6 +64,8 @@ def test_what_a_function_beside_the_loop_changes_is_seen(change):
         net.eval()
         net(torch.randn(4, 2))
         net.train()
+    net[1].weight.register_hook(lambda _: None).remove()
+    optimizer.register_step_post_hook(lambda *_: None).remove()
     assert whole_mark_of([net, optimizer]) == before
     change(net, optimizer)
     assert whole_mark_of([net, optimizer]) != before

@@ -49,6 +49,18 @@ def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tm
     capsys.readouterr()
 
 
+def test_steps_that_were_reported_and_then_given_another_result_are_said_once(tmp_path, capsys):
+    """A tracker was given what a wrong machine made of them, and is not given them again."""
+    seen, functions = [], StepFunctions()
+    functions.add(lambda record: seen.append(record["step"]))
+    functions.reported, functions.lost = 4, {1: "a", 2: "wrong", 3: "wrong too", 4: "wrong as well"}
+    log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
+    for step, chain in enumerate("abcde", start=1):
+        functions.report(StepLine(step=step, chain=chain), HeartbeatSender(NoPage(), 0), log, lambda: None)
+    assert seen == [5]
+    assert capsys.readouterr().out.count("steps 2 to 4 were reported before") == 1
+
+
 def test_an_async_function_is_refused(tmp_path):
     """It would return at once, and report nothing: also one that does not look like one."""
 
