@@ -43,7 +43,7 @@ from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.train.whole_numbers import Extremes
 
 
-@sealed("step", "fault_point")
+@sealed("step", "fault_point", "has_line")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
@@ -74,6 +74,7 @@ class Step:
         self.averaged: list[str] = []  # buffers that became the mean of different values, in step 1
         # Called with the name of each point of the step at which a fault plan can strike.
         self.fault_point: Callable[[str], None] = lambda _point: None
+        self.has_line = False  # in the metrics: it is too late to log
         self.error: ElasticError | None = None  # the first that a call of the recipe's raised
         self._parts = parts
         self._load = load
@@ -119,9 +120,14 @@ class Step:
     def log(self, **values: float | str) -> None:
         """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
 
-        Raises UsageError for a tensor of more, for what JSON cannot hold, and for another value of
-        what the line has already (`OWN_NAMES` in step_line.py).
+        Raises UsageError for a tensor of more, for what JSON cannot hold, for another value of what
+        the line has already (`OWN_NAMES` in step_line.py), and once the line is written.
         """
+        if self.has_line:
+            raise UsageError(
+                f"step.log({', '.join(f'{name}=...' for name in values)}): the line of step {self.number} in metrics.jsonl is written already, after the body of the loop; log"
+                " in the body, before it ends"
+            )
         for name, value in values.items():
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(

@@ -83,6 +83,7 @@ class StepRecorder:
         gives another result, before anything is written.
         """
         parts = self._parts
+        step.has_line = True
         self._chain = _next_chain(self._chain, outcome)
         now_s = parts.clock.monotonic()
         line = StepLine(

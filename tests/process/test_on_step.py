@@ -130,6 +130,7 @@ def test_what_a_function_raises_is_shown_once_and_training_goes_on(drill, start)
         ("stop", "run.stop"),
         ("evaluate", "run.evaluate was called by a function of run.on_step"),
         ("change", "changed the State at step 1: rank 0 alone calls it"),
+        ("log", "step.log(late=...): the line of step 1 in metrics.jsonl is written already"),
     ],
 )
 def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):

@@ -204,6 +204,14 @@ def test_a_loss_and_the_steps_own_numbers_may_be_logged():
     assert step.logged == {"loss": 0.5, "step": 1, "epoch": 0}
 
 
+def test_what_is_logged_after_the_line_was_written_is_refused():
+    """In a function of run.on_step, or once the next step is there: it would be lost."""
+    _, step = step_of()
+    step.has_line = True
+    with pytest.raises(UsageError, match=r"step\.log\(a=\.\.\., b=\.\.\.\): the line of step 1 .* is written already"):
+        step.log(a=0.5, b=1)
+
+
 def test_a_logged_tensor_of_several_elements_is_refused_by_its_name():
     _, step = step_of()
     with pytest.raises(UsageError, match=r"step\.log\(accuracy=\.\.\.\): expected one number.*shape \[3\]"):
