@@ -46,7 +46,7 @@ def run_families(
         *([] if spent is None else _time(made, spent)),
         *_recoveries(made, totals),
         *_checkpoints(made, totals),
-        *([] if (start := totals.start) is None else _group(made, start)),
+        *([] if (start := totals.start) is None else _group(made, start, totals)),
         *_slow_ranks(made, totals.slow_ranks),
     ]
 
@@ -218,8 +218,8 @@ def _checkpoints(made: _Families, totals: RunTotals) -> Iterator[Metric]:
         )
 
 
-def _group(made: _Families, start: Start) -> Iterator[Metric]:
+def _group(made: _Families, start: Start, totals: RunTotals) -> Iterator[Metric]:
     yield from made.gauge("elastic_generation", "Number of the newest generation.", start.generation)
     yield from made.gauge("elastic_world_size", "Workers in it.", start.event.world_size)
     yield from made.gauge("elastic_nodes", "Nodes in it.", len(start.event.nodes))
-    yield from made.gauge("elastic_restarts", "Restarts in a row without a new step.", start.event.restarts)
+    yield from made.gauge("elastic_restarts", "Restarts in a row without a new step.", totals.restarts)

@@ -82,6 +82,7 @@ class RunTotals:
         self._marks_in_order: Events | None = None
         # Of generations whose recovery is not counted yet.
         self._first_steps_to_count: dict[int, LoggedEvent[kinds.FirstStep]] = {}
+        self._newest_with_new_step = 0  # of generations
 
     def add_line(self, line: StepLine) -> None:
         self.steps = max(self.steps, line.step)
@@ -112,6 +113,7 @@ class RunTotals:
                 self.steps = max(self.steps, event.step + event.lost_steps)
             case kinds.FirstStep():
                 self._first_steps_to_count[logged.generation] = cast("LoggedEvent[kinds.FirstStep]", logged)
+                self._newest_with_new_step = max(self._newest_with_new_step, logged.generation)
             case kinds.RunStarted() if self.started is None or logged.generation >= self.started.generation:
                 self.started = cast("LoggedEvent[kinds.RunStarted]", logged)
             case kinds.CheckpointCommitted():
@@ -151,6 +153,14 @@ class RunTotals:
     def start(self) -> Start | None:
         """The newest generation."""
         return last(self.marks(), kinds.GenerationStarted)
+
+    @property
+    def restarts(self) -> int:
+        """In a row without a new step, up to now; 0 before the first generation."""
+        start = self.start
+        if start is None or start.generation <= self._newest_with_new_step:
+            return 0
+        return start.event.restarts
 
     def count_recoveries(self, lines_of: Callable[[int], Sequence[StepLine]]) -> None:
         """Once all events and lines that are there were added: recoveries that are over by now.

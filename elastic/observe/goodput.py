@@ -90,9 +90,7 @@ def time_spent_in(
             away_s = max(0.0, until - left.time)
             paused_s += away_s
         if after is not None and after.event.cause == "resume":
-            # Its steps may be lost, and their lines gone.
-            restored = [each.event.last_step_s for each in of_kind(own[after.generation], kinds.Restored)]
-            last_s = max([last_s, *(each for each in restored if each is not None)])
+            last_s = max([last_s, *lost_steps_s(own[after.generation])])
             stop = planned_stop(own[start.generation], start, after)
             away_s = max(0.0, until - (last_s if stop is None else stop.time))
             if stop is None:
@@ -112,6 +110,15 @@ def last_sign_s(start: Start, own: GenerationSteps | None, seen_s: Mapping[int, 
     """When something of the generation was seen last: an event, or a step that counts."""
     seen = seen_s.get(start.generation, start.time)
     return max(seen, start.time if own is None else own.end)
+
+
+def lost_steps_s(after: Events) -> list[float]:
+    """When the last step ended before all nodes were gone, whose line is gone where it was lost.
+
+    after: events of the generation that resumed.
+    """
+    ended_s = [each.event.last_step_s for each in of_kind(after, kinds.Restored)]
+    return [each for each in ended_s if each is not None]
 
 
 def _lost_s(

@@ -84,8 +84,8 @@ class View:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last step, at the pace of the newest ones."""
-        if self.step_s is None or self.status.steps is None or self.status.state != "running":
+        """Until the last step, at the pace of the newest ones; None while nobody trains."""
+        if self.step_s is None or self.status.steps is None or not self.status.world_size:
             return None
         return (self.status.steps - self.status.step) * self.step_s
 

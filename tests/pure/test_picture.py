@@ -17,6 +17,7 @@ from elastic.observe.goodput import time_spent
 from elastic.observe.step_batch import floats
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
+from elastic.observe.step_reader import with_values
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends
@@ -117,6 +118,25 @@ def test_what_is_logged_and_no_number_is_not_drawn():
     found, _ = series_of([StepLine(step=1, values=logged_values)]).logged()
 
     assert {each.name: each.values for each in found} == {"d": [None], "e": [None], "f": [2.0]}
+
+
+def test_which_names_are_drawn_does_not_depend_on_how_many_steps_come_at_once():
+    """A name has its turn with its first number, and not with a value that is none."""
+    names = [f"v{place:02}" for place in range(series.MOST_NAMES + 2)]
+    lines = [
+        StepLine(
+            step=step,
+            values={name: None if place < 5 and step == 1 else 1.0 for place, name in enumerate(names)},
+        )
+        for step in (1, 2)
+    ]
+    parts = series.RunSeries()
+    for line in lines:
+        parts.add(with_values([line]))
+    whole = series.RunSeries()
+    whole.add(with_values(lines))
+    assert whole.logged() == parts.logged()
+    assert [each.name for each in whole.logged()[0]] == [*names[5:], *names[:3]]
 
 
 def test_names_beyond_the_limit_are_counted():

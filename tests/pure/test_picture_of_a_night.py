@@ -158,6 +158,23 @@ def test_no_machine_is_in_while_all_nodes_are_dead():
     assert shown.faults.number == 1
 
 
+def test_nodes_were_there_until_the_last_step_although_it_was_lost():
+    """All nodes die 40 s after the newest checkpoint; the lines of these steps are gone."""
+    lost = {"step": 100, "lost_steps": 40, "last_step_s": BEGAN + 140.0}
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", ["a"]),
+        drawn_runs.started(BEGAN + 1000, 2, "resume", ["a"]),
+        logged("restored", BEGAN + 1001, 2, "a", **lost),
+        logged("run_finished", BEGAN + 1052, 2, "a", steps=150),
+    ]
+    shown = drawn(events, [*lines_of(1, 100, 0.0), *lines_of(101, 150, 1002.0, 2)])
+
+    assert (shown.timeline.generations[0].ends, shown.badput_s["down"]) == (140.0, 860.0)
+    assert [mark.at for mark in shown.timeline.marks] == [140.0, 1052.0]
+    (fault,) = shown.faults.most_expensive
+    assert (fault.what, fault.at, fault.cost_s) == ("all nodes were gone", 140.0, 902.0)
+
+
 def test_a_group_that_gave_up_is_a_fault_and_no_planned_stop():
     left = logged("run_interrupted", BEGAN + 130, 1, "a", step=90, reason="b is away", gave_up=True)
     shown = down([left])

@@ -108,6 +108,15 @@ def test_series_have_the_values_of_the_run(run):
     assert math.isnan(value(found, "elastic_loss"))
 
 
+def test_restarts_in_a_row_end_with_a_new_step(run):
+    write(run, "generation_started", 3, 107.0, cause="failure", restarts=2)
+    assert value(families_of(run), "elastic_restarts") == 2
+    write(run, "first_step", 3, 109.0, step=4)
+    assert value(families_of(run), "elastic_restarts") == 0
+    write(run, "generation_started", 4, 110.0, cause="failure", restarts=1)
+    assert value(families_of(run), "elastic_restarts") == 1
+
+
 def test_a_slow_rank_of_the_newest_generation_has_its_share():
     """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
     totals = RunTotals()

@@ -106,6 +106,13 @@ def test_a_loss_has_the_same_words_in_each_view(loss, words):
     assert f" {words} " in out.getvalue()
 
 
+def test_while_nodes_wait_for_others_no_time_is_left():
+    ended = logged("generation_ended", 109.0, 2, cause="node lost", step=7)
+    view, text = shown(events=[*EVENTS, ended])
+    assert (view.status.state, view.status.world_size, view.left_s) == ("running", 0, None)
+    assert " left" not in text
+
+
 def test_a_nodes_name_commands_no_terminal():
     _, text = shown()
     assert "b[red]" in text

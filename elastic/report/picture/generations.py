@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.goodput import last_seen_s, last_sign_s
+from elastic.observe.goodput import last_seen_s, last_sign_s, lost_steps_s
 from elastic.observe.logged_event import Events, by_generation, of_kind
 from elastic.observe.recovery import Start, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
@@ -51,7 +51,7 @@ def generations_of(events: Events, trained: StepColumns, report: Report, ends_s:
     return [
         _generation(
             start,
-            (ends_s, AT_ONCE) if after is None else _end(own[start.generation], start, after, steps),
+            (ends_s, AT_ONCE) if after is None else _end(own, start, after, steps),
             steps.get(start.generation),
             (starts[0].time, summary),
         )
@@ -59,15 +59,18 @@ def generations_of(events: Events, trained: StepColumns, report: Report, ends_s:
     ]
 
 
-def _end(own: Events, start: Start, after: Start, steps: Mapping[int, GenerationSteps]) -> tuple[float, str]:
-    """own: events of the generation of `start`."""
+def _end(
+    own: Mapping[int, Events], start: Start, after: Start, steps: Mapping[int, GenerationSteps]
+) -> tuple[float, str]:
+    """own: events by generation."""
     if after.event.cause != "resume":
         return after.time, AT_ONCE
-    stop = planned_stop(own, start, after)
+    stop = planned_stop(own[start.generation], start, after)
     if stop is not None:
         return min(stop.time, after.time), STOP
-    seen_s = {start.generation: last_seen_s(own)}
-    return min(last_sign_s(start, steps.get(start.generation), seen_s), after.time), DOWN
+    seen_s = {start.generation: last_seen_s(own[start.generation])}
+    last_s = last_sign_s(start, steps.get(start.generation), seen_s)
+    return min(max([last_s, *lost_steps_s(own[after.generation])]), after.time), DOWN
 
 
 def _generation(

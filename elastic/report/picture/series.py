@@ -66,8 +66,14 @@ class RunSeries:
         loss = _numbers(steps.loss, {*map(type, steps.loss)})
         self._has_loss = self._has_loss or bool(np.isfinite(loss).any())
         self._loss.extend(steps.step, loss)
+        new: dict[str, int] = {}
         for name, values in steps.values.items():
-            self._add_value(name, steps.step, values)
+            kinds = self._add_value(name, steps.step, values)
+            if name not in self._numbers and not {int, float}.isdisjoint(kinds):
+                new[name] = next(at for at, value in enumerate(values) if type(value) in (int, float))
+        for name in sorted(new, key=new.__getitem__):
+            if len(self._numbers) < _MOST_COUNTED_NAMES:
+                self._numbers[name] = None
         for key, own in (("seconds", steps.seconds), ("time", steps.time)):
             # Steps without the value have no point.
             is_known = ~np.isnan(own)
@@ -109,20 +115,18 @@ class RunSeries:
         is_known = found.values.count(None) < len(found.values)
         return replace(found, gaps=0, first_gap=None) if is_known else None
 
-    def _add_value(self, name: str, steps: Ints, found: list[Any]) -> None:
-        """Steps that did not log the name have no point."""
+    def _add_value(self, name: str, steps: Ints, found: list[Any]) -> set[type]:
+        """Steps that did not log the name have no point. Returns the types of the values."""
         kinds = {*map(type, found)}
         if type(ABSENT) in kinds:
             kinds.discard(type(ABSENT))
             is_there = np.array([value is not ABSENT for value in found])
             steps, found = steps[is_there], [value for value in found if value is not ABSENT]
         if not found:
-            return
+            return set()
         if name in self._of_names or len(self._of_names) < _MOST_KEPT_NAMES:
             self._of_names.setdefault(name, Thinned(self._most)).extend(steps, _numbers(found, kinds))
-        is_new = name not in self._numbers and len(self._numbers) < _MOST_COUNTED_NAMES
-        if is_new and not {int, float}.isdisjoint(kinds):
-            self._numbers[name] = None
+        return kinds
 
 
 def _of_thinned(
