@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 
-shards, samples, steps, epochs = map(int, [*sys.argv[1:], 1][:4])
+shards, samples, steps, epochs = map(int, [*sys.argv[1:], "1"][:4])
 run = elastic.start(seed=0, global_batch=shards * samples, shards=shards)
 noise = torch.Generator().manual_seed(0)
 images = torch.randn(steps * shards * samples, 3, 32, 32, generator=noise)

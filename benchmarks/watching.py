@@ -55,6 +55,11 @@ class Training:
         self.others: list[subprocess.Popen[str]] = []
         self.agent_s = self.serve_s = 0.0
 
+    @property
+    def watchers(self) -> list[int]:
+        """The agent, and `serve`."""
+        return [self.agent.pid, *(each.pid for each in self.others)]
+
     def wait_for_step(self, step: int) -> None:
         while (newest := metrics.newest(self.folder / "metrics.jsonl")) is None or newest.step < step:
             if self.agent.poll() is not None:
@@ -72,7 +77,7 @@ class Training:
         return address(PAGE, server.stdout.readline())
 
     def send(self, number: signal.Signals) -> None:
-        for pid in [*family(self.agent.pid), *(each.pid for each in self.others)]:
+        for pid in [*family(self.agent.pid), *self.watchers[1:]]:
             os.kill(pid, number)
 
     def mean_step_s(self, began_s: float, ended_s: float) -> float:
@@ -151,7 +156,7 @@ def measure(args: argparse.Namespace, plain: Training, watched: Training) -> Non
         own.send(signal.SIGCONT)
         began_s = time.time()
         next_s = dict.fromkeys(("scrape", "page"), time.monotonic())
-        before = [processor_s(each.pid) for each in (own.agent, *own.others)]
+        before = [processor_s(pid) for pid in own.watchers]
         until_s = time.monotonic() + args.window_s
         while (now_s := time.monotonic()) < until_s:
             if own is watched and now_s >= next_s["scrape"]:
@@ -162,7 +167,7 @@ def measure(args: argparse.Namespace, plain: Training, watched: Training) -> Non
                 next_s["page"] += POLL_S
             time.sleep(0.1)
         ended_s = time.time()
-        after = [processor_s(each.pid) for each in (own.agent, *own.others)]
+        after = [processor_s(pid) for pid in own.watchers]
         own.send(signal.SIGSTOP)
         taken = [end - begin for begin, end in zip(before, after, strict=True)]
         own.agent_s += taken[0]

@@ -23,7 +23,7 @@ from elastic.observe.step_line import StepLine
 
 # What a recovery is measured by, and what the run's time is divided by.
 _SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
-_MARKS = (kinds.GenerationStarted, kinds.RunInterrupted, kinds.Restored)
+_MARKS = (kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, kinds.Restored)
 _GENERATIONS_KEPT = 8
 PHASES = ("detect", "rendezvous", "restore", "first_step")
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -143,7 +143,7 @@ class RunTotals:
         return {generation: max(by_file.values()) for generation, by_file in self._seen.items()}
 
     def marks(self) -> Events:
-        """Where generations began and agents left, in order."""
+        """Where generations began and ended, and agents left, in order."""
         if self._marks_in_order is None:
             numbers = sorted(self._marks)
             self._marks_in_order = [each for n in numbers for each in in_order(self._marks[n].values())]

@@ -18,7 +18,7 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import Start, left_as_planned, planned_stop
+from elastic.observe.recovery import Start, ended_by_loss, left_as_planned, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
@@ -34,7 +34,8 @@ class TimeSpent:
     badput_s: the others, by what they went to. The cause of a generation (start, failure, node
     lost, node joined, node left, resume) has the time from the last step that counts before it to
     the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
-    which no node was left, from the last sign of life to the command that resumed. `between steps`
+    which no node was left, from the last sign of life to the command that resumed; nodes that wait
+    for one that was lost lose their time to that. `between steps`
     has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
     a step does by itself; `end` what follows the last step.
     """
@@ -73,8 +74,8 @@ def time_spent_in(
 ) -> TimeSpent | None:
     """The same where steps were added up as they came.
 
-    events: at least those of generations that start and restore, and of agents that leave. seen_s:
-    by generation, the time of its last event of any kind.
+    events: at least those of generations that start, restore and end, and of agents that leave.
+    seen_s: by generation, the time of its last event of any kind.
     """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
@@ -97,7 +98,7 @@ def time_spent_in(
                 badput_s[DOWN] += away_s
             else:
                 paused_s += away_s
-        for kind, seconds in _lost_s(start, after, steps, until - away_s):
+        for kind, seconds in _lost_s(start, after, own[start.generation], steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
         useful_s=sum(each.seconds for each in steps.values()),
@@ -122,14 +123,17 @@ def lost_steps_s(after: Events) -> list[float]:
 
 
 def _lost_s(
-    start: Start, after: Start | None, steps: Mapping[int, GenerationSteps], until: float
+    start: Start, after: Start | None, events: Events, steps: Mapping[int, GenerationSteps], until: float
 ) -> list[tuple[str, float]]:
-    """Of one generation, up to the next one or the end."""
+    """Of one generation, up to the next one or the end. events: its own."""
     own = steps.get(start.generation)
     if own is None:  # none of its steps counts: it was a part of the way to the next
         return [(start.event.cause if after is None else after.event.cause, until - start.time)]
+    then = END if after is None else after.event.cause
+    if then in (END, "resume") and ended_by_loss(events) is not None:
+        then = "node lost"  # for which the others waited, in vain or up to now
     return [
         (start.event.cause, own.begin - start.time),
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),
-        (END if after is None else after.event.cause, until - own.end),
+        (then, until - own.end),
     ]

@@ -40,6 +40,7 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
+_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
@@ -85,6 +86,27 @@ def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrup
     left = of_kind(own, kinds.RunInterrupted)
     planned = {each.node for each in left if not each.event.gave_up}
     return left[-1] if left and planned.issuperset(before.event.nodes) else None
+
+
+def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
+    """Where the other nodes noticed that one was lost. own: events of one generation."""
+    return next(
+        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(_LOST)), None
+    )
+
+
+def lost_nodes(own: Events, start: Start, after: Start | None) -> list[str]:
+    """The nodes that a generation has lost, before the next one or the run's end.
+
+    own: its events. Where the others gave up, no generation without them tells which they were: all
+    that said nothing of its end.
+    """
+    if after is not None and after.event.cause == _LOST:
+        return [node for node in start.event.nodes if node not in after.event.nodes]
+    if ended_by_loss(own) is None or (after is not None and after.event.cause != "resume"):
+        return []
+    told = {each.node for each in own if isinstance(each.event, kinds.GenerationEnded | kinds.RunInterrupted)}
+    return [node for node in start.event.nodes if node not in told]
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:

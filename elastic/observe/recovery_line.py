@@ -3,7 +3,7 @@
 It does not promise to know why: where no event tells, it says the cause of the generation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, of_kind
@@ -41,16 +41,16 @@ def why_ended(events: Events, before: Start, after: Start) -> str:
             found = failure_of(in_generation(events, before.generation))
             return "failure" if found is None else found[1]
         case "node lost" if then - now:
-            return f"{_nodes(then - now)} lost"
+            return f"{nodes(then - now)} lost"
         case "node left" if then - now:
-            return f"{_nodes(then - now)} left"
+            return f"{nodes(then - now)} left"
         case "node joined" if now - then:
-            return f"{_nodes(now - then)} joined"
+            return f"{nodes(now - then)} joined"
         case cause:
             return str(cause)
 
 
-def _nodes(ids: set[str]) -> str:
+def nodes(ids: Collection[str]) -> str:
     names = ", ".join(sorted(ids))
     return f"node {names}" if len(ids) == 1 else f"nodes {names}"
 

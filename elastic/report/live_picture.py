@@ -41,9 +41,14 @@ class Drawn:
 class LivePicture:
     """For any number of threads: one of them draws, and the others get what was drawn last."""
 
-    def __init__(self, draw: Callable[[], Picture], clock: Clock, *, is_remote: bool) -> None:
-        """draw: reads the run. Raises OSError, or an ElasticError."""
-        self._draw, self._clock = draw, clock
+    def __init__(
+        self, draw: Callable[[], Picture], clock: Clock, *, is_remote: bool, place: Callable[[], object]
+    ) -> None:
+        """draw: reads the run. Raises OSError, or an ElasticError. place: what it reads; where that
+        is another place than the last time, it is drawn at once.
+        """
+        self._draw, self._clock, self._place = draw, clock, place
+        self._drawn_place: object = None
         least_s = _REMOTE_PAUSE_S if is_remote else _PAUSE_S
         self._pause_s = partial(pause_s, least_s=least_s, is_remote=is_remote)
         self._drawing = threading.Lock()
@@ -53,7 +58,7 @@ class LivePicture:
 
     def newest(self) -> Drawn:
         """Raises NotNow where the run can no longer be read; the first time, what `draw` raises."""
-        if self._clock.monotonic() >= self._again_at and self._drawing.acquire(blocking=self._drawn is None):
+        if self._is_due() and self._drawing.acquire(blocking=self._drawn is None):
             try:
                 self._draw_again()
             finally:
@@ -63,10 +68,13 @@ class LivePicture:
         assert self._drawn is not None
         return self._drawn
 
+    def _is_due(self) -> bool:
+        return self._clock.monotonic() >= self._again_at or self._place() != self._drawn_place
+
     def _draw_again(self) -> None:
-        begin = self._clock.monotonic()
-        if begin < self._again_at:  # another thread has drawn meanwhile
+        if not self._is_due():  # another thread has drawn meanwhile
             return
+        begin, self._drawn_place = self._clock.monotonic(), self._place()
         try:
             self._keep(self._draw())
             self._failure = None

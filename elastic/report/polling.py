@@ -3,6 +3,8 @@
 It does not know what else the machine does: the share holds for one reader.
 """
 
+from pathlib import Path
+
 _PAUSE_PER_COST = 200.0  # so that looking takes a two-hundredth of one core
 _LONGEST_S = 60.0  # of a run in a folder, whose first look is the longest by far
 
@@ -14,3 +16,12 @@ def pause_s(cost_s: float, *, least_s: float, is_remote: bool) -> float:
     if is_remote:
         return max(least_s, 20 * cost_s)
     return max(least_s, min(_LONGEST_S, _PAUSE_PER_COST * cost_s))
+
+
+def file_of(folder: Path) -> tuple[int, int] | None:
+    """Which folder has this name now: after `--fresh` another one, which is looked at soon."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -12,6 +12,7 @@ import socket
 import socketserver
 import threading
 from contextlib import closing, suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -24,6 +25,7 @@ from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
 from elastic.report.picture.page import policy
 from elastic.report.picture.picture import Picture
+from elastic.report.polling import file_of
 from elastic.report.run_reader import RunReader
 from elastic.storage.remote import check_url
 from elastic.system import interrupt
@@ -49,7 +51,12 @@ def serve(asked: Listening) -> int:
     run = RunDir.parse(asked.run)
     check_url(run.url)
     with closing(RunReader(run)) as reader, _listening(asked) as listener:
-        picture = LivePicture(lambda: _drawn(run, reader), SystemClock(), is_remote=run.is_remote)
+        picture = LivePicture(
+            lambda: _drawn(run, reader),
+            SystemClock(),
+            is_remote=run.is_remote,
+            place=partial(file_of, run.local),
+        )
         return _serve(run, asked, _Server(listener, asked.host, picture))
 
 

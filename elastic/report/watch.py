@@ -30,7 +30,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
-from elastic.report.polling import pause_s
+from elastic.report.polling import file_of, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader
 from elastic.report.status import Status, status
 from elastic.storage.remote import check_url
@@ -124,7 +124,10 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
             live.update(fitted(view, console, problem), refresh=True)
             taken_s = clock.monotonic() - began_s
             least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
-            clock.sleep(pause_s(taken_s, least_s=least_s, is_remote=run.is_remote))
+            until_s = clock.monotonic() + pause_s(taken_s, least_s=least_s, is_remote=run.is_remote)
+            place = file_of(run.local)
+            while (left_s := until_s - clock.monotonic()) > 0 and file_of(run.local) == place:
+                clock.sleep(min(left_s, PAUSE_S))
 
 
 def _first_look(run: RunDir, reader: RunReader) -> View:

@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import drawn_runs
 import pytest
@@ -18,6 +19,7 @@ from elastic.errors import UsageError
 from elastic.report import live_picture
 from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
+from elastic.report.polling import file_of
 from elastic.report.serve import is_own_name
 from elastic.testing.fakes import FakeClock
 
@@ -254,7 +256,7 @@ class Counted:
 def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
     clock = FakeClock()
     reads = Counted(run, clock, cost_s=0.1)
-    live = LivePicture(reads, clock, is_remote=False)
+    live = LivePicture(reads, clock, is_remote=False, place=str)
 
     first = live.newest()
     clock.now += 19.9
@@ -265,9 +267,23 @@ def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
     assert reads.count == 2
 
 
+def test_a_run_that_was_begun_anew_is_read_at_once(run):
+    """`--fresh` has set the old one aside, which would be shown for up to a minute."""
+    clock = FakeClock()
+    reads = Counted(run, clock, cost_s=0.1)
+    live = LivePicture(reads, clock, is_remote=False, place=partial(file_of, run))
+    first = live.newest()
+    run.rename(run.with_name("aside"))
+    (run / "events").mkdir(parents=True)
+
+    assert live.newest() is not first
+    assert live.newest().picture.timeline is None
+    assert reads.count == 2
+
+
 def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
     clock = FakeClock()
-    live = LivePicture(Counted(run, clock, cost_s=0.0), clock, is_remote=False)
+    live = LivePicture(Counted(run, clock, cost_s=0.0), clock, is_remote=False, place=str)
     live.newest()
     aside = run.rename(run.with_name("aside"))
     run.write_text("no folder")

@@ -68,6 +68,24 @@ def test_the_time_in_which_no_node_was_left_is_told_apart(gave_up):
     assert found.badput_s == {"down": 896.0, "resume": 3.0}
 
 
+@pytest.mark.parametrize("ends", ["gave up", "goes on"])
+def test_what_the_others_wait_for_a_node_that_was_lost_is_lost_to_that(ends):
+    """It dies 1 s after the last step; they wait until 120, or still do."""
+    events = [
+        started(100.0, 1, "start"),
+        logged("generation_ended", 103.0, 1, "n2", cause="the generation ended: node lost", step=2),
+    ]
+    lines = [step(1, 101.0, 1), step(2, 102.0, 1)]
+    if ends == "goes on":
+        found = time_spent(events, columns_of(lines), now_s=120.0)
+        assert found.badput_s == {"node lost": 18.0}
+        return
+    gave_up = logged("run_interrupted", 120.0, 1, "n2", step=2, gave_up=True)
+    events += [gave_up, started(1000.0, 2, "resume")]
+    found = time_spent(events, columns_of([*lines, step(3, 1002.0, 2)]))
+    assert found.badput_s == {"node lost": 18.0, "down": 880.0, "resume": 1.0}
+
+
 def test_steps_that_were_lost_are_no_time_without_a_node():
     """All nodes die in step 41, and no event tells; the newest checkpoint is that of step 2."""
     restored = {"step": 2, "source": "checkpoint", "lost_steps": 38, "seconds": 0.1}

@@ -186,6 +186,33 @@ def test_a_group_that_gave_up_is_a_fault_and_no_planned_stop():
     assert shown.paused_s == 0
 
 
+LOSS = logged("generation_ended", BEGAN + 105, 1, "a", cause="the generation ended: node lost", step=90)
+
+
+def test_a_node_for_which_the_others_waited_in_vain_is_named():
+    gave_up = logged("run_interrupted", BEGAN + 130, 1, "a", step=90, reason="1 of 2 is here", gave_up=True)
+    events = [drawn_runs.started(BEGAN, 1, "start", ["a", "b"]), LOSS, gave_up]
+    resumed = [
+        drawn_runs.started(BEGAN + 1000, 2, "resume", ["a", "b"]),
+        logged("run_finished", BEGAN + 1052, 2, "a", steps=150),
+    ]
+    lines = lines_of(1, 100, 0.0)
+    for shown in (drawn(events, lines), drawn([*events, *resumed], [*lines, *lines_of(101, 150, 1002.0, 2)])):
+        (fault,) = shown.faults.most_expensive
+        assert (fault.machine, fault.at) == ("b", 105.0)
+        assert fault.what == "node b lost; the group gave up: 1 of 2 is here"
+        assert "node lost: b" in [mark.text for mark in shown.timeline.marks]
+
+
+def test_while_the_others_wait_a_fault_is_shown_and_no_node_is_blamed():
+    """The agent of another one may be about to write."""
+    events = [drawn_runs.started(BEGAN, 1, "start", ["a", "b"]), LOSS]
+    shown = drawn(events, lines_of(1, 100, 0.0), now_s=BEGAN + 120)
+    (fault,) = shown.faults.most_expensive
+    assert (fault.what, fault.machine, fault.cost_s) == ("a node was lost, and the others wait", "", None)
+    assert shown.badput_s["node lost"] == 20.0
+
+
 def test_a_planned_stop_is_said_beside_the_time_of_the_run_and_is_no_fault():
     shown = down([logged("run_interrupted", BEGAN + 101, 1, node, step=100) for node in ("a", "b")])
 

@@ -208,7 +208,9 @@ def test_what_is_logged_after_the_line_was_written_is_refused():
     """In a function of run.on_step, or once the next step is there: it would be lost."""
     _, step = step_of()
     step.has_line = True
-    with pytest.raises(UsageError, match=r"step\.log\(a=\.\.\., b=\.\.\.\): the line of step 1 .* is written already"):
+    with pytest.raises(
+        UsageError, match=r"step\.log\(a=\.\.\., b=\.\.\.\): the line of step 1 .* is written already"
+    ):
         step.log(a=0.5, b=1)
 
 

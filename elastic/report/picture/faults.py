@@ -14,8 +14,8 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import Start
-from elastic.observe.recovery_line import failure_of, why_ended
+from elastic.observe.recovery import Start, ended_by_loss, lost_nodes
+from elastic.observe.recovery_line import failure_of, nodes, why_ended
 from elastic.report.picture.generations import AT_ONCE, DOWN, Generation, since
 from elastic.report.picture.marks import ALL_GONE, sign_of, text_of
 from elastic.report.picture.words import short
@@ -59,7 +59,7 @@ def faults_of(events: Events, generations: Sequence[Generation], status: Status)
         zip_longest(starts, starts[1:]), zip_longest(generations, generations[1:]), strict=True
     ):
         then = own[start.generation]
-        found = _all_ended(then, status) if now is None else _ended(then, start, after, before, wrong)
+        found = _all_ended(then, start, status) if now is None else _ended(then, start, after, before, wrong)
         if found is not None:
             event, machine, what = found
             at = before.ends if event is None else since(began, event.time)
@@ -87,11 +87,10 @@ def _ended(
     wrong: by step, the nodes whose states were wrong after it.
     """
     if before.gap == DOWN:
-        return _down(own)
+        return _down(own, start)
     noticed = first(own, kinds.GenerationEnded)
     if after.event.cause == "node lost":
-        lost = [node for node in start.event.nodes if node not in after.event.nodes]
-        return noticed, ", ".join(lost), why_ended(own, start, after)
+        return noticed, ", ".join(lost_nodes(own, start, after)), why_ended(own, start, after)
     differed = first(own, kinds.DivergenceDetected)
     if after.event.cause == "ranks differed" and differed is not None:
         return differed, wrong.get(differed.event.step, ""), text_of(differed.event)
@@ -101,19 +100,27 @@ def _ended(
     return (noticed, "", "failure") if failed is None else (failed[0], failed[0].node, failed[1])
 
 
-def _all_ended(own: Events, status: Status) -> _Found | None:
+def _all_ended(own: Events, start: Start, status: Status) -> _Found | None:
     """What ended the newest generation. own: its events."""
-    return _down(own) if status.state in ("failed", "interrupted") else None
+    if status.state in ("failed", "interrupted"):
+        return _down(own, start)
+    noticed = ended_by_loss(own)
+    if status.state != "running" or noticed is None:
+        return None
+    return noticed, "", "a node was lost, and the others wait"  # another one may be about to write
 
 
-def _down(own: Events) -> _Found:
+def _down(own: Events, start: Start) -> _Found:
     """Why no node was left after a generation."""
     failed, left = last(own, kinds.RunFailed), last(own, kinds.RunInterrupted)
     if failed is not None:
         return failed, failed.node, f"the run failed: {_first_line(failed.event.reason)}"
-    if left is not None and left.event.gave_up:
-        return left, left.node, f"the group gave up: {_first_line(left.event.reason)}"
-    return None, "", ALL_GONE
+    if left is None or not left.event.gave_up:
+        return None, "", ALL_GONE
+    reason = f"the group gave up: {_first_line(left.event.reason)}"
+    if lost := lost_nodes(own, start, None):
+        return ended_by_loss(own), ", ".join(lost), f"{nodes(lost)} lost; {reason}"
+    return left, left.node, reason
 
 
 def _cost_s(before: Generation, now: Generation) -> float:

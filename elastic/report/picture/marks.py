@@ -5,11 +5,12 @@ Committed checkpoints are not among them: there are too many, and they have a ch
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, LoggedEvent, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
+from elastic.observe.recovery import lost_nodes
 from elastic.report.picture.generations import DOWN, Generation
 from elastic.report.picture.words import short
 
@@ -98,21 +99,26 @@ def _left(event: kinds.RunInterrupted) -> str:
 def _lost_nodes(events: Events, began: float, lane_of: Mapping[str, int]) -> list[Mark]:
     """A node that dies or is cut off writes nothing: the generations before and after tell of it.
 
-    The mark is where the others noticed.
+    The mark is where the others noticed. Which node it was is not said while they wait: another one
+    may be about to write.
     """
-    ended = {each.generation: each.time for each in of_kind(events, kinds.GenerationEnded)[::-1]}
-    return [
-        Mark(
-            at=max(0.0, round(ended.get(before.generation, after.time) - began, 3)),
-            lane=lane_of.get(node),
-            kind="fault",
-            text=short(f"node lost: {node}"),
-        )
-        for before, after in pairwise(of_kind(events, kinds.GenerationStarted))
-        if after.event.cause == "node lost"
-        for node in before.event.nodes
-        if node not in after.event.nodes
-    ]
+    starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
+    found = []
+    for start, after in zip_longest(starts, starts[1:]):
+        then = own[start.generation]
+        if after is None and last(then, kinds.RunInterrupted) is None:
+            continue
+        noticed = first(then, kinds.GenerationEnded) or after or start
+        found += [
+            Mark(
+                at=max(0.0, round(noticed.time - began, 3)),
+                lane=lane_of.get(node),
+                kind="fault",
+                text=short(f"node lost: {node}"),
+            )
+            for node in lost_nodes(then, start, after)
+        ]
+    return found
 
 
 def _exited(event: kinds.WorkerExited) -> str:
