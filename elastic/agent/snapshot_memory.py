@@ -10,8 +10,10 @@ A state that outgrows its slots gets larger ones beside them. The old ones stay,
 the workers were given to restore from, until a snapshot in the larger ones counts.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -19,6 +21,7 @@ from elastic.system.control_page import ControlPage
 
 SLOTS = 3  # the newest snapshot, one that is being written, one that is leased to the uploader
 SLOTS_WITHOUT_SNAPSHOTS = 1  # where states are copied only to be saved
+_NICENESS = 10  # of the thread: training comes first
 
 
 class SnapshotMemory:
@@ -78,10 +81,12 @@ class SnapshotMemory:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
         self._drop_outgrown()
         if self._thread is not None:
-            if not self._thread.is_alive():
-                self._thread = None
+            is_alive = self._thread.is_alive()
+            if self._created is not None:
                 self._adopt()
-            return
+            if is_alive:
+                return
+            self._thread = None
         wanted = self._page.wanted_bytes
         capacity = max((slots.capacity_bytes for slots in self._both), default=0)
         if wanted > capacity and wanted != self._page.refused_bytes:
@@ -120,12 +125,20 @@ class SnapshotMemory:
         self._asked_bytes, self._thread, self._is_told = size_bytes, thread, False
 
     def _create(self, size_bytes: int) -> None:
+        """Then prepare them, while the workers train."""
+        found: SnapshotSlots | OSError | None = None
         for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):
             try:
-                self._created = SnapshotSlots.create(size_bytes, count)
-                return
+                found = SnapshotSlots.create(size_bytes, count, prepared=False)
+                break
             except OSError as error:
-                self._created = error
+                found = error
+        self._created = found
+        if isinstance(found, SnapshotSlots):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            with suppress(ValueError):  # they were outgrown meanwhile, and are closed
+                found.prepare()
 
     def _adopt(self) -> None:
         created, self._created = self._created, None

@@ -12,6 +12,9 @@ between. Unlike in the kernel's seqlocks the numbers are drawn from one sequence
 an even number is given once in the life of the memory, and (slot, seq) names one snapshot forever.
 A writer that is killed leaves an odd number, and with it a slot that no reader finds.
 
+A slot is given to a writer once it is prepared: the kernel has found and cleared its memory, which
+takes seconds for gigabytes.
+
 It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
 that other ranks had the same state (`is_agreed` says it), nor that what is read without a lease
 stays. It needs Linux (memfd, /proc).
@@ -34,13 +37,14 @@ PAGE = 4096
 MADV_POPULATE_READ = 22  # not in Python's mmap before 3.14
 WORD_BYTES = 8
 MAGIC = int.from_bytes(b"elastic", "little")
-FORMAT = 2
+FORMAT = 3
 MOST_SLOTS = 64
-_MAGIC, _FORMAT, _SLOTS, _CAPACITY = range(4)
+_MAGIC, _FORMAT, _SLOTS, _CAPACITY, _PREPARED = range(5)
 _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
 INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _READS = 100
+_PREPARED_BYTES = 1 << 20  # at once: the call holds the interpreter's lock, for 4 ms at worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +117,11 @@ class SnapshotSlots:
         self._close_fd.atexit = False
 
     @staticmethod
-    def create(capacity_bytes: int, num_slots: int) -> "SnapshotSlots":
+    def create(capacity_bytes: int, num_slots: int, *, prepared: bool = True) -> "SnapshotSlots":
         """Slots for images of up to `capacity_bytes`, which is rounded up to pages.
 
-        Raises OSError when there is not that much memory.
+        prepared: no writer waits until `prepare` was called for a slot; its own first write takes
+        longer then. Raises OSError when there is not that much memory.
         """
         if not (1 <= num_slots <= MOST_SLOTS and capacity_bytes >= 1):
             raise ValueError(
@@ -139,8 +144,14 @@ class SnapshotSlots:
             os.close(fd)
             raise
         # The magic number last: memory without it is not opened.
-        head = ((_FORMAT, FORMAT), (_SLOTS, num_slots), (_CAPACITY, capacity_bytes), (_MAGIC, MAGIC))
-        for index, word in head:
+        head = {
+            _FORMAT: FORMAT,
+            _SLOTS: num_slots,
+            _CAPACITY: capacity_bytes,
+            _PREPARED: num_slots if prepared else 0,
+            _MAGIC: MAGIC,
+        }
+        for index, word in head.items():
             slots._words[index] = word
         return slots
 
@@ -178,7 +189,29 @@ class SnapshotSlots:
             self._map.close()
         self._close_fd()
 
+    # The owner
+
+    def prepare(self) -> None:
+        """Make the slots ready one after another, beside a writer; no byte changes.
+
+        Calls may raise ValueError once `close` was called, in another thread.
+        """
+        for slot in range(self.num_prepared, self.num_slots):
+            begin = self._header(slot)
+            end = begin + PAGE + self.capacity_bytes
+            with suppress(OSError):  # Linux before 5.14
+                for at in range(begin, end, _PREPARED_BYTES):
+                    self._map.madvise(MADV_POPULATE_READ, at, min(_PREPARED_BYTES, end - at))
+                # This process needs none of it; the memory stays as it is.
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            self._words[_PREPARED] = slot + 1
+
     # Readers
+
+    @property
+    def num_prepared(self) -> int:
+        """How many slots are ready to be written, the first ones."""
+        return max(0, min(self._words[_PREPARED], self.num_slots))
 
     def newest(self) -> Snapshot | None:
         """The whole snapshot that was published last."""
@@ -205,25 +238,29 @@ class SnapshotSlots:
     # The writer
 
     def begin(self) -> int | None:
-        """A slot to write, marked as torn; None when there is none.
+        """A slot to write, marked as torn; None when there is none."""
+        slot = self.free()
+        if slot is not None:
+            self._map_whole(slot)
+            newest = max(self._word(each, _SEQ) for each in range(self.num_slots))
+            self._set(slot, _SEQ, newest // 2 * 2 + 1)
+        return slot
 
-        It is not a leased one, and not the newest whole one unless it is the only slot.
+    def free(self) -> int | None:
+        """The slot that `begin` would give out.
+
+        It is prepared, not a leased one, and not the newest whole one unless it is the only slot.
         """
         seqs = [self._word(slot, _SEQ) for slot in range(self.num_slots)]
         newest = max(filter(_is_whole, seqs), default=None)
         free = [
             slot
-            for slot, seq in enumerate(seqs)
-            if self._word(slot, _LEASES) == 0 and (seq != newest or self.num_slots == 1)
+            for slot in range(self.num_prepared)
+            if self._word(slot, _LEASES) == 0 and (seqs[slot] != newest or self.num_slots == 1)
         ]
-        if not free:
-            return None
         # Torn slots first, then the oldest. A lease that is taken at this very moment is not seen
         # here; its holder looks at `seq` once more before it relies on the bytes.
-        slot = min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]))
-        self._map_whole(slot)
-        self._set(slot, _SEQ, max(seqs) // 2 * 2 + 1)
-        return slot
+        return min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]), default=None)
 
     def publish(self, slot: int, *, size_bytes: int, info: SnapshotInfo) -> Snapshot:
         """Make the first `size_bytes` of the body the newest snapshot.

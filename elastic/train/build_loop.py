@@ -38,7 +38,7 @@ from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
-from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
+from elastic.train.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step_functions import StepFunctions
 from elastic.train.trace import StateTrace
@@ -94,7 +94,7 @@ class LoopBuilder:
             comparison=comparison,
             output=self._output(uploader, store, clock) if self._is_first else None,
             metrics=self._metrics() if keeps_metrics else None,
-            snapshotting=self._snapshotting(clock),
+            snapshotting=self._snapshotting(state, clock),
             faults=faults,
             commits_drains=is_alone(link),
             trace=self._trace(clock),
@@ -157,14 +157,17 @@ class LoopBuilder:
             comparing=ComparisonSchedule(),
         )
 
-    def _snapshotting(self, clock: Clock) -> Snapshotting | None:
+    def _snapshotting(self, state: State, clock: Clock) -> Snapshotting | None:
         """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
         alone, device = is_alone(self.link), self.groups.device
         if self.groups.local_rank != 0 or (alone and not self._is_first):
             return None
         slots = OwnSlots() if alone else AgentSlots(self.page, self.link.pid)
         copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
-        return Snapshotting(slots.of_size, copy, clock)
+        # Without an agent nobody else could make it ready.
+        is_large = not alone and sum(p.nbytes for p in state.parameters()) > PROMPT_BYTES
+        is_waiting = is_large and self.page.slots_fd is None
+        return Snapshotting(slots.of_size, copy, clock, waits_beside=is_large, is_waiting=is_waiting)
 
     def _trace(self, clock: Clock) -> StateTrace | None:
         if self.check is None:

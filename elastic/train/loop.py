@@ -322,7 +322,7 @@ class Loop:
             self.say(note)
         step.fault_point("optimizer")
         derived_weights.compute_again(self._of_steps.contract.modules())
-        saving.finish_copy()
+        saving.after_update()
         if step.number == 1:
             self._say_notes(step)
         if parts.output is not None:

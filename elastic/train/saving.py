@@ -60,10 +60,12 @@ class Saving:
             )
         )
 
-    def finish_copy(self) -> None:
-        """Of an earlier step, if its copy from a GPU ran beside this one."""
-        if self.parts.snapshotting is not None:
-            self._add_cost(self.parts.snapshotting.finish())
+    def after_update(self) -> None:
+        """Finish an earlier step's copy, if one from a GPU ran beside this step; see to memory."""
+        snapshotting = self.parts.snapshotting
+        if snapshotting is not None:
+            self._add_cost(snapshotting.finish())
+            snapshotting.follow_memory(self.parts.state.flatten)
 
     def vote(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
         """Have this rank's state compared with the others', from its copy if there is one."""

@@ -24,6 +24,7 @@ SLACK = 1.05
 SLACK_BYTES = 1 << 20
 PATIENCE_S = 30.0
 FIRST_PATIENCE_S = 5.0
+PROMPT_BYTES = 64 << 20  # for so much, memory is there within a moment; gigabytes take seconds
 POLL_S = 0.002
 
 SlotsFor = Callable[[int], SnapshotSlots | None]
@@ -107,7 +108,21 @@ def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
 
 
 class Snapshotting:
-    def __init__(self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock) -> None:
+    """is_waiting: the agent makes memory ready; until then no copy is to be asked for."""
+
+    def __init__(
+        self,
+        slots_for: SlotsFor,
+        copy: SlotCopy,
+        clock: Clock,
+        *,
+        waits_beside: bool = False,
+        is_waiting: bool = False,
+    ) -> None:
+        """waits_beside: for memory that takes seconds. is_waiting: there is none yet."""
+        self.is_waiting = is_waiting
+        self._follows_memory = waits_beside
+        self._asked_bytes = 0
         self.copy = copy
         self._slots_for = slots_for
         self._clock = clock
@@ -115,6 +130,22 @@ class Snapshotting:
         self._pending: _Pending | None = None
         self._newest: PublishedSnapshot | None = None
         self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
+
+    def follow_memory(self, state: Callable[[], FlatState]) -> None:
+        """After each step: ask for memory of the state's size, and look how far it is.
+
+        state: as it is after an update, which gives an optimizer its own tensors.
+        """
+        if not self._follows_memory:
+            return
+        self._asked_bytes = self._asked_bytes or image.layout(state().tensors, {}).size_bytes
+        try:
+            slots = self._slots_for(self._asked_bytes)
+        except SlotsRefused:
+            self._follows_memory = self.is_waiting = False  # the next copy is not made, and that is said
+            return
+        self._follows_memory = slots is None or slots.num_prepared < slots.num_slots
+        self.is_waiting = slots is None or (self._follows_memory and slots.free() is None)
 
     def take(
         self,
@@ -217,8 +248,10 @@ class Snapshotting:
             slots.invalidate(snapshot.slot)
 
     def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
-        # The very first snapshot of a process waits until the agent has made the slots.
-        patience_s = PATIENCE_S if patient else FIRST_PATIENCE_S if self._is_first else 0.0
+        # The very first snapshot of a process waits until the agent has made the slots, if that
+        # takes no more than a moment.
+        is_prompt = self._is_first and not self.is_waiting
+        patience_s = PATIENCE_S if patient else FIRST_PATIENCE_S if is_prompt else 0.0
         self._is_first = False
         deadline = self._clock.monotonic() + patience_s
         while True:

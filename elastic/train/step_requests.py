@@ -20,6 +20,8 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     if output is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, compare=False)
     snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
+    if parts.snapshotting is not None and parts.snapshotting.is_waiting:
+        snapshot = save = False  # due until there is memory
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
     compare = snapshot or save or is_due or agreement.is_wanted(number)
     audit = output.audits.is_due(number + 1)

@@ -160,6 +160,25 @@ def test_a_node_with_memory_for_one_copy_of_the_state_makes_checkpoints(drill, u
     drill.is_like(undisturbed)
 
 
+def test_training_goes_on_while_memory_for_a_large_state_is_made_ready(drill):
+    """No copy of its first step is waited for; the steps after that are in memory, and saved."""
+    drill.shut(2, 4)
+    agent = drill.start(*ALWAYS, "--save-every", "1steps", env={"TINY_LARGE": "70"})
+    drill.stands(2, ranks=1)
+    drill.waits_for(lambda: [each for each in memories_of(agent) if each.num_prepared == 3], "three slots")
+    assert slots_of(agent).newest() is None
+    assert not drill.events("checkpoint_committed")
+    drill.open(2)
+    drill.stands(4, ranks=1)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(4)
+    agent.ends_with(0)
+
+    assert "is not saved" not in agent.output
+    assert restored(drill) == [(0, "none", 0), (3, "snapshot", 0)]
+
+
 def test_a_state_that_outgrows_its_slots_keeps_its_newest_snapshot(drill, undisturbed):
     """After step 8 the state has no room in its slots. The agent has made larger ones, in which
     there is nothing yet, when a worker dies.

@@ -54,6 +54,40 @@ def test_with_memory_for_all_there_are_all_slots(node):
     assert not node.said
 
 
+def test_slots_are_used_as_they_become_ready_and_training_waits_for_none(node, monkeypatch):
+    """The agent is held up before each slot; the worker copies into those that are ready."""
+    held, free = threading.Semaphore(0), threading.Semaphore(0)
+    populate = SnapshotSlots.prepare
+
+    def slowly(self):
+        for slot in range(1, self.num_slots + 1):
+            held.acquire()
+            whole, self.num_slots = self.num_slots, slot
+            populate(self)
+            self.num_slots = whole
+            free.release()
+
+    monkeypatch.setattr(SnapshotSlots, "prepare", slowly)
+    node.left_bytes = 10 * STATE_BYTES
+    worker = AgentSlots(node.page, os.getpid())
+    taking = Snapshotting(worker.of_size, HostCopy(), FakeClock(), waits_beside=True, is_waiting=True)
+    state = FlatState(tensors={"m.w": torch.zeros(8)}, document={"m": {}})
+    info = SnapshotInfo(step=1, epoch=0, generation=1, world_size=1, torch="2")
+    taking.follow_memory(lambda: state)
+    node.memory.poll()
+    for ready in range(1, SLOTS + 1):
+        assert taking.is_waiting == (ready < 3)  # two are enough to take turns
+        held.release()
+        free.acquire()
+        node.memory.poll()
+        taking.follow_memory(lambda: state)
+        assert not taking.is_waiting
+        assert taking.take(state, info).snapshot.slot == ready - 1
+        taking.follow_memory(lambda: state)
+    assert not taking.is_waiting
+    assert node.memory.slots.num_prepared == SLOTS
+
+
 def test_with_memory_for_one_copy_of_the_state_checkpoints_can_be_made(node):
     """One that does not exist can hold no state to save: a run would lose every step at its end."""
     node.left_bytes = STATE_BYTES + HEADERS_BYTES

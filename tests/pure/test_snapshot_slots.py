@@ -31,9 +31,10 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
     A reader with a mapping of its own checks after every step.
     """
 
-    @initialize(slots=st.integers(1, 3))
-    def make(self, slots):
-        self.writer = self.owner = SnapshotSlots.create(2 * PAGE, slots)
+    @initialize(slots=st.integers(1, 3), prepared=st.booleans())
+    def make(self, slots, prepared):
+        self.writer = self.owner = SnapshotSlots.create(2 * PAGE, slots, prepared=prepared)
+        self.prepared = slots if prepared else 0
         self.reader = SnapshotSlots.open(self.owner.path)
         self.published = []  # (slot, seq, bytes, info), the last one last
         self.gone = []  # (slot, seq) that were published once
@@ -48,9 +49,10 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
     @precondition(lambda self: self.writing is None)
     @rule()
     def begin(self):
-        slots = range(len(self.leases))
+        slots, single = range(self.prepared), len(self.leases) == 1
         newest = self.published[-1][0] if self.published else None
-        free = {slot for slot in slots if not self.leases[slot] and (slot != newest or len(slots) == 1)}
+        free = {slot for slot in slots if not self.leases[slot] and (slot != newest or single)}
+        assert self.writer.free() in (free or {None})
         slot = self.writer.begin()
         assert (slot in free) if free else (slot is None)
         if slot is not None:
@@ -59,6 +61,14 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
             assert slot in useless or (not useless and slot == oldest[0])
             self.writing = slot
             self.lose(slot)
+
+    @rule()
+    def prepare(self):
+        """Beside a writer that may be in the middle of a copy."""
+        before = [bytes(self.writer.body(slot)) for slot in range(len(self.leases))]
+        self.owner.prepare()
+        self.prepared = len(self.leases)
+        assert before == [bytes(self.writer.body(slot)) for slot in range(len(self.leases))]
 
     @precondition(lambda self: self.writing is not None)
     @rule(data=st.binary(min_size=1, max_size=2 * PAGE))

@@ -16,6 +16,7 @@ TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives 
                 `attribute`, or in an `iterator`, whose place cannot be seen.
 TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
 TINY_GROW       A step: from here on the optimizer keeps 2 MiB more.
+TINY_LARGE      The model has so many MiB more, which no step changes.
 TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
@@ -176,6 +177,9 @@ def change_if_asked(model: nn.Sequential) -> None:
         model.append(Counter(os.environ["TINY_REMEMBER"]))
     if "TINY_HOOK" in os.environ:
         model[0].weight.register_hook(lambda gradient: gradient)
+    if "TINY_LARGE" in os.environ:
+        large = torch.zeros(int(os.environ["TINY_LARGE"]) << 18)
+        model[0].register_parameter("large", nn.Parameter(large, requires_grad=False))
 
 
 def clipped_gradient(model: nn.Module, batch: elastic.Batch) -> Tensor:
@@ -215,7 +219,8 @@ def main() -> None:
         updates = {"optimizer": optimizer.optimizer, "scheduler": optimizer.scheduler}
     else:
         optimizer = Momentum(
-            list(model.parameters()), lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank)
+            [p for p in model.parameters() if p.requires_grad],
+            lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank),
         )
         updates = {"optimizer": optimizer}
     data = run.data(TensorDataset(inputs, labels), epochs=3, tail="drop")
