@@ -28,8 +28,9 @@ def memories_of(agent) -> list[SnapshotSlots]:
     """The agent's memories for snapshots, opened as its workers open them; each of them twice."""
     found = []
     for path in Path(f"/proc/{agent.pid}/fd").iterdir():
-        if "elastic-snapshots" in str(path.readlink()):
-            with suppress(ValueError):  # its header is not written yet
+        # Another descriptor may be closed meanwhile, and the header not be written yet.
+        with suppress(FileNotFoundError, ValueError):
+            if "elastic-snapshots" in str(path.readlink()):
                 found.append(SnapshotSlots.open(str(path)))
     return found
 
