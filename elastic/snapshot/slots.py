@@ -20,6 +20,7 @@ that other ranks had the same state (`is_agreed` says it), nor that what is read
 stays. It needs Linux (memfd, /proc).
 """
 
+import ctypes
 import errno
 import fcntl
 import json
@@ -44,7 +45,8 @@ _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
 INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _READS = 100
-_PREPARED_BYTES = 1 << 20  # at once: the call holds the interpreter's lock, for 4 ms at worst
+_LIBC = ctypes.CDLL(None)
+_LIBC.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +198,13 @@ class SnapshotSlots:
 
         Calls may raise ValueError once `close` was called, in another thread.
         """
+        memory = ctypes.c_char.from_buffer(self._map)  # it stays mapped as long as this is there
+        size_bytes = PAGE + self.capacity_bytes
         for slot in range(self.num_prepared, self.num_slots):
-            begin = self._header(slot)
-            end = begin + PAGE + self.capacity_bytes
-            with suppress(OSError):  # Linux before 5.14
-                for at in range(begin, end, _PREPARED_BYTES):
-                    self._map.madvise(MADV_POPULATE_READ, at, min(_PREPARED_BYTES, end - at))
-                # This process needs none of it; the memory stays as it is.
-                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            address = ctypes.addressof(memory) + self._header(slot)
+            # By ctypes, which lets other threads of this process run. Linux before 5.14 refuses.
+            _LIBC.madvise(address, size_bytes, MADV_POPULATE_READ)
+            _LIBC.madvise(address, size_bytes, mmap.MADV_DONTNEED)  # the memory stays as it is
             self._words[_PREPARED] = slot + 1
 
     # Readers
