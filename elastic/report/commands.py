@@ -1,16 +1,16 @@
 """A command that only reads a run prints all that it found, as tables or as one JSON object,
 or writes it as one page.
 
-The runs stay as they are. Nothing here imports torch, which would take longer than most commands.
+The runs stay as they are. Nothing here imports torch, which would take longer than most commands;
+tables are imported where they are shown.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from types import ModuleType
 from typing import Any
-
-from rich.console import Console
 
 from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
@@ -19,7 +19,6 @@ from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-from elastic.report import tables
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import compare
 from elastic.report.download import readable, unreadable
@@ -31,8 +30,8 @@ from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock
 
 # The frozen result of a command, whose fields are the keys of its JSON; what it shows of the result
-# without --json; and whether the runs are as they should be.
-Answer = tuple[Any, Any, bool]
+# without --json, made by the module `tables`; and whether the runs are as they should be.
+Answer = tuple[Any, Callable[[ModuleType], Any], bool]
 
 
 def inspect(inspection: Inspection) -> int:
@@ -52,7 +51,9 @@ def inspect(inspection: Inspection) -> int:
         if inspection.as_json:
             print(json.dumps(asdict(found), indent=2))
         else:
-            Console(highlight=False).print(shown, soft_wrap=True)
+            from elastic.report import tables
+
+            tables.show(shown(tables))
     return EXIT_COMPLETE if is_good else EXIT_FAILED
 
 
@@ -74,14 +75,14 @@ def _report(run: RunDir) -> Answer:
         ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     is_running = status(events, metrics.newest(run.metrics), ages_s, now).state == "running"
     found = summarise(events, trained, parent_of(run), now if is_running else None)
-    return found, tables.report_tables(run.url, found), True
+    return found, lambda tables: tables.report_tables(run.url, found), True
 
 
 def _status(run: RunDir) -> Answer:
     now = SystemClock().wall()
     ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
     found = status(read_events(run.events), metrics.newest(run.metrics), ages_s, now)
-    return found, tables.status_tables(run.url, found), True
+    return found, lambda tables: tables.status_tables(run.url, found), True
 
 
 def _diff(a: RunDir, b: RunDir) -> Answer:
@@ -89,12 +90,12 @@ def _diff(a: RunDir, b: RunDir) -> Answer:
     report_a = summarise(read_events(a.events), lines_a)
     report_b = summarise(read_events(b.events), lines_b)
     found = compare(report_a, lines_a, report_b, lines_b, (begun_with(a), begun_with(b)))
-    return found, tables.diff_text(found), found.same
+    return found, lambda tables: tables.diff_text(found), found.same
 
 
 def _verify(run: RunDir) -> Answer:
     found = verify_run(run, SystemClock())
-    return found, tables.verify_text(run.url, found), not found.damage
+    return found, lambda tables: tables.verify_text(run.url, found), not found.damage
 
 
 _COMMANDS: dict[str, Callable[..., Answer]] = {

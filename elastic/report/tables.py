@@ -7,23 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic.config.parent import Ancestor
-from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
-from elastic.observe.began_again import Unsaved
 from elastic.observe.loss_words import loss_words
-from elastic.observe.slow_ranks import SlowRank
 from elastic.report.diff import ComparedRun, Difference
+from elastic.report.facts import ended, report_facts, value_text
 from elastic.report.report import GenerationSummary, Report, ScheduledNode
 from elastic.report.runs import Runs
 from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
 
-_REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
+
+def show(what: RenderableType) -> None:
+    Console(highlight=False).print(what, soft_wrap=True)
 
 
 def report_tables(name: str, report: Report) -> RenderableType:
@@ -56,7 +55,7 @@ def status_tables(name: str, status: Status) -> RenderableType:
     facts = _facts(
         name,
         {
-            "state": _ended(status.state, status.stopped),
+            "state": ended(status.state, status.stopped),
             "step": f"{status.step} of {status.steps or 'an unknown number'}",
             "generation": f"{status.generation}, "
             + (f"world size {status.world_size}" if status.workers else "no workers"),
@@ -88,7 +87,7 @@ def verify_text(name: str, found: Verification) -> RenderableType:
 
 def _job(node: ScheduledNode) -> str:
     """As `squeue` shows it: 12, or 12_3 for task 3 of the array 12."""
-    return node.job if node.array_job is None else f"{node.array_job}_{_text(node.array_task)}"
+    return node.job if node.array_job is None else f"{node.array_job}_{value_text(node.array_task)}"
 
 
 def runs_table(found: Runs) -> RenderableType:
@@ -136,116 +135,6 @@ def _compared(name: str, run: ComparedRun) -> str:
     return f"{name}: {run.steps} steps, {end}"
 
 
-def report_facts(report: Report) -> dict[str, str]:
-    """What the report says beside its tables, by label."""
-    step_time, checkpoints, failed = report.step_time_s, report.checkpoints, report.failed
-    return (
-        {
-            "finished": _ended("yes" if report.finished else "no", report.stopped),
-        }
-        | ({"failed": f"exit code {failed.exit_code}: {failed.reason}"} if failed else {})
-        | {
-            "steps": str(report.steps),
-            "epochs": f"{report.epochs} complete",
-            "lost steps": str(report.lost_steps),
-            "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
-            "lost to": _badput(report.badput_s),
-            "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
-        }
-        | _slow_ranks(report.slow_ranks)
-        | {
-            "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
-            "audits": f"{report.audits.done} done, {report.audits.failed} failed",
-            "snapshots": _snapshots(report.snapshots),
-            "final digest": _text(report.final_digest),
-        }
-        | _lineage(report.lineage)
-        | _began_again(report.began_again)
-        | _unsaved(report.unsaved)
-        | _replays(report.replays)
-        | _edits(report.edits)
-        | _named("asks for workers or ranks", report.world_size_reads)
-        | _named("orders by addresses", report.ordered_by_address)
-        | _named("draws without a seed", report.drawn_without_seed)
-        | _named("logged, of rank 0 alone", report.logged_by_rank)
-    )
-
-
-def _badput(badput_s: Mapping[str, float]) -> str:
-    """The longest first."""
-    parts = sorted(badput_s.items(), key=lambda part: -part[1])
-    return ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts) or "nothing"
-
-
-def _slow_ranks(found: list[SlowRank]) -> dict[str, str]:
-    """One line for each, if there are any."""
-    lines = [
-        f"rank {each.rank} on {each.node or 'an unknown node'}: the others waited for it for {each.share:.1%} of the time of the steps"
-        for each in found
-    ]
-    return {"slow": "\n".join(lines)} if lines else {}
-
-
-def _began_again(names: list[str]) -> dict[str, str]:
-    """One line, if there are such variables."""
-    return {"began again": f"{', '.join(names)}: no State saves what the loop keeps there"} if names else {}
-
-
-def _unsaved(found: Unsaved) -> dict[str, str]:
-    """Up to five lines: names alone, which may be many."""
-    lines = {
-        "changed, not saved": found.changing,
-        "read after the loop": found.after_loop,
-        "files of earlier steps": found.files,
-        "changed by loading": found.by_loading,
-        "not looked at": found.unreadable,
-    }
-    return {label: ", ".join(names) for label, names in lines.items() if names}
-
-
-def _named(label: str, places: list[str]) -> dict[str, str]:
-    """One line, if there are any."""
-    return {label: ", ".join(places)} if places else {}
-
-
-def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
-    """One line for each, if there are any."""
-    lines = [
-        f"step {each.step}, from the state of step {each.restored}: loss {loss_words(each.loss_before, _REPLAY_DIGITS)} then, {loss_words(each.loss_now, _REPLAY_DIGITS)} when it was done again;"
-        f" {f'the run went on, since {each.excuse}' if each.excuse else 'the run ended there'}"
-        for each in found
-    ]
-    return {"done again": "\n".join(lines)} if lines else {}
-
-
-def _edits(found: list[RecipeEdited]) -> dict[str, str]:
-    """One line for each, if there are any."""
-    lines = [
-        f"after step {each.step}: {', '.join([*(['another text of the recipe'] if each.text else []), *each.numbers])}"
-        for each in found
-    ]
-    return {"edited": "\n".join(lines)} if lines else {}
-
-
-def _lineage(lineage: list[Ancestor]) -> dict[str, str]:
-    """One line for each state that the run descends from, the oldest first."""
-    states = [f"step {each.step} of run {each.run_id} (digest {each.digest[:16]})" for each in lineage]
-    return {"begins from": "\n".join(states)} if states else {}
-
-
-def _ended(how: str, stopped: Stopped | None) -> str:
-    if stopped is None:
-        return how
-    return f"{how}, stopped by the recipe after step {stopped.step} of {stopped.steps} ({stopped.reason})"
-
-
-def _snapshots(chosen: SnapshotInterval | None) -> str:
-    if chosen is None:
-        return "as --snapshot-every says"
-    cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
-    return f"interval {chosen.every}; one costs {cost_ms:.1f} ms, and a step takes {step_ms:.0f} ms"
-
-
 def _facts(name: str, facts: Mapping[str, str]) -> Group:
     table = Table(show_header=False, box=None)
     table.add_column(style="dim")
@@ -271,16 +160,10 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*(_cell(_text(value)) for value in row))
+        table.add_row(*(_cell(value_text(value)) for value in row))
     return table
 
 
 def _cell(text: str) -> Text:
     """Escaped, without markup: every node writes events, and none may command this terminal."""
     return Text(printable(text))
-
-
-def _text(value: object, unit: str = "") -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}{unit}" if isinstance(value, float) else f"{value}{unit}"

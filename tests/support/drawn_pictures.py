@@ -9,11 +9,11 @@ from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import with_values
+from elastic.report.facts import report_facts
 from elastic.report.picture.picture import MOST_BYTES, Picture, ReadRun, picture
 from elastic.report.picture.series import MOST_POINTS, RunSeries
 from elastic.report.report import summarise
 from elastic.report.status import status
-from elastic.report.tables import report_facts
 
 
 def drawn(

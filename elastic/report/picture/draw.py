@@ -11,13 +11,13 @@ from elastic.observe.log import read_events
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.diff import Difference, compare
+from elastic.report.facts import report_facts
 from elastic.report.picture.page import page
 from elastic.report.picture.picture import MOST_BYTES, Comparison, Picture, ReadRun, comparison, picture
 from elastic.report.picture.series import MOST_POINTS
 from elastic.report.report import summarise
 from elastic.report.run_reader import RunReader
 from elastic.report.status import status
-from elastic.report.tables import report_facts
 from elastic.system.clock import SystemClock
 from elastic.system.files import open_regular, replace_whole
 from elastic.system.untrusted import printable
