@@ -6,10 +6,11 @@ bypassing the proxy that injects the store's faults.
 """
 
 import http.client
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from elastic.errors import UsageError
 from elastic.observe import metrics
 from elastic.report.download import readable
 from elastic.storage.remote import open_store
+from elastic.storage.store import ObjectNotFound
 from elastic.system.clock import SystemClock
 
 STORE = "s1"
@@ -144,6 +146,16 @@ class ObjectStore:
                 return run_records.events(run.events)
         except UsageError:
             return []
+
+    def committed_step(self) -> int:
+        """Of the newest checkpoint that the group has noted; 0 for none."""
+        with reached(f"http://{self._address}:{SERVER_PORT}"):
+            store = open_store(f"{self.url}/rendezvous/state")
+            names, found = [each.name for each in store.list()], 0
+            for name in names:
+                with suppress(ObjectNotFound):  # an old one, which was removed since
+                    found = max(found, json.loads(b"".join(store.read(name)))["committed_step"])
+        return found
 
     @contextmanager
     def readable(self) -> Iterator[RunDir]:

@@ -20,6 +20,8 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     kill node of rank 0             inject a fault; see below
     until restored generation=2     wait for an event with these fields; node=n2: the second node
     until the store has restored    the same, for events that were uploaded to the store
+    until the group knows 12        wait until the group has noted this checkpoint in the store, a
+                                    moment after its commit
     until n2 says waiting           wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
     probe n1                        `elastic-train status`, executed in the pod, ends with 0
@@ -159,6 +161,11 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UntilKnown:
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Says:
     node: str
     text: str
@@ -204,6 +211,7 @@ Command = (
     | StorageMode
     | CutPower
     | Until
+    | UntilKnown
     | Says
     | Hold
     | Release
@@ -303,6 +311,8 @@ def _command(word: str, rest: str, where: str) -> Command:
             return Open(gate=gate)
         case "until" if says := re.fullmatch(rf"({NODE}) says (.+)", rest):
             return Says(node=says[1], text=says[2])
+        case "until" if known := re.fullmatch(r"the group knows (\d+)", rest):
+            return UntilKnown(step=int(known[1]))
         case "until":
             return _until(rest, where)
         case "cut" if rest == "power":
@@ -347,7 +357,8 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
 
 def _check_settings(command: Command, where: str, settings: Mapping[str, Any]) -> None:
     has_store = "has_store" in settings
-    of_store = isinstance(command, StorageMode) or (isinstance(command, Until) and command.is_uploaded)
+    is_uploaded = isinstance(command, Until) and command.is_uploaded
+    of_store = is_uploaded or isinstance(command, StorageMode | UntilKnown)
     if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
         raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
     if isinstance(command, CutPower) and "disk_mib" not in settings:

@@ -37,6 +37,7 @@ from scenario import (
     Start,
     StorageMode,
     Until,
+    UntilKnown,
     VolumeFault,
 )
 from volume import Volume
@@ -127,6 +128,8 @@ class ScenarioRunner:
                 )
             case Until():
                 self._wait_for(lambda: self._happened(command), f"{command.event} {command.fields}")
+            case UntilKnown():
+                self._wait_for(lambda: self._is_known(command), f"the group to know step {command.step}")
             case Says():
                 self._wait_for(
                     lambda: command.text in self._cluster.printed(command.node),
@@ -334,6 +337,10 @@ class ScenarioRunner:
             return bool(self._events(until.event, **until.fields))
         assert self._store is not None
         return bool(_matching(self._store.uploaded_events(), until.event, until.fields))
+
+    def _is_known(self, until: UntilKnown) -> bool:
+        assert self._store is not None
+        return self._store.committed_step() >= until.step
 
     def _newest(self) -> Record | None:
         return next(reversed(self._events("generation_started")), None)

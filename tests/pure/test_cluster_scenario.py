@@ -17,6 +17,7 @@ from scenario import (
     Start,
     StorageMode,
     Until,
+    UntilKnown,
     VolumeFault,
     parse,
     rewritten,
@@ -136,12 +137,13 @@ def test_what_only_a_pod_can_do_is_refused_for_other_nodes(line):
 
 
 def test_faults_of_the_object_store_are_parsed():
-    lines = ["store", "start 1", *(each.value for each in StorageMode), "until the store has restored step=4"]
+    last = ["until the store has restored step=4", "until the group knows 12"]
+    lines = ["store", "start 1", *(each.value for each in StorageMode), *last]
     scenario = parse("name", "\n".join(["# Title.", *lines]))
 
     assert scenario.has_store
     until = Until(event="restored", fields={"step": 4}, is_uploaded=True)
-    assert scenario.commands == (Start(nodes=1, options=()), *StorageMode, until)
+    assert scenario.commands == (Start(nodes=1, options=()), *StorageMode, until, UntilKnown(step=12))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,7 @@ def test_faults_of_the_object_store_are_parsed():
     [
         ("", "storage hangs"),
         ("", "until the store has restored"),
+        ("", "until the group knows 12"),
         ("store\n", "fill volume"),
         ("store\n", "storage hang"),
         ("store\n", "storage"),
