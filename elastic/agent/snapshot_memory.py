@@ -3,8 +3,9 @@
 Workers write snapshots and the uploader reads them; the agent reads only their headers. It
 allocates the memory when a worker asks for it on the control page, because only then the size of
 the state is known, and in a thread, because the pages are reserved at once, which takes seconds for
-a large state. Where there is no room for all slots, one is better than none: without any, no
-checkpoint could be made.
+a large state. The thread then makes one slot after another ready to be written, while the workers
+train. Where there is no room for all slots, one is better than none: without any, no checkpoint
+could be made.
 
 A state that outgrows its slots gets larger ones beside them. The old ones stay, under the path that
 the workers were given to restore from, until a snapshot in the larger ones counts.
@@ -125,7 +126,7 @@ class SnapshotMemory:
         self._asked_bytes, self._thread, self._is_told = size_bytes, thread, False
 
     def _create(self, size_bytes: int) -> None:
-        """Then prepare them, while the workers train."""
+        """Allocate slots, give them to `poll`, and make them ready while the workers train."""
         found: SnapshotSlots | OSError | None = None
         for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):
             try:

@@ -18,7 +18,7 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import Start, ended_by_loss, left_as_planned, planned_stop
+from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, left_as_planned, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
@@ -131,7 +131,7 @@ def _lost_s(
         return [(start.event.cause if after is None else after.event.cause, until - start.time)]
     then = END if after is None else after.event.cause
     if then in (END, "resume") and ended_by_loss(events) is not None:
-        then = "node lost"  # for which the others waited, in vain or up to now
+        then = NODE_LOST  # for which the others waited, in vain or up to now
     return [
         (start.event.cause, own.begin - start.time),
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),

@@ -40,7 +40,7 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
+NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
@@ -91,7 +91,7 @@ def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrup
 def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
     """Where the other nodes noticed that one was lost. own: events of one generation."""
     return next(
-        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(_LOST)), None
+        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(NODE_LOST)), None
     )
 
 
@@ -101,7 +101,7 @@ def lost_nodes(own: Events, start: Start, after: Start | None) -> list[str]:
     own: its events. Where the others gave up, no generation without them tells which they were: all
     that said nothing of its end.
     """
-    if after is not None and after.event.cause == _LOST:
+    if after is not None and after.event.cause == NODE_LOST:
         return [node for node in start.event.nodes if node not in after.event.nodes]
     if ended_by_loss(own) is None or (after is not None and after.event.cause != "resume"):
         return []

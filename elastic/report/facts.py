@@ -57,12 +57,11 @@ def _badput(badput_s: Mapping[str, float]) -> str:
 
 
 def _slow_ranks(found: list[SlowRank]) -> dict[str, str]:
-    """One line for each, if there are any."""
     lines = [
         f"rank {each.rank} on {each.node or 'an unknown node'}: the others waited for it for {each.share:.1%} of the time of the steps"
         for each in found
     ]
-    return {"slow": "\n".join(lines)} if lines else {}
+    return _listed("slow", lines)
 
 
 def _began_again(names: list[str]) -> dict[str, str]:
@@ -87,29 +86,32 @@ def _named(label: str, places: list[str]) -> dict[str, str]:
     return {label: ", ".join(places)} if places else {}
 
 
+def _listed(label: str, lines: list[str]) -> dict[str, str]:
+    """A fact of several lines, if there are any."""
+    return {label: "\n".join(lines)} if lines else {}
+
+
 def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
-    """One line for each, if there are any."""
     lines = [
         f"step {each.step}, from the state of step {each.restored}: loss {loss_words(each.loss_before, _REPLAY_DIGITS)} then, {loss_words(each.loss_now, _REPLAY_DIGITS)} when it was done again;"
         f" {f'the run went on, since {each.excuse}' if each.excuse else 'the run ended there'}"
         for each in found
     ]
-    return {"done again": "\n".join(lines)} if lines else {}
+    return _listed("done again", lines)
 
 
 def _edits(found: list[RecipeEdited]) -> dict[str, str]:
-    """One line for each, if there are any."""
     lines = [
         f"after step {each.step}: {', '.join([*(['another text of the recipe'] if each.text else []), *each.numbers])}"
         for each in found
     ]
-    return {"edited": "\n".join(lines)} if lines else {}
+    return _listed("edited", lines)
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:
     """One line for each state that the run descends from, the oldest first."""
     states = [f"step {each.step} of run {each.run_id} (digest {each.digest[:16]})" for each in lineage]
-    return {"begins from": "\n".join(states)} if states else {}
+    return _listed("begins from", states)
 
 
 def ended(how: str, stopped: Stopped | None) -> str:

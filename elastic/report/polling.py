@@ -18,8 +18,11 @@ def pause_s(cost_s: float, *, least_s: float, is_remote: bool) -> float:
     return max(least_s, min(_LONGEST_S, _PAUSE_PER_COST * cost_s))
 
 
-def file_of(folder: Path) -> tuple[int, int] | None:
-    """Which folder has this name now: after `--fresh` another one, which is looked at soon."""
+def folder_id(folder: Path) -> tuple[int, int] | None:
+    """The folder that has this name now; None for none.
+
+    After `--fresh` it is another one, which a reader should not show a minute late.
+    """
     try:
         found = folder.stat()
     except OSError:

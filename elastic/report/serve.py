@@ -25,7 +25,7 @@ from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
 from elastic.report.picture.page import policy
 from elastic.report.picture.picture import Picture
-from elastic.report.polling import file_of
+from elastic.report.polling import folder_id
 from elastic.report.run_reader import RunReader
 from elastic.storage.remote import check_url
 from elastic.system import interrupt
@@ -55,7 +55,7 @@ def serve(asked: Listening) -> int:
             lambda: _drawn(run, reader),
             SystemClock(),
             is_remote=run.is_remote,
-            place=partial(file_of, run.local),
+            place=partial(folder_id, run.local),
         )
         return _serve(run, asked, _Server(listener, asked.host, picture))
 

@@ -30,7 +30,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
-from elastic.report.polling import file_of, pause_s
+from elastic.report.polling import folder_id, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader
 from elastic.report.status import Status, status
 from elastic.storage.remote import check_url
@@ -84,7 +84,7 @@ class View:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last step, at the pace of the newest ones; None while nobody trains."""
+        """Seconds until the last step, at the pace of the newest ones; None while nobody trains."""
         if self.step_s is None or self.status.steps is None or not self.status.world_size:
             return None
         return (self.status.steps - self.status.step) * self.step_s
@@ -125,8 +125,8 @@ def _show(run: RunDir, reader: RunReader, console: Console) -> None:
             taken_s = clock.monotonic() - began_s
             least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
             until_s = clock.monotonic() + pause_s(taken_s, least_s=least_s, is_remote=run.is_remote)
-            place = file_of(run.local)
-            while (left_s := until_s - clock.monotonic()) > 0 and file_of(run.local) == place:
+            place = folder_id(run.local)
+            while (left_s := until_s - clock.monotonic()) > 0 and folder_id(run.local) == place:
                 clock.sleep(min(left_s, PAUSE_S))
 
 

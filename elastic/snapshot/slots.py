@@ -243,8 +243,8 @@ class SnapshotSlots:
         slot = self.free()
         if slot is not None:
             self._map_whole(slot)
-            newest = max(self._word(each, _SEQ) for each in range(self.num_slots))
-            self._set(slot, _SEQ, newest // 2 * 2 + 1)
+            highest = max(self._word(each, _SEQ) for each in range(self.num_slots))
+            self._set(slot, _SEQ, highest // 2 * 2 + 1)
         return slot
 
     def free(self) -> int | None:

@@ -164,7 +164,7 @@ class LoopBuilder:
             return None
         slots = OwnSlots() if alone else AgentSlots(self.page, self.link.pid)
         copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
-        # Without an agent nobody else could make it ready.
+        # Without an agent, no other process could make the memory ready.
         is_large = not alone and sum(p.nbytes for p in state.parameters()) > PROMPT_BYTES
         is_waiting = is_large and self.page.slots_fd is None
         return Snapshotting(slots.of_size, copy, clock, waits_beside=is_large, is_waiting=is_waiting)

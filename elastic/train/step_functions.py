@@ -79,7 +79,7 @@ class StepFunctions:
 
         mark: of the state; another one afterwards raises UsageError.
         """
-        if not self._functions or line.step <= self.reported:
+        if line.step <= self.reported:
             self._say_if_other(line)
             return
         self.reported = line.step
@@ -97,8 +97,8 @@ class StepFunctions:
             )
 
     def _say_if_other(self, line: StepLine) -> None:
-        """Once: a chain value stays another one. It was given up, or the recipe was edited."""
-        if self._functions and self.lost.pop(line.step, line.chain) != line.chain:
+        """Say so once: from the first such step on, the chain values of all are others."""
+        if self.lost.pop(line.step, line.chain) != line.chain:
             self.lost.clear()
             print(
                 f"note: run.on_step: steps {line.step} to {self.reported} were reported before they were done again with another result, and are not reported"

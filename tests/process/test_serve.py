@@ -19,7 +19,7 @@ from elastic.errors import UsageError
 from elastic.report import live_picture
 from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
-from elastic.report.polling import file_of
+from elastic.report.polling import folder_id
 from elastic.report.serve import is_own_name
 from elastic.testing.fakes import FakeClock
 
@@ -50,7 +50,7 @@ def test_the_answers_are_the_page_and_its_picture_and_an_unchanged_one_is_not_se
     assert server.ask("/../../etc/passwd")[0] == 404
 
 
-def test_it_changes_no_file_of_the_run(run, serve):
+def test_it_changes_no_folder_id_the_run(run, serve):
     def files():
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in run.rglob("*")}
 
@@ -256,7 +256,7 @@ class Counted:
 def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
     clock = FakeClock()
     reads = Counted(run, clock, cost_s=0.1)
-    live = LivePicture(reads, clock, is_remote=False, place=str)
+    live = LivePicture(reads, clock, is_remote=False, place=lambda: "the same")
 
     first = live.newest()
     clock.now += 19.9
@@ -271,7 +271,7 @@ def test_a_run_that_was_begun_anew_is_read_at_once(run):
     """`--fresh` has set the old one aside, which would be shown for up to a minute."""
     clock = FakeClock()
     reads = Counted(run, clock, cost_s=0.1)
-    live = LivePicture(reads, clock, is_remote=False, place=partial(file_of, run))
+    live = LivePicture(reads, clock, is_remote=False, place=partial(folder_id, run))
     first = live.newest()
     run.rename(run.with_name("aside"))
     (run / "events").mkdir(parents=True)
@@ -283,7 +283,7 @@ def test_a_run_that_was_begun_anew_is_read_at_once(run):
 
 def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
     clock = FakeClock()
-    live = LivePicture(Counted(run, clock, cost_s=0.0), clock, is_remote=False, place=str)
+    live = LivePicture(Counted(run, clock, cost_s=0.0), clock, is_remote=False, place=lambda: "the same")
     live.newest()
     aside = run.rename(run.with_name("aside"))
     run.write_text("no folder")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logged import logged
 
 from elastic.agent.decide import (
     RULES,
@@ -26,6 +27,8 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
+from elastic.observe.recovery import ended_by_loss
+from elastic.rendezvous.transitions import FAILURE, NODE_LOST
 from elastic.system.phase import Phase
 
 TRAINING = Observation(
@@ -470,3 +473,12 @@ def test_a_node_whose_grace_is_over_does_not_stay(seen):
     """The machine is about to be taken away: unless the workers ended, the node leaves now."""
     late = replace(alive(seen), leaving="SIGTERM", leaving_age_s=31.0, grace_s=30.0, exits=())
     assert decide(late).action is Action.LEAVE
+
+
+def test_the_views_know_the_sentence_of_an_agent_whose_generation_lost_a_node():
+    """They tell by its end what the others wait for."""
+    decided = decide(replace(TRAINING, closed=NODE_LOST))
+    ended = logged("generation_ended", 1.0, 1, "a", cause=decided.reason, step=3)
+    assert ended_by_loss([ended]) is ended
+    other = decide(replace(TRAINING, closed=FAILURE))
+    assert ended_by_loss([logged("generation_ended", 1.0, 1, "a", cause=other.reason, step=3)]) is None

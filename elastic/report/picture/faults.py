@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import Start, ended_by_loss, lost_nodes
+from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, lost_nodes
 from elastic.observe.recovery_line import failure_of, nodes, why_ended
 from elastic.report.picture.generations import AT_ONCE, DOWN, Generation, since
 from elastic.report.picture.marks import ALL_GONE, sign_of, text_of
@@ -89,7 +89,7 @@ def _ended(
     if before.gap == DOWN:
         return _down(own, start)
     noticed = first(own, kinds.GenerationEnded)
-    if after.event.cause == "node lost":
+    if after.event.cause == NODE_LOST:
         return noticed, ", ".join(lost_nodes(own, start, after)), why_ended(own, start, after)
     differed = first(own, kinds.DivergenceDetected)
     if after.event.cause == "ranks differed" and differed is not None:

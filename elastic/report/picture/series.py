@@ -66,6 +66,7 @@ class RunSeries:
         loss = _numbers(steps.loss, {*map(type, steps.loss)})
         self._has_loss = self._has_loss or bool(np.isfinite(loss).any())
         self._loss.extend(steps.step, loss)
+        # A name has its turn with its first number, however many steps come at once.
         new: dict[str, int] = {}
         for name, values in steps.values.items():
             kinds = self._add_value(name, steps.step, values)
