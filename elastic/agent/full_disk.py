@@ -25,13 +25,15 @@ class FullDisk:
         self._is_said = False
         self._waited_s = 0.0  # when something waited last
 
-    def poll(self, *, is_first: bool) -> None:
-        """is_first: rank 0 is on this node. Else another node writes the metrics."""
+    def poll(self, *, is_first: bool, at_once: bool = False) -> None:
+        """is_first: rank 0 is on this node. Else another node writes the metrics.
+
+        at_once: also soon after a try that failed.
+        """
         now_s = self._clock.monotonic()
         if self.backlog.is_empty:
-            if self._is_said and now_s - self._waited_s >= ROOM_S:
-                self._is_said = False
-                self._report(self._news)
+            if now_s - self._waited_s >= ROOM_S:
+                self._say_room()
             return
         self._waited_s = now_s
         if not self._is_said:
@@ -45,9 +47,20 @@ class FullDisk:
             others = lines if not is_first or self._is_superseded(lines) else []
         except OSError:
             return  # the next look tells which generation is the newest
-        self.backlog.write_out(without=others)
+        self.backlog.write_out(without=others, at_once=at_once)
         if lines and not self._waiting_metrics():
             self._follow_up(lines, self._report, is_lost=bool(others))
+
+    def poll_at_the_end(self, *, is_first: bool) -> None:
+        """Before the console is closed; what it says last is how the run ended."""
+        self.poll(is_first=is_first, at_once=True)
+        if self.backlog.is_empty:
+            self._say_room()
+
+    def _say_room(self) -> None:
+        if self._is_said:
+            self._is_said = False
+            self._report(f"there is room in {self._run.local} again; what waited for it is written")
 
     def close(self) -> None:
         """A last try, with the console closed."""
@@ -57,8 +70,6 @@ class FullDisk:
                 f"no room in {self._run.local} to the end: the newest metrics, events and logs are lost",
                 flush=True,
             )
-        elif self._is_said:
-            print(self._news, flush=True)
         self._follow_up(lines, print, is_lost=False)
 
     def _waiting_metrics(self) -> list[Path]:
@@ -83,7 +94,3 @@ class FullDisk:
                 )
             elif lines:
                 metrics_files.show(self._run.metrics)
-
-    @property
-    def _news(self) -> str:
-        return f"there is room in {self._run.local} again; what waited for it is written"

@@ -168,7 +168,7 @@ def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, mo
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
             serve_until_read(backend, settings.node, _CLOCK)
-        full_disk.poll(is_first=parts.group.is_first)  # the report reads the run's files
+        full_disk.poll_at_the_end(is_first=parts.group.is_first)  # the report reads the run's files
         console.stop()
         exit_code = report_exit(agent, parts)
         monitor.stop()  # once the files hold the end

@@ -19,6 +19,7 @@ TINY_GROW       A step: from here on the optimizer keeps 2 MiB more.
 TINY_LARGE      The model has so many MiB more, which no step changes.
 TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
+TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
 """
@@ -231,6 +232,7 @@ def main() -> None:
         wait_at_gate(gates, step.number, run.rank)
         starve_if_asked(gates, run.rank)
         raise_if_asked(step.number, run.rank)
+        print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
         if settings.form == "mean":
 
             def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
