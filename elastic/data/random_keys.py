@@ -29,14 +29,14 @@ def key(*parts: int | str) -> int:
     """
     state = 0
     for part in parts:
-        number = _number_of(part) if isinstance(part, str) else part & MASK
-        state = mix((state + GOLDEN & MASK) ^ mix(number + GOLDEN & MASK))
+        mixed = _mixed_word(part) if isinstance(part, str) else mix(part + GOLDEN & MASK)
+        state = mix((state + GOLDEN & MASK) ^ mixed)
     return state
 
 
 @cache
-def _number_of(word: str) -> int:
-    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8])
+def _mixed_word(word: str) -> int:
+    return mix(int.from_bytes(hashlib.sha256(word.encode()).digest()[:8]) + GOLDEN & MASK)
 
 
 def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -5,11 +5,17 @@ into it, so that autograd itself adds the second shard of an aligned pair (the f
 tree, see tree.py). A gradient that a shard does not give counts as +0.0 at every level of the tree,
 so that the sign of a zero is the same too.
 
-Vectors are used again in the next computation, unless the recipe has kept a gradient that lies in
-one: a gradient never changes while something refers to it.
+Vectors are used again in the next computation with the views that shards add to, unless the recipe
+has kept a gradient that lies in one: a gradient never changes while something refers to it. The
+gradients of a step are other views, since a recipe may do with those what it likes.
+
+A hook is called for each parameter and shard, so the names here are numbers (`id`): a tensor's own
+hash is a call of Python.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,6 +26,7 @@ from elastic.reduce.gradient_flags import left_changed
 from elastic.reduce.tree import Block, Stack
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
+STRIDED = torch.strided  # read once: torch's own namespace is a large one
 Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each parameter
 
 
@@ -41,34 +48,52 @@ class Trained(Protocol):
         """A backward that is none of a shard's added to this parameter's `.grad`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Vector:
+    """views: of `flat`, by the id of the parameter whose gradient each holds."""
+
+    flat: Tensor
+    views: dict[int, Tensor]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing else refers to it or to a part of it."""
+        is_alone = _references(self.flat) == ONE_REFERENCE + len(self.views)
+        return is_alone and max(map(sys.getrefcount, self.views.values())) <= ONE_NAME
+
+
 class Bucket:
-    """Some parameters whose gradients travel together, and the flat vectors that hold them."""
+    """Some parameters whose gradients travel together, and the flat vectors that hold them.
+
+    names: their ids. missing: of those that this shard gave no gradient yet.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
         self.parameters = parameters
+        self.names = frozenset(map(id, parameters))
         self.length = sum(p.numel() for p in parameters)
-        self.missing: set[nn.Parameter] = set()  # those that this shard gave no gradient yet
+        self.missing: set[int] = set()
         self.is_sent = False
         # Those that autograd adds to more than once in one shard's backward, as reentrant
         # activation checkpointing does where two checkpointed parts share a weight.
         self.repeated: set[nn.Parameter] = set()
         self.stack: Stack[Tensor] = Stack(self._add)
         self._names = names
+        self._vectors: dict[int, _Vector] = {}  # by the id of the flat tensor
         self._free: list[Tensor] = []
         self._flat: Tensor | None = None
-        self._views: dict[nn.Parameter, Tensor] = {}
+        self._views: dict[int, Tensor] = {}  # of that
         self._is_second = False  # inside the second shard of a pair
 
     def begin_pair(self) -> None:
         """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
         for parameter in self.parameters:
             parameter.grad = None
-        self._views = {}  # before `_take`, which counts who refers to a vector
-        self._flat = self._take()
-        self._views = dict(zip(self.parameters, cut(self._flat, self.parameters), strict=True))
+        vector = self._take()
+        self._flat, self._views = vector.flat, vector.views
 
     def begin_shard(self, *, is_second: bool) -> None:
-        self.missing = set(self.parameters)
+        self.missing = set(self.names)
         self._is_second = is_second
         if is_second:
             # (a + b1) + b2 is not a + (b1 + b2): the shard's own sum is made first, by itself.
@@ -85,25 +110,34 @@ class Bucket:
         Raises UsageError for a gradient that is sparse, that a hook took away, that came in parts
         where none did before, or of a parameter that the function has frozen since.
         """
-        if parameter not in self.missing:
+        name = id(parameter)
+        if name not in self.missing:
             self._collect_again(parameter)
             return
-        self.missing.discard(parameter)
-        gradient, view = parameter.grad, self._views[parameter]
-        waits = self._is_second and parameter in self.repeated
-        if gradient is None and not parameter.requires_grad:
-            raise UsageError(left_changed([self._names.name_of(parameter)], is_frozen=True))
-        if gradient is None or (self._is_second and gradient is not view and not waits):
-            raise UsageError(
-                f"expected the gradient of {self._names.name_of(parameter)} to stay in .grad until all shards' gradients are summed, "
-                "but it was taken away or replaced: by zero_grad() in the function given to step.mean_loss or step.sum, by a hook, or by an "
-                "optimizer that steps inside backward. A shard's gradient is only a part: call zero_grad() and step() of the optimizer in the loop's "
-                "body, after step.mean_loss(...) or step.backward(...)"
-            )
-        gradient = dense(parameter, self._names)
-        if not waits and gradient is not view:
-            view.copy_(gradient)
-            parameter.grad = view
+        self.missing.discard(name)
+        gradient, view = parameter.grad, self._views[name]
+        if self._is_second and parameter not in self.repeated:
+            if gradient is not view:
+                self._refuse(parameter)
+        elif gradient is None:
+            self._refuse(parameter)
+        else:
+            check_dense(gradient, parameter, self._names)
+            if not self._is_second:
+                view.copy_(gradient)
+                parameter.grad = view
+
+    def _refuse(self, parameter: nn.Parameter) -> None:
+        """Raises UsageError."""
+        name = self._names.name_of(parameter)
+        if parameter.grad is None and not parameter.requires_grad:
+            raise UsageError(left_changed([name], is_frozen=True))
+        raise UsageError(
+            f"expected the gradient of {name} to stay in .grad until all shards' gradients are summed, "
+            "but it was taken away or replaced: by zero_grad() in the function given to step.mean_loss or step.sum, by a hook, or by an "
+            "optimizer that steps inside backward. A shard's gradient is only a part: call zero_grad() and step() of the optimizer in the loop's "
+            "body, after step.mean_loss(...) or step.backward(...)"
+        )
 
     def fill_missing(self) -> None:
         """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
@@ -111,14 +145,16 @@ class Bucket:
         Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
         +0.0. Two ranks that hold one shard of the pair each add it as well.
         """
-        for parameter in self.missing:
-            view = self._views[parameter]
-            parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
+        missing, self.missing = self.missing, set()
+        for parameter in self.parameters if missing else ():
+            if id(parameter) in missing:
+                view = self._views[id(parameter)]
+                parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
         if self._is_second:
-            for parameter in self.repeated - self.missing:
-                assert parameter.grad is not None
-                parameter.grad = self._views[parameter].add_(parameter.grad)
-        self.missing = set()
+            for parameter in self.repeated:
+                if id(parameter) not in missing:
+                    assert parameter.grad is not None
+                    parameter.grad = self._views[id(parameter)].add_(parameter.grad)
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
         """The vector holds the sum of these shards: hand it to the stack.
@@ -127,8 +163,8 @@ class Bucket:
         """
         assert self._flat is not None
         if show is not None:
-            for parameter, view in self._views.items():
-                show(parameter, view)
+            for parameter in self.parameters:
+                show(parameter, self._views[id(parameter)])
         self.stack.push(Block(pair[0], len(pair)), self._flat)
         self._flat = None
 
@@ -138,13 +174,17 @@ class Bucket:
         self.stack = Stack(self._add)
         self.is_sent = False
 
-    def _take(self) -> Tensor:
-        """A vector that nothing else refers to: the recipe may have kept a gradient that it was."""
+    def _take(self) -> _Vector:
+        """One that nothing else refers to: the recipe may have kept a gradient that it was."""
         while self._free:
-            vector = self._free.pop()
-            if _references(vector) == ONE_REFERENCE:
+            vector = self._vectors[id(self._free.pop())]
+            if vector.is_free:
                 return vector
-        return self.parameters[0].new_empty(self.length)
+            del self._vectors[id(vector.flat)]
+        flat = self.parameters[0].new_empty(self.length)
+        views = dict(zip(map(id, self.parameters), cut(flat, self.parameters), strict=True))
+        self._vectors[id(flat)] = vector = _Vector(flat, views)
+        return vector
 
     def _collect_again(self, parameter: nn.Parameter) -> None:
         if parameter in self.repeated:
@@ -163,16 +203,13 @@ class Bucket:
         return left
 
 
-def dense(parameter: nn.Parameter, names: Trained) -> Tensor:
-    """Its gradient. Raises UsageError for a sparse one."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout is not torch.strided:
+def check_dense(gradient: Tensor, parameter: nn.Parameter, names: Trained) -> None:
+    """Raises UsageError for a sparse gradient."""
+    if gradient.layout is not STRIDED:
         raise UsageError(
             f"expected a dense gradient of {names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
             "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
         )
-    return gradient
 
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -200,3 +237,4 @@ def _references(tensor: Tensor) -> int:
 
 
 ONE_REFERENCE = _references(torch.empty(1))
+ONE_NAME = max(map(sys.getrefcount, {0: object()}.values()))

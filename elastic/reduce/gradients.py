@@ -29,7 +29,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from elastic.reduce.bucket import Bucket, Show, Trained, cut, dense, groups
+from elastic.reduce.bucket import Bucket, Show, Trained, check_dense, cut, groups
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradient_hooks import GradientHooks
 from elastic.reduce.tree import pairs
@@ -53,7 +53,8 @@ class Layout:
         of_trained = groups(trained)
         self.trained_buckets = len(of_trained)
         self.buckets = [Bucket(group, names) for group in (*of_trained, *groups(joined))]
-        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self.names = list(map(id, self.parameters))
+        self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.last_used = 0  # the number of the computation
         # Its first backward shows which gradients come in parts. Until then no bucket is sent
         # before backward is over.
@@ -84,7 +85,7 @@ class Gradients:
         self._is_last = False  # inside the backward of the last own shard, which sends buckets
         self._next = 0
         self._is_open = False  # inside a shard's backward; a backward of the recipe's own is not ours
-        self._used: set[nn.Parameter] = set()
+        self._used: set[int] = set()  # ids of parameters
         self._sums: list[Future[Tensor] | Tensor] = []
         # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
@@ -152,20 +153,23 @@ class Gradients:
             return
         pair = self._pair_of(shard)
         for bucket in self._layout.buckets:
-            bucket.fill_missing()
+            self._fill_missing(bucket)
             if shard == pair[-1]:
                 self._end_pair(bucket, pair)
 
-    def used(self) -> Tensor:
-        """float64 [parameters]: 1 where this rank's shards gave a gradient, else 0."""
-        return torch.tensor([p in self._used for p in self.parameters], dtype=torch.float64)
+    def used(self) -> list[float]:
+        """[parameters]: 1 where this rank's shards gave a gradient, else 0."""
+        names = [*self._layout.names, *map(id, self._late)]
+        return list(map(float, map(self._used.__contains__, names)))
 
-    def add_late(self, used: Tensor) -> None:
+    def add_late(self, used: list[float]) -> None:
         """Sum the gradients of parameters that were reached for the first time, into `.grad`.
 
         used: as for `assign`. Every rank calls it. Raises PeerLost.
         """
-        flags = used[len(self._layout.parameters) :].tolist()
+        if not self._late:
+            return
+        flags = used[len(self._layout.parameters) :]
         reached = [p for p, count in zip(self._late, flags, strict=True) if count]
         for group in groups(reached):
             of_shards = {
@@ -189,14 +193,14 @@ class Gradients:
         """
         return [pending.result() if isinstance(pending, Future) else pending for pending in self._sums]
 
-    def assign(self, flats: list[Tensor], used: Tensor) -> None:
+    def assign(self, flats: list[Tensor], used: list[float]) -> None:
         """Put the sums into `.grad`.
 
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
-        counts = dict(zip(self.parameters, used.tolist(), strict=True))  # with late ones
+        unused = {name for name, count in zip(self._layout.names, used, strict=False) if not count}
         for parameter, view in self._of_parameters(flats):
-            parameter.grad = view if counts[parameter] else None
+            parameter.grad = None if unused and id(parameter) in unused else view
 
     def sums(self) -> dict[nn.Parameter, Tensor]:
         """The summed gradient of each parameter, before it is in `.grad`. Raises PeerLost."""
@@ -260,18 +264,19 @@ class Gradients:
         """Autograd's hook: `parameter.grad` holds this shard's gradient, or the pair's sum."""
         if self._is_paused:
             return
-        bucket = self._layout.bucket_of.get(parameter) if self._is_open else None
+        bucket = self._layout.bucket_of.get(id(parameter)) if self._is_open else None
         if bucket is None and self._is_open and any(parameter is each for each in self._late):
             self._keep_late(parameter)
             return
         if bucket is None:
             self._trained.accumulated_outside(parameter)
             return
-        self._used.add(parameter)
         bucket.collect(parameter)
+        if not self._is_last or self._thread is None:
+            return  # there is nobody to send it to
         # Send in bucket order only: a bucket that is complete early waits for those before it. One
         # with gradients that come in parts is complete when backward is over.
-        while self._is_last and self._layout.is_known and self._next < len(self._layout.buckets):
+        while self._layout.is_known and self._next < len(self._layout.buckets):
             bucket = self._layout.buckets[self._next]
             if bucket.missing or bucket.repeated:
                 return
@@ -279,17 +284,23 @@ class Gradients:
 
     def _keep_late(self, parameter: nn.Parameter) -> None:
         """One shard's gradient, or a part of it, which is added to the parts before."""
-        gradient, parameter.grad = dense(parameter, self._trained), None
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        check_dense(gradient, parameter, self._trained)
         of_shards = self._late_parts.setdefault(parameter, {})
         before = of_shards.get(self._shard)
         # The copy lies as the parameter's numbers are cut from a bucket.
         of_shards[self._shard] = gradient.clone() if before is None else before + gradient
-        self._used.add(parameter)
+        self._used.add(id(parameter))
+
+    def _fill_missing(self, bucket: Bucket) -> None:
+        self._used |= bucket.names - bucket.missing if bucket.missing else bucket.names
+        bucket.fill_missing()
 
     def _send(self) -> None:
         bucket = self._layout.buckets[self._next]
         self._next += 1
-        bucket.fill_missing()
+        self._fill_missing(bucket)
         self._end_pair(bucket, self._pairs[-1])
         bucket.is_sent = True
         run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")

@@ -18,18 +18,19 @@ same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Add = Callable[[T, T], T]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Block:
-    """The subtree over leaves [start, start + size); size is a power of two and divides start."""
+class Block(NamedTuple):
+    """The subtree over leaves [start, start + size); size is a power of two and divides start.
+
+    Blocks are in the order of their starts. (A tuple, because steps make and look up many.)
+    """
 
     start: int
     size: int

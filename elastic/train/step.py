@@ -13,7 +13,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -222,9 +221,7 @@ class Step:
             gradients.after_backward(batch.shard)
         if self.audit is not None:
             self.audit.check_sums(self._sums.backward)
-        with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
-            known = float(loss.detach())
-        outcome = self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
+        outcome = self._finish(loss.detach(), {})
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -240,7 +237,7 @@ class Step:
         collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
         UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
-        gradients, heartbeat, exchange = self._parts.gradients, self._parts.heartbeat, self._parts.exchange
+        gradients, exchange = self._parts.gradients, self._parts.exchange
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
@@ -248,16 +245,14 @@ class Step:
                 (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
 
         self._begin_gradients(scaler)
-        losses: dict[int, float] = {}
+        losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
             gradients.before_backward(batch.shard)
             backward(loss)
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
-            # After the last shard the gradient sums are under way, and with nccl the host waits for
-            # them where it reads the loss.
-            with heartbeat.waiting() if batch.shard == exchange.own_shards[-1] else nullcontext():
-                losses[batch.shard] = float(loss.detach())
+            # Read at the end of the step, by when the function may have used its memory again.
+            losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
@@ -280,7 +275,7 @@ class Step:
         self._parts.gradients.begin_without()
         if isinstance(self.audit, StepAudit):
             self.audit.check_sums(lambda _outputs: None)
-        outcome = self._finish(math.nan, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
+        outcome = self._finish(torch.tensor(math.nan), {})
         self.outcome = replace(outcome, gradient_norms=norms)
         return self.outcome
 
@@ -405,7 +400,7 @@ class Step:
         else:
             self._parts.gradients.begin_step(audit.own, audit.see_gradient)
 
-    def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
+    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepEnd.exchange."""
         parts, buffers = self._parts, self._buffers_after
         end = StepEnd(

@@ -32,10 +32,11 @@ class StepEnd:
     requests: Callable[[int], Requests]
     fault_point: Callable[[str], None]
 
-    def exchange(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
+    def exchange(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """loss: known to every rank already, or None where it is the mean of `losses`.
 
-        losses: of the own shards. Raises UsageError for integers in buffers, and for modes, that
+        losses: of the own shards, none where `loss` is known. The host waits for the device once,
+        where it reads all numbers. Raises UsageError for integers in buffers, and for modes, that
         differ between shards, PeerLost when another rank is gone, and what a vote on the states
         raises.
         """
@@ -49,10 +50,16 @@ class StepEnd:
         contributions = self._contributions(said, losses)
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
-        of_shards = 3 + len(said)
-        sizes = [of_shards, total.numel() - of_shards - parts.buffers.length, parts.buffers.length]
-        head, used, buffers = torch.split(total, sizes)
-        loss_sum, hashes, squares, *sums = head.tolist()
+        of_ranks = total.numel() - parts.buffers.length
+        buffers = total[of_ranks:]
+        # Of those that optimizers hold: the others come to buckets by what this process has seen.
+        norms = [torch.linalg.vector_norm(flat) for flat in flats[: parts.gradients.trained_buckets]]
+        if loss is None:
+            loss = total[0] / parts.exchange.shards
+        with parts.heartbeat.waiting():
+            *found, known_loss = self._read(total[:of_ranks], *norms, loss)
+        _, hashes, squares, *numbers = found[:of_ranks]
+        sums, used = numbers[: len(said)], numbers[len(said) :]
         own_s = parts.pace.read(sums[len(asks) + len(votes) :])
         asked, votes = sums[: len(asks)], sums[len(asks) : len(asks) + len(votes)]
         if parts.agreement is not None:
@@ -67,17 +74,15 @@ class StepEnd:
             with parts.heartbeat.waiting():
                 buffers = parts.exchange.sum_shards(late, "buffers that forward changed for the first time")
         self._check_integers(buffers)
-        # Of those that optimizers hold: the others come to buckets by what this process has seen.
-        trained = flats[: parts.gradients.trained_buckets]
         parts.buffers.end(buffers)
         return StepOutcome(
-            loss=loss if loss is not None else loss_sum / parts.exchange.shards,
-            gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in trained),
+            loss=known_loss,
+            gradient_norms=tuple(found[of_ranks:]),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
         )
 
-    def _contributions(self, said: list[float], losses: dict[int, float]) -> dict[int, Tensor]:
+    def _contributions(self, said: list[float], losses: dict[int, Tensor]) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [2] a number for the modes that it left and its square, [5] the fields
@@ -87,16 +92,26 @@ class StepEnd:
         shard alone.
         """
         parts = self.parts
-        of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
-        of_rank = of_rank.to(parts.device)
-        contributions, buffers = {}, parts.buffers.contributions(self.buffers)
-        modes = self.modes.numbers()
-        for index, shard in enumerate(parts.exchange.own_shards):
-            own = torch.tensor([losses[shard], *modes[shard]], dtype=torch.float64, device=parts.device)
-            # A rank's requests count once, whatever the number of its shards.
-            head = torch.cat([own, of_rank * (index == 0)])
-            contributions[shard] = torch.cat([head, buffers[shard]])
-        return contributions
+        of_rank = [*said, *parts.gradients.used()]
+        nothing = [0.0] * len(of_rank)
+        buffers, modes = parts.buffers.contributions(self.buffers), self.modes.numbers()
+        # A rank's requests count once, whatever the number of its shards.
+        rows = [
+            [0.0, *modes[shard], *(nothing if index else of_rank)]
+            for index, shard in enumerate(parts.exchange.own_shards)
+        ]
+        heads = torch.tensor(rows, dtype=torch.float64).to(parts.device)
+        if losses:
+            heads[:, 0] = torch.stack([losses[shard].view(()) for shard in parts.exchange.own_shards])
+        if parts.buffers.length:
+            heads = torch.cat([heads, torch.stack([buffers[shard] for shard in parts.exchange.own_shards])], 1)
+        return dict(zip(parts.exchange.own_shards, heads.unbind(), strict=True))
+
+    def _read(self, *tensors: Tensor) -> list[float]:
+        """All their numbers, in one wait for the device."""
+        flat = [each.reshape(-1).to(self.parts.device, torch.float64) for each in tensors]
+        numbers: list[float] = torch.cat(flat).tolist()
+        return numbers
 
     def _refuse_modes(self) -> None:
         """Raises UsageError, on every rank."""
