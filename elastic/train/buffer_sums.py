@@ -20,7 +20,11 @@ MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multipli
 
 
 class BufferSums:
-    """Of some buffers, for S shards. length: numbers that a shard contributes."""
+    """Of some buffers, for S shards.
+
+    length: numbers that a shard contributes. num_values: of them, those that make up the buffers,
+    which come first. The others are signs: of each float64 buffer, and two of all integers.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], shards: int, device: torch.device) -> None:
         """device: of the contributions."""
@@ -33,8 +37,8 @@ class BufferSums:
         self._wide = [i for i in self._floats if tensors[i].dtype in (torch.float64, torch.complex128)]
         self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
         self._num_floats, self._num_ints = self._count(self._floats), self._count(self._ints)
-        hashes = 2 if self._ints else 0
-        self.length = self._num_floats + 2 * self._num_ints + len(self._wide) + hashes
+        self.num_values = self._num_floats + 2 * self._num_ints
+        self.length = self.num_values + len(self._wide) + (2 if self._ints else 0)
 
     def contributions(
         self, after: Mapping[int, Sequence[Tensor]], opening: Sequence[Tensor]
@@ -61,15 +65,16 @@ class BufferSums:
             found[shard] = torch.cat([part.to(self._device) for part in parts])
         return found
 
-    def use(self, total: Tensor) -> None:
-        """Set the buffers, which have their opening values, from the sum, float64 [length]."""
+    def use(self, total: Tensor, signs: Sequence[float]) -> None:
+        """Set the buffers, which have their opening values, from the sum, float64 [length].
+
+        signs: read from it, and perhaps others behind them.
+        """
         if not self._tensors:
             return
-        means, high, low, flags = torch.split(
-            total[: self._num_floats + 2 * self._num_ints + len(self._wide)],
-            [self._num_floats, self._num_ints, self._num_ints, len(self._wide)],
-        )
-        is_changed = dict(zip(self._wide, flags.tolist(), strict=True))
+        sizes = [self._num_floats, self._num_ints, self._num_ints]
+        means, high, low = torch.split(total[: self.num_values], sizes)
+        is_changed = dict(zip(self._wide, signs, strict=False))
         integers = (high.long() << HALF_BITS) + low.long()
         with torch.no_grad():
             for which, flat in ((self._floats, means / self._shards), (self._ints, integers)):
@@ -78,13 +83,15 @@ class BufferSums:
                     if is_changed.get(i) != 0:
                         tensor.copy_(value)
 
-    def have_same_integers(self, total: Tensor) -> bool:
-        """Whether the integers of all shards are the same, from the sum of the contributions.
+    def have_same_integers(self, signs: Sequence[float]) -> bool:
+        """Whether the integers of all shards are the same. signs: as for `use`.
 
         By the inequality of Cauchy and Schwarz, S·Σh² = (Σh)² only where all h are equal.
         """
-        last = self.length
-        return not self._ints or bool(self._differ(total[last - 2 : last].view(1, 2)).sum() == 0)
+        if not self._ints:
+            return True
+        total, squares = signs[len(self._wide) :][:2]
+        return self._shards * squares == total * total
 
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
         """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""

@@ -278,15 +278,20 @@ class Buffers:
                 found.append(differ(tensor, opening).double().to(self._device))
         return torch.stack(found)
 
-    def found_changes(self, total: Tensor) -> bool:
+    def signs(self, total: Tensor) -> Tensor:
+        """float64 [n]: what the host must know of the sum of all shards' contributions."""
+        return total[self._sums.num_values :]
+
+    def found_changes(self, signs: list[float]) -> bool:
         """Whether a shard of any rank changed a still buffer. Then it is none any more.
 
-        total: of all shards' contributions. If so, the same is to be summed once more, with other
+        signs: read from `signs`. If so, the same is to be summed once more, with other
         contributions. Raises UsageError, on every rank, where a change was not counted.
         """
         if not self._still:
             return False
-        changed, uncounted = total[self._sums.length :].view(2, -1).tolist()
+        of_still = signs[-2 * len(self._still) :]
+        changed, uncounted = of_still[: len(self._still)], of_still[len(self._still) :]
         if wrong := [i for i, count in zip(self._still, uncounted, strict=True) if count]:
             raise UsageError(
                 f"the content of buffer {self._state.name_of(self._openings.tensors[wrong[0]])} changed while the shards of a step were computed, and torch counted no "
@@ -307,10 +312,13 @@ class Buffers:
         if resized := [tensor for tensor, value, opening in pairs if value.shape != opening.shape]:
             raise UsageError(sized_by_data([self._state.name_of(tensor) for tensor in resized]))
 
-    def end(self, total: Tensor) -> None:
-        """Set every buffer from the sum of all shards' contributions, float64 [length]."""
+    def end(self, total: Tensor, signs: list[float]) -> None:
+        """Set every buffer from the sum of all shards' contributions, float64 [length].
+
+        signs: read from its `signs`.
+        """
         self.load()
-        self._sums.use(total)
+        self._sums.use(total, signs)
         self._openings.is_new = False
 
     def averaged(self, contents: Contents) -> list[str]:
@@ -330,9 +338,9 @@ class Buffers:
                     names.append(self._state.name_of_place(place.holder, place.name))
         return names
 
-    def have_same_integers(self, total: Tensor) -> bool:
-        """Whether the integers of all shards are the same, from the sum of the contributions."""
-        return self._sums.have_same_integers(total)
+    def have_same_integers(self, signs: list[float]) -> bool:
+        """Whether the integers of all shards are the same. signs: as for `end`."""
+        return self._sums.have_same_integers(signs)
 
     def hashes(self, contents: Contents) -> Tensor:
         """float64 [integer buffers, 2]: see BufferSums."""

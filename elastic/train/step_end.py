@@ -7,6 +7,7 @@ Then each rank has the step's gradients in `.grad` and the step's buffers in its
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -57,8 +58,10 @@ class StepEnd:
         if loss is None:
             loss = total[0] / parts.exchange.shards
         with parts.heartbeat.waiting():
-            *found, known_loss = self._read(total[:of_ranks], *norms, loss)
-        _, hashes, squares, *numbers = found[:of_ranks]
+            found, (known_loss,), signs, *of_norms = self._read(
+                total[:of_ranks], loss, parts.buffers.signs(buffers), *norms
+            )
+        _, hashes, squares, *numbers = found
         sums, used = numbers[: len(said)], numbers[len(said) :]
         own_s = parts.pace.read(sums[len(asks) + len(votes) :])
         asked, votes = sums[: len(asks)], sums[len(asks) : len(asks) + len(votes)]
@@ -69,15 +72,16 @@ class StepEnd:
         parts.gradients.assign(flats, used)
         with parts.heartbeat.waiting():
             parts.gradients.add_late(used)
-        if parts.buffers.found_changes(buffers):
+        if parts.buffers.found_changes(signs):
             late = parts.buffers.contributions(self.buffers)
             with parts.heartbeat.waiting():
                 buffers = parts.exchange.sum_shards(late, "buffers that forward changed for the first time")
-        self._check_integers(buffers)
-        parts.buffers.end(buffers)
+                (signs,) = self._read(parts.buffers.signs(buffers))
+        self._check_integers(signs)
+        parts.buffers.end(buffers, signs)
         return StepOutcome(
             loss=known_loss,
-            gradient_norms=tuple(found[of_ranks:]),
+            gradient_norms=tuple(norm for (norm,) in of_norms),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
         )
@@ -107,11 +111,11 @@ class StepEnd:
             heads = torch.cat([heads, torch.stack([buffers[shard] for shard in parts.exchange.own_shards])], 1)
         return dict(zip(parts.exchange.own_shards, heads.unbind(), strict=True))
 
-    def _read(self, *tensors: Tensor) -> list[float]:
-        """All their numbers, in one wait for the device."""
+    def _read(self, *tensors: Tensor) -> list[list[float]]:
+        """The numbers of each, in one wait for the device."""
         flat = [each.reshape(-1).to(self.parts.device, torch.float64) for each in tensors]
-        numbers: list[float] = torch.cat(flat).tolist()
-        return numbers
+        numbers = iter(torch.cat(flat).tolist())
+        return [list(islice(numbers, each.numel())) for each in tensors]
 
     def _refuse_modes(self) -> None:
         """Raises UsageError, on every rank."""
@@ -135,10 +139,10 @@ class StepEnd:
         total: list[float] = self.parts.exchange.sum_shards(on_device, "modes of modules").tolist()
         return total
 
-    def _check_integers(self, total: Tensor) -> None:
+    def _check_integers(self, signs: list[float]) -> None:
         """Every rank has the same sum, so that all ask for the names, or none does."""
         parts = self.parts
-        if parts.buffers.have_same_integers(total):
+        if parts.buffers.have_same_integers(signs):
             return
         of_shard = {shard: parts.buffers.hashes(after) for shard, after in self.buffers.items()}
         names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
