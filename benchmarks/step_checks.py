@@ -154,7 +154,7 @@ def of_buffers_s(of: Recipe) -> dict[str, float]:
 
     def integers_agree() -> None:
         sums._hashes(of_shards)  # noqa: SLF001
-        buffers.have_same_integers(total)
+        buffers.have_same_integers(buffers.signs(total).tolist())
 
     return {
         "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001

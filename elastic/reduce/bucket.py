@@ -122,7 +122,8 @@ class Bucket:
         elif gradient is None:
             self._refuse(parameter)
         else:
-            check_dense(gradient, parameter, self._names)
+            if gradient.layout is not STRIDED:
+                raise UsageError(sparse(self._names.name_of(parameter)))
             if not self._is_second:
                 view.copy_(gradient)
                 parameter.grad = view
@@ -203,13 +204,12 @@ class Bucket:
         return left
 
 
-def check_dense(gradient: Tensor, parameter: nn.Parameter, names: Trained) -> None:
-    """Raises UsageError for a sparse gradient."""
-    if gradient.layout is not STRIDED:
-        raise UsageError(
-            f"expected a dense gradient of {names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
-            "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
-        )
+def sparse(name: str) -> str:
+    """What the user reads. name: of the parameter whose gradient is sparse."""
+    return (
+        f"expected a dense gradient of {name}, found a sparse one, which is not summed over shards; "
+        "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
+    )
 
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

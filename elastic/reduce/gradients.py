@@ -29,7 +29,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from elastic.reduce.bucket import Bucket, Show, Trained, check_dense, cut, groups
+from elastic.errors import UsageError
+from elastic.reduce.bucket import STRIDED, Bucket, Show, Trained, cut, groups, sparse
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradient_hooks import GradientHooks
 from elastic.reduce.tree import pairs
@@ -221,9 +222,12 @@ class Gradients:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _of_parameters(self, flats: list[Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        for bucket, flat in zip(self._layout.buckets, flats, strict=True):
-            yield from zip(bucket.parameters, cut(flat, bucket.parameters), strict=True)
+    def _of_parameters(self, flats: list[Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+        return [
+            pair
+            for bucket, flat in zip(self._layout.buckets, flats, strict=True)
+            for pair in zip(bucket.parameters, cut(flat, bucket.parameters), strict=True)
+        ]
 
     def _current_layout(self, joined: list[nn.Parameter]) -> Layout:
         """That of the parameters which are trained now. joined: of the others."""
@@ -286,7 +290,8 @@ class Gradients:
         """One shard's gradient, or a part of it, which is added to the parts before."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        check_dense(gradient, parameter, self._trained)
+        if gradient.layout is not STRIDED:
+            raise UsageError(sparse(self._trained.name_of(parameter)))
         of_shards = self._late_parts.setdefault(parameter, {})
         before = of_shards.get(self._shard)
         # The copy lies as the parameter's numbers are cut from a bucket.

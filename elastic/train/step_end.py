@@ -108,7 +108,9 @@ class StepEnd:
         if losses:
             heads[:, 0] = torch.stack([losses[shard].view(()) for shard in parts.exchange.own_shards])
         if parts.buffers.length:
-            heads = torch.cat([heads, torch.stack([buffers[shard] for shard in parts.exchange.own_shards])], 1)
+            heads = torch.cat(
+                [heads, torch.stack([buffers[shard] for shard in parts.exchange.own_shards])], 1
+            )
         return dict(zip(parts.exchange.own_shards, heads.unbind(), strict=True))
 
     def _read(self, *tensors: Tensor) -> list[list[float]]:
