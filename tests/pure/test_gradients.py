@@ -218,3 +218,44 @@ def test_vectors_of_parameters_that_are_trained_no_more_are_given_back():
     for _ in range(IDLE_COMPUTATIONS + 2):
         one_step(gradients, lambda _shard: one.sum().backward())
     assert len(gradients._layouts) == 1
+
+
+@pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1)[:1], lambda g: g.detach()], ids=str)
+@pytest.mark.parametrize("when", ["in each shard", "after the step"])
+def test_a_gradient_that_is_kept_stays_as_it_was(keep, when):
+    """Itself, a part of it, or another tensor of its memory. Vectors are used again afterwards."""
+    parameter = nn.Parameter(torch.ones(2))
+    gradients = Gradients(trained([parameter]), alone())
+    kept, seen = [], []
+
+    def look():
+        kept.append(keep(parameter.grad))
+        seen.append(kept[-1].tolist())
+
+    for step in range(1, 5):
+
+        def backward(shard, step=step):
+            if when == "in each shard" and shard % 2:  # the first shard of the pair has given one
+                look()
+            (step * (shard + 1) * parameter).sum().backward()
+
+        one_step(gradients, backward)
+        if when == "after the step":
+            look()
+        # A pair's sum changes within its own step, and never in a later one.
+        parameter.grad = None
+    before = [each.tolist() for each in kept]
+    one_step(gradients, lambda _shard: (100 * parameter).sum().backward())
+    assert [each.tolist() for each in kept] == before
+    if when == "after the step":
+        assert before == seen
+
+
+def test_what_a_recipe_does_to_a_gradients_memory_ends_with_its_step():
+    """`.grad.data = ...` gives it another type or other numbers; the next step has its own sums."""
+    parameter = nn.Parameter(torch.ones(2))
+    gradients = Gradients(trained([parameter]), alone())
+    one_step(gradients, lambda _shard: parameter.sum().backward())
+    parameter.grad.data = torch.full((2,), 5.0)
+    one_step(gradients, lambda _shard: (2 * parameter).sum().backward())
+    assert parameter.grad.tolist() == [2.0 * SHARDS] * 2
