@@ -342,8 +342,8 @@ def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, StateChec
     """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)
-    state.load(saved)
-    return str(document["chain"]), _trained_on(document.get("data", "")), checksum_of(saved)
+    checksum = state.load(saved)
+    return str(document["chain"]), _trained_on(document.get("data", "")), checksum
 
 
 def _trained_on(text: str) -> DataRecord | None:

@@ -21,7 +21,7 @@ from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot.image import layout
 from elastic.train import as_built, reshaped, structure
 from elastic.train.as_built import Built, StructureReader
-from elastic.train.flat_state import VERSION, FlatState, checksum_of
+from elastic.train.flat_state import VERSION, FlatState, StateChecksum, checksum_of
 from elastic.train.key_order import key_orders
 from elastic.train.loading import SavedObject, load_module, load_stateful, order_of, own_tensors
 from elastic.train.misuse import public
@@ -205,8 +205,10 @@ class State:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
         layout(self.flatten().tensors, None)
 
-    def load(self, flat: FlatState) -> None:
+    def load(self, flat: FlatState) -> StateChecksum:
         """Load every object, and make sure that each then has the state that was saved.
+
+        Returns its checksum, of which a second reading would cost as much as the load.
 
         Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
         the state is that of other objects, UsageError when an optimizer's parameters stand in
@@ -218,7 +220,8 @@ class State:
             )
         if self._built is not None and flat.built is not None:
             as_built.check_order(flat.built.groups, self._built.groups, "when the state was saved")
-        expected = self.contents(flat)
+        checksum = checksum_of(flat)
+        expected = self._contents(flat, checksum)
         for name, module in self._modules.items():
             load_module(module, saved_entry(flat, name))
         self._take_structure(flat)
@@ -229,6 +232,7 @@ class State:
             raise StateDoesNotFit(
                 f"after load_state_dict the objects have another state; the first entry that differs is {found}"
             )
+        return checksum
 
     def _check_dtypes(self, flat: FlatState) -> None:
         """Raises UsageError where an object copied what was saved into tensors of other dtypes."""
@@ -269,10 +273,13 @@ class State:
 
     def contents(self, flat: FlatState) -> StateContents:
         """What `flat`, a state of these objects, holds now."""
+        return self._contents(flat, checksum_of(flat))
+
+    def _contents(self, flat: FlatState, checksum: StateChecksum) -> StateContents:
         # Schedules have an optimizer's learning rate, if it is a tensor, under several names until
         # a load makes copies.
         shares = frozenset(name for name, each in self.objects.items() if order_of(each) is not Order.FREE)
-        return contents(flat.document, checksum_of(flat).entries, flat.tensors, shares)
+        return contents(flat.document, checksum.entries, flat.tensors, shares)
 
     def _take_structure(self, saved: FlatState) -> None:
         """What the recipe's loop had made of what was built: groups, frozen parameters, modes."""
