@@ -15,9 +15,7 @@ from functools import lru_cache
 from itertools import islice, tee
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
@@ -25,7 +23,7 @@ from torch.utils.data import TensorDataset
 from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
 from elastic.data.loading_processes import KeyedBatches, load_in_processes
-from elastic.data.order import SampleOrder
+from elastic.data.order import SampleOrder, Samples
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
 from elastic.system.clock import Clock, SystemClock
@@ -213,13 +211,15 @@ class Loader:
         order = self.order
 
         @lru_cache(maxsize=1)
-        def of_epoch(epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        def of_epoch(epoch: int) -> tuple[Samples, Samples]:
             samples = order.of_epoch(epoch)
             return samples, order.streams(samples)
 
         for step in range(first_step, order.steps + 1):
             epoch, batch_in_epoch = order.position(step)
-            samples, streams = (order.batch(each, batch_in_epoch) for each in of_epoch(epoch))
+            drawn, numbers = of_epoch(epoch)
+            samples = order.batch(drawn, batch_in_epoch)
+            streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
             for shard in shards:
                 yield Slice(
                     epoch,

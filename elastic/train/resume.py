@@ -5,17 +5,19 @@ All that is compared with other ranks is compared here, before the first step.
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.data import random_streams
 from elastic.data.contents import contents_of
+from elastic.data.order import SampleOrder, Shuffle
 from elastic.data.record import (
     DataRecord,
     check_beginning,
     check_ranks,
     check_resume,
+    continued,
     parse,
     record_of,
 )
@@ -76,8 +78,8 @@ class Resumed:
 
     reported: the highest step of which a line was ever written, as far as the run's files tell.
     lost: the chain values of lines behind the restored step. late: the line of the restored step
-    where no file had it. data: the record of what is trained on, for epoch 0. replay: the steps
-    that are done again.
+    where no file had it. order: that in which the run began. data: the record of what is trained
+    on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
@@ -85,6 +87,7 @@ class Resumed:
     reported: int
     lost: dict[int, str]
     late: StepLine | None
+    order: SampleOrder
     data: DataRecord
     replay: Replay
 
@@ -117,8 +120,13 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
     new_run, said = new_run_from(parts.restorer.run_url), ""
+    there = point.data
+    if output is not None and point.step == 0:
+        there = _beginning(output, records[0], parts.clock)
+    order = _continued(parts, point, there)
+    now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
     if point.data is not None:
-        said = check_resume(point.data, records[0], order, point.step, new_run)
+        said = check_resume(point.data, now, order, point.step, new_run)
     if point.data is not None and point.step:
         parts.evaluated.resume(point.data.evaluated)
         parts.frozen.resume(point.data.frozen, point.data.numbers)
@@ -127,11 +135,9 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.ever) + 1
     reported = _reported(parts, rewound)  # before this generation's own event
-    there = point.data
     if output is not None:
         if point.step == 0:
-            there = _beginning(output, records[0], parts.clock)
-            said = "" if there is None else check_beginning(there, records[0])
+            said = "" if there is None else check_beginning(there, now)
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
@@ -150,14 +156,15 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         )
         _report_ignored(parts, output, point.step)
         _report_text(output, point, recipe)
-    replay = begin_replay(parts, point, rewound, there, records[0])
+    replay = begin_replay(parts, point, rewound, there, now)
     return Resumed(
         point=point,
         first_new=first_new,
         reported=reported,
         lost={line.step: line.chain for line in rewound.dropped if isinstance(line.chain, str)},
         late=late,
-        data=records[0],
+        order=order,
+        data=now,
         replay=replay,
     )
 
@@ -175,6 +182,19 @@ def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord
     with suppress(StoreFailed, ValueError):  # an outage never stops training
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
     return None
+
+
+def _continued(parts: LoopParts, point: ResumePoint, there: DataRecord | None) -> SampleOrder:
+    """The order in which the run began.
+
+    there: what stands beside the state; at step 0 what the run began with, which rank 0 knows.
+    """
+    order = parts.loader.order
+    if point.step == 0:
+        ours = order if there is None else continued(order, there)
+        return replace(order, shuffle=Shuffle(parts.groups.from_rank0(ours.shuffle.value)))
+    # Versions that had no record sorted.
+    return replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
 
 
 def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
