@@ -104,26 +104,14 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     as_built.check_alike(parts.groups.all_gather(built))
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
-        sizes = {"global_batch": order.global_batch, "shards": order.shards}
-        output.log.record(
-            RunStarted(
-                steps=order.steps,
-                epochs=order.epochs,
-                seed=order.seed,
-                steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
-                **sizes,
-            )
-        )
+        output.log.record(_run_started(order))
     contents = contents_of(parts.loader.dataset)
     recipe = parts.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
     new_run, said = new_run_from(parts.restorer.run_url), ""
-    there = point.data
-    if output is not None and point.step == 0:
-        there = _beginning(output, records[0], parts.clock)
-    order = _continued(parts, point, there)
+    there, order = _began_with(parts, point, records[0])
     now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
     if point.data is not None:
         said = check_resume(point.data, now, order, point.step, new_run)
@@ -169,6 +157,17 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     )
 
 
+def _run_started(order: SampleOrder) -> RunStarted:
+    return RunStarted(
+        steps=order.steps,
+        epochs=order.epochs,
+        seed=order.seed,
+        steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
+        global_batch=order.global_batch,
+        shards=order.shards,
+    )
+
+
 def _reported(parts: LoopParts, rewound: Rewound) -> int:
     """Of a run directory at a URL, whose older lines are gone, the events tell."""
     if parts.output is None or not parts.step_functions:
@@ -177,24 +176,27 @@ def _reported(parts: LoopParts, rewound: Rewound) -> int:
     return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
 
 
+def _began_with(
+    parts: LoopParts, point: ResumePoint, ours: DataRecord
+) -> tuple[DataRecord | None, SampleOrder]:
+    """What the state was trained on, or, at step 0 and on rank 0, what the run began with; and the
+    order in which the run began, on all ranks.
+    """
+    there, order = point.data, parts.loader.order
+    if point.step:
+        # A version that wrote no record sorted.
+        return there, replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
+    if parts.output is not None:
+        there = _beginning(parts.output, ours, parts.clock)
+        order = order if there is None else continued(order, there)
+    return there, replace(order, shuffle=Shuffle(parts.groups.from_rank0(order.shuffle.value)))
+
+
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
     """What the run began with, where it begins at step 0 once more."""
     with suppress(StoreFailed, ValueError):  # an outage never stops training
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
     return None
-
-
-def _continued(parts: LoopParts, point: ResumePoint, there: DataRecord | None) -> SampleOrder:
-    """The order in which the run began.
-
-    there: what stands beside the state; at step 0 what the run began with, which rank 0 knows.
-    """
-    order = parts.loader.order
-    if point.step == 0:
-        ours = order if there is None else continued(order, there)
-        return replace(order, shuffle=Shuffle(parts.groups.from_rank0(ours.shuffle.value)))
-    # Versions that had no record sorted.
-    return replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
 
 
 def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:

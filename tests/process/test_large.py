@@ -1,4 +1,4 @@
-"""Data sets of more samples than are sorted are trained in no memory, and old runs keep their order."""
+"""More samples than are sorted are trained in no memory, and a run keeps the order it began in."""
 
 import json
 import signal

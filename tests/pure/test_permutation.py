@@ -129,7 +129,7 @@ def positions(several: list[np.ndarray]) -> float:
 
 
 def ranks(several: list[np.ndarray]) -> float:
-    """The rank correlation of two epochs, over all pairs of neighbours: about 0, in n - 1 samples."""
+    """The rank correlations of neighbouring epochs, added up: their variance is 1 / (n - 1)."""
     found = [stats.spearmanr(one, other).statistic for one, other in pairwise(several)]
     scale = np.sqrt((len(several[0]) - 1) / len(found))
     return float(2 * stats.norm.sf(abs(sum(found)) * scale))
