@@ -9,7 +9,7 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, tee
@@ -73,7 +73,7 @@ class BatchLoader:
     """Loads batches of given samples.
 
     workers: data-loading processes, 0 to load in this one. collate: list of samples → batch; None
-    for torch's default_collate.
+    for torch's default_collate. ahead: batches that are used together, as those of a step are.
     """
 
     dataset: Any
@@ -81,6 +81,7 @@ class BatchLoader:
     device: torch.device
     workers: int
     collate: Callable[[list[Any]], Any] | None
+    ahead: int = 1
     clock: Clock = field(default_factory=SystemClock)
 
     def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
@@ -134,7 +135,7 @@ class BatchLoader:
         keyed = KeyedBatches(dataset=self.dataset, seed=self.seed, collate=self.collate or default_collate)
         if self.workers == 0:
             return (keyed[request] for request in requests)
-        return load_in_processes(keyed, requests, self.workers)
+        return load_in_processes(keyed, requests, self.workers, ahead=self.ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,7 @@ class Loader:
             device=self.device,
             workers=self.workers,
             collate=self.collate,
+            ahead=len(shards),  # while a step computes, its loaders prepare all of the next one
             clock=self.clock,
         )
         batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
@@ -243,7 +245,7 @@ def _first_few(slices: Iterator[Slice]) -> list[Slice]:
 def to_device(value: Any, device: torch.device) -> Any:
     """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return for_copy(value, device).to(device, non_blocking=True)
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
         return value.to(device, non_blocking=True)  # type: ignore[arg-type]  # typed for a dtype only
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -253,3 +255,17 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: to_device(item, device) for name, item in value.items()}
     return value
+
+
+def for_copy(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor, for a GPU in pinned memory, from which it copies while the host goes on.
+
+    torch keeps that memory until the copy is done. Copies from other memory have the same values,
+    but the host waits for them. What is not pinned: subclasses, which would come back as plain
+    tensors, other layouts, tensors with a graph, and all where the host has no room.
+    """
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    if device.type == "cuda" and tensor.device.type == "cpu" and is_plain and not tensor.requires_grad:
+        with suppress(RuntimeError):
+            return tensor.pin_memory()
+    return tensor
