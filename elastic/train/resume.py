@@ -188,8 +188,10 @@ def _began_with(
         return there, replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
     if parts.output is not None:
         there = _beginning(parts.output, ours, parts.clock)
-        order = order if there is None else continued(order, there)
-    return there, replace(order, shuffle=Shuffle(parts.groups.from_rank0(order.shuffle.value)))
+    if order.shuffle is Shuffle.NETWORK:  # there is another order that the run may have begun in
+        known = order if there is None else continued(order, there)
+        order = replace(order, shuffle=Shuffle(parts.groups.from_rank0(known.shuffle.value)))
+    return there, order
 
 
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
