@@ -168,7 +168,7 @@ class Loader:
             device=self.device,
             workers=self.workers,
             collate=self.collate,
-            ahead=len(shards),  # while a step computes, its loaders prepare all of the next one
+            ahead=len(shards),  # while a step computes, the whole next one is loaded
             clock=self.clock,
         )
         batches = loader.batches(self._slices(shards, first_step), check_first=check_first)

@@ -217,7 +217,7 @@ def check_ranks(records: list[DataRecord]) -> None:
 
 def _text(name: str, value: object) -> str:
     if name != "weights" and value == permutation.sha256():
-        return f"the network's permutation ({value})"
+        return f"the shuffle of large data sets ({value})"
     if name in ("weights", "order", "order_so_far"):
         return f"another one ({value})" if value else "none"
     return str(value)

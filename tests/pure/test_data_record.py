@@ -217,11 +217,11 @@ def test_a_version_that_knows_only_one_order_refuses_the_state_of_the_other():
     """One that sorts compares the record's order with none, and so does this one with a newer."""
     new = order_of(LARGE, steps=9)
     with pytest.raises(
-        UsageError, match=r"order: the network's permutation \([0-9a-f]{16}\) there, none here"
+        UsageError, match=r"order: the shuffle of large data sets \([0-9a-f]{16}\) there, none here"
     ):
         resumes(beside(new, 5), replace(new, shuffle=Shuffle.SORT), 5)
     newer = replace(beside(new, 5), order="ab", order_so_far="ab")
-    with pytest.raises(UsageError, match=r"order: another one \(ab\) there, the network's permutation"):
+    with pytest.raises(UsageError, match=r"order: another one \(ab\) there, the shuffle of large data sets"):
         resumes(newer, continued(new, newer), 5)
 
 
