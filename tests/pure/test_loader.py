@@ -98,7 +98,7 @@ def test_loading_processes_stay_over_all_epochs(workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_next_step_is_loaded_whole_while_this_one_computes(workers):
-    """One step is asked for, and the samples of two are loaded; the processes have no other cause."""
+    """One step is asked for, and the samples of two are loaded: nothing else makes them load."""
     dataset = Traced()
     steps = Loader(dataset=dataset, order=ORDER, device=CPU, workers=workers).steps(range(ORDER.shards), 1)
     next(steps)
