@@ -67,3 +67,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/snapshot_cost.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/loading.py

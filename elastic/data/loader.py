@@ -9,15 +9,13 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, tee
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
@@ -25,7 +23,7 @@ from torch.utils.data import TensorDataset
 from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
 from elastic.data.loading_processes import KeyedBatches, load_in_processes
-from elastic.data.order import SampleOrder
+from elastic.data.order import SampleOrder, Samples
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
 from elastic.system.clock import Clock, SystemClock
@@ -75,7 +73,7 @@ class BatchLoader:
     """Loads batches of given samples.
 
     workers: data-loading processes, 0 to load in this one. collate: list of samples → batch; None
-    for torch's default_collate.
+    for torch's default_collate. ahead: batches that are used together, as those of a step are.
     """
 
     dataset: Any
@@ -83,6 +81,7 @@ class BatchLoader:
     device: torch.device
     workers: int
     collate: Callable[[list[Any]], Any] | None
+    ahead: int = 1
     clock: Clock = field(default_factory=SystemClock)
 
     def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
@@ -136,7 +135,7 @@ class BatchLoader:
         keyed = KeyedBatches(dataset=self.dataset, seed=self.seed, collate=self.collate or default_collate)
         if self.workers == 0:
             return (keyed[request] for request in requests)
-        return load_in_processes(keyed, requests, self.workers)
+        return load_in_processes(keyed, requests, self.workers, ahead=self.ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +168,7 @@ class Loader:
             device=self.device,
             workers=self.workers,
             collate=self.collate,
+            ahead=len(shards),  # while a step computes, the whole next one is loaded
             clock=self.clock,
         )
         batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
@@ -213,13 +213,15 @@ class Loader:
         order = self.order
 
         @lru_cache(maxsize=1)
-        def of_epoch(epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        def of_epoch(epoch: int) -> tuple[Samples, Samples]:
             samples = order.of_epoch(epoch)
             return samples, order.streams(samples)
 
         for step in range(first_step, order.steps + 1):
             epoch, batch_in_epoch = order.position(step)
-            samples, streams = (order.batch(each, batch_in_epoch) for each in of_epoch(epoch))
+            drawn, numbers = of_epoch(epoch)
+            samples = order.batch(drawn, batch_in_epoch)
+            streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
             for shard in shards:
                 yield Slice(
                     epoch,
@@ -243,7 +245,7 @@ def _first_few(slices: Iterator[Slice]) -> list[Slice]:
 def to_device(value: Any, device: torch.device) -> Any:
     """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return for_copy(value, device).to(device, non_blocking=True)
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
         return value.to(device, non_blocking=True)  # type: ignore[arg-type]  # typed for a dtype only
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -253,3 +255,17 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: to_device(item, device) for name, item in value.items()}
     return value
+
+
+def for_copy(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor, for a GPU in pinned memory, from which it copies while the host goes on.
+
+    torch keeps that memory until the copy is done. Copies from other memory have the same values,
+    but the host waits for them. What is not pinned: subclasses, which would come back as plain
+    tensors, other layouts, tensors with a graph, and all where the host has no room.
+    """
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    if device.type == "cuda" and tensor.device.type == "cpu" and is_plain and not tensor.requires_grad:
+        with suppress(RuntimeError):
+            return tensor.pin_memory()
+    return tensor

@@ -50,10 +50,14 @@ class _OrErrors(Dataset[Any]):
             return RemoteError.of(error)
 
 
-def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count: int) -> Iterator[Any]:
+def load_in_processes(
+    batches: KeyedBatches, requests: Iterator[Request], count: int, *, ahead: int
+) -> Iterator[Any]:
     """The batches of these requests, in order.
 
-    The processes have begun when it returns, with the dataset as it is.
+    count: of processes. They have begun when it returns, with the dataset as it is, and load until
+    the last batch. ahead: so many batches are loaded before they are asked for, rounded up to as
+    many for each process, and two at least.
     """
     # Registered after multiprocessing's own handler, so it runs before that one, which would
     # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
@@ -64,6 +68,7 @@ def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count:
         batch_size=None,  # a request is a whole batch
         sampler=requests,
         num_workers=count,
+        prefetch_factor=max(2, -(-ahead // count)),
         collate_fn=_as_it_is,
         worker_init_fn=_ignore_stop_signals,
     )

@@ -16,12 +16,28 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic.data.permutation import Permutation, keyed_permutation
 from elastic.data.random_keys import bits, key
+
+SORTED_UP_TO = 1 << 20  # samples; a sort of them takes 0.13 s and 24 MiB at each epoch and restart
+
+Samples = NDArray[np.int64] | Permutation  # of an epoch, in their order
 
 
 class Tail(Enum):
     DROP = "drop"
     PAD = "pad"
+
+
+class Shuffle(Enum):
+    """How an epoch becomes a permutation; each gives another one.
+
+    A sort of keyed hashes gives each permutation equally often, also of a few samples, and computes
+    all of it. A network (permutation.py) gives any place of it by itself, in no memory.
+    """
+
+    SORT = "sort"
+    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +58,10 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
-    """epochs: those that the run begins. most_steps: where it ends within the last of them."""
+    """epochs: those that the run begins. most_steps: where it ends within the last of them.
+
+    shuffle: of epochs that are permutations.
+    """
 
     seed: int
     samples: int
@@ -52,6 +71,7 @@ class SampleOrder:
     tail: Tail
     most_steps: int | None = None
     draws: Draws | None = None
+    shuffle: Shuffle = Shuffle.SORT
 
     @property
     def ends(self) -> tuple[int, ...] | None:
@@ -83,28 +103,31 @@ class SampleOrder:
         """Whether it is the last step of its epoch; the last step of the run ends one too."""
         return step == self.steps or self.position(step)[0] != self.position(step + 1)[0]
 
-    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+    def of_epoch(self, epoch: int) -> Samples:
         """int64 [n]: the samples of an epoch, in their order."""
         return self.permutation(epoch) if self.draws is None else self.draws.of_epoch(epoch)
 
-    def streams(self, of_epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+    def streams(self, of_epoch: Samples) -> Samples:
         """int64 [n]: the number of each draw's random stream.
 
         It is the sample's own number at its first draw of the epoch. A sample that is drawn again
         has a stream of its own each time: its number plus a multiple of `samples`.
         """
-        return of_epoch if self.draws is None else of_epoch + self.samples * earlier_draws(of_epoch)
+        if isinstance(of_epoch, Permutation) or self.draws is None:
+            return of_epoch
+        return of_epoch + self.samples * earlier_draws(of_epoch)
 
-    def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [samples]: the samples in the order of their keyed hashes, ties by index.
+    def permutation(self, epoch: int) -> Samples:
+        """int64 [samples]: all samples, each once.
 
-        A shuffle by a library's generator would change with the library's version; this one does
-        not.
+        A shuffle by a library's generator would change with the library's version; these do not.
         """
+        if self.shuffle is Shuffle.NETWORK:
+            return keyed_permutation(key(self.seed, "permutation", epoch), self.samples)
         words = bits(key(self.seed, "order", epoch), np.arange(self.samples, dtype=np.uint64))
-        return np.argsort(words, kind="stable").astype(np.int64)
+        return np.argsort(words, kind="stable").astype(np.int64)  # ties by index
 
-    def batch(self, of_epoch: NDArray[np.int64], batch_in_epoch: int) -> NDArray[np.int64]:
+    def batch(self, of_epoch: Samples, batch_in_epoch: int) -> NDArray[np.int64]:
         """int64 [global_batch]: what one step takes of its epoch's samples, or of their streams."""
         positions = np.arange(batch_in_epoch * self.global_batch, (batch_in_epoch + 1) * self.global_batch)
         return of_epoch[positions % len(of_epoch)]
@@ -113,6 +136,11 @@ class SampleOrder:
         """int64 [global_batch / shards]: one shard's slice of a batch."""
         size = self.global_batch // self.shards
         return batch[shard * size : (shard + 1) * size]
+
+
+def shuffle_of(samples: int) -> Shuffle:
+    """That of a new run; a run that has begun keeps its own (record.py)."""
+    return Shuffle.SORT if samples <= SORTED_UP_TO else Shuffle.NETWORK
 
 
 def steps_in(samples: int, global_batch: int, tail: Tail) -> int:

@@ -8,10 +8,11 @@ is said. The record tells data sets apart by their length and by what they hold 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from elastic.data.order import SampleOrder
+from elastic.data import permutation
+from elastic.data.order import SampleOrder, Shuffle
 from elastic.errors import UsageError
 from elastic.system.untrusted import Count, Positive, decode, pattern
 
@@ -27,7 +28,8 @@ _MAKE_ALIKE = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
     """weights: what is drawn by, empty for permutations. order: of the recipe's own, all epochs of
-    the run; order_so_far: of those up to the epoch of the state that the record stands beside.
+    the run; order_so_far: of those up to the epoch of the state that the record stands beside; both
+    are of the permutation's network where there is one, and empty where samples are sorted.
     contents: of each part of the dataset; None in records of earlier versions. generators: the
     states of the global generators of random numbers when the loop began, on rank 0. settings: what
     the loop had set in its dataset and in modules when the state was saved, as JSON by name.
@@ -65,6 +67,8 @@ def record_of(
     """The record beside a state of this epoch, from 0; it may lie behind the run's end."""
     draws = order.draws
     hashes = () if draws is None else draws.order_sha256
+    if draws is None and order.shuffle is Shuffle.NETWORK:
+        hashes = (permutation.sha256(),)
     return DataRecord(
         samples=order.samples,
         epochs=order.epochs,
@@ -77,6 +81,16 @@ def record_of(
         generators=dict(generators or {}),
         recipe=recipe,
     )
+
+
+def continued(order: SampleOrder, there: DataRecord) -> SampleOrder:
+    """The order of a run that has this record: it shuffles as it did when it began.
+
+    Versions that know no network sort, and their records name no order. One that is neither is left
+    to `check_resume`, which refuses it.
+    """
+    shuffle = {"": Shuffle.SORT, permutation.sha256(): Shuffle.NETWORK}.get(there.order)
+    return order if order.draws is not None or shuffle is None else replace(order, shuffle=shuffle)
 
 
 def parse(text: str) -> DataRecord:
@@ -131,8 +145,9 @@ def check_beginning(there: DataRecord, now: DataRecord) -> str:
 
     there: what it began with before.
     """
-    names = [name for name in ("samples", "tail", "weights") if getattr(there, name) != getattr(now, name)]
-    found = [f"its {name}" for name in names] + _other_parts(there.contents, now.contents)
+    names = ("samples", "tail", "weights", "order_so_far")  # a longer run has another order in all
+    others = [name.removesuffix("_so_far") for name in names if getattr(there, name) != getattr(now, name)]
+    found = [f"its {name}" for name in others] + _other_parts(there.contents, now.contents)
     if not found:
         return _other_draws(there, now)
     return (
@@ -201,6 +216,8 @@ def check_ranks(records: list[DataRecord]) -> None:
 
 
 def _text(name: str, value: object) -> str:
+    if name != "weights" and value == permutation.sha256():
+        return f"the shuffle of large data sets ({value})"
     if name in ("weights", "order", "order_so_far"):
         return f"another one ({value})" if value else "none"
     return str(value)

@@ -250,12 +250,15 @@ class Loop:
         self._end()
 
     def _begin(self) -> None:
-        parts, order = self._parts, self._parts.loader.order
+        parts = self._parts
         self._thread = StepThread()
         # Until the loop has ended, the agent takes an end of this process for a failure, also one
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped)
+        # A run goes on in the order in which it began, which may be that of an earlier version.
+        order = resumed.order
+        parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))
         derived_weights.compute_again(parts.state.submodules())
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point

@@ -5,17 +5,19 @@ All that is compared with other ranks is compared here, before the first step.
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.data import random_streams
 from elastic.data.contents import contents_of
+from elastic.data.order import SampleOrder, Shuffle
 from elastic.data.record import (
     DataRecord,
     check_beginning,
     check_ranks,
     check_resume,
+    continued,
     parse,
     record_of,
 )
@@ -76,8 +78,8 @@ class Resumed:
 
     reported: the highest step of which a line was ever written, as far as the run's files tell.
     lost: the chain values of lines behind the restored step. late: the line of the restored step
-    where no file had it. data: the record of what is trained on, for epoch 0. replay: the steps
-    that are done again.
+    where no file had it. order: that in which the run began. data: the record of what is trained
+    on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
@@ -85,6 +87,7 @@ class Resumed:
     reported: int
     lost: dict[int, str]
     late: StepLine | None
+    order: SampleOrder
     data: DataRecord
     replay: Replay
 
@@ -101,24 +104,17 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     as_built.check_alike(parts.groups.all_gather(built))
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
-        sizes = {"global_batch": order.global_batch, "shards": order.shards}
-        output.log.record(
-            RunStarted(
-                steps=order.steps,
-                epochs=order.epochs,
-                seed=order.seed,
-                steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
-                **sizes,
-            )
-        )
+        output.log.record(_run_started(order))
     contents = contents_of(parts.loader.dataset)
     recipe = parts.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
     new_run, said = new_run_from(parts.restorer.run_url), ""
+    there, order = _began_with(parts, point, records[0])
+    now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
     if point.data is not None:
-        said = check_resume(point.data, records[0], order, point.step, new_run)
+        said = check_resume(point.data, now, order, point.step, new_run)
     if point.data is not None and point.step:
         parts.evaluated.resume(point.data.evaluated)
         parts.frozen.resume(point.data.frozen, point.data.numbers)
@@ -127,11 +123,9 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.ever) + 1
     reported = _reported(parts, rewound)  # before this generation's own event
-    there = point.data
     if output is not None:
         if point.step == 0:
-            there = _beginning(output, records[0], parts.clock)
-            said = "" if there is None else check_beginning(there, records[0])
+            said = "" if there is None else check_beginning(there, now)
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
@@ -150,15 +144,27 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         )
         _report_ignored(parts, output, point.step)
         _report_text(output, point, recipe)
-    replay = begin_replay(parts, point, rewound, there, records[0])
+    replay = begin_replay(parts, point, rewound, there, now)
     return Resumed(
         point=point,
         first_new=first_new,
         reported=reported,
         lost={line.step: line.chain for line in rewound.dropped if isinstance(line.chain, str)},
         late=late,
-        data=records[0],
+        order=order,
+        data=now,
         replay=replay,
+    )
+
+
+def _run_started(order: SampleOrder) -> RunStarted:
+    return RunStarted(
+        steps=order.steps,
+        epochs=order.epochs,
+        seed=order.seed,
+        steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
+        global_batch=order.global_batch,
+        shards=order.shards,
     )
 
 
@@ -168,6 +174,24 @@ def _reported(parts: LoopParts, rewound: Rewound) -> int:
         return 0
     restored = (each.event for each in read_rare(parts.output.events, Restored))
     return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
+
+
+def _began_with(
+    parts: LoopParts, point: ResumePoint, ours: DataRecord
+) -> tuple[DataRecord | None, SampleOrder]:
+    """What the state was trained on, or, at step 0 and on rank 0, what the run began with; and the
+    order in which the run began, on all ranks.
+    """
+    there, order = point.data, parts.loader.order
+    if point.step:
+        # A version that wrote no record sorted.
+        return there, replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
+    if parts.output is not None:
+        there = _beginning(parts.output, ours, parts.clock)
+    if order.shuffle is Shuffle.NETWORK:  # there is another order that the run may have begun in
+        known = order if there is None else continued(order, there)
+        order = replace(order, shuffle=Shuffle(parts.groups.from_rank0(known.shuffle.value)))
+    return there, order
 
 
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:

@@ -4,6 +4,8 @@ where loading began.
 
 import gc
 import inspect
+import multiprocessing
+import os
 import pickle
 import random
 import resource
@@ -19,7 +21,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
-from elastic.data.loader import Batch, Loader, to_device
+from elastic.data.loader import Batch, Loader, for_copy, to_device
+from elastic.data.loading_processes import KeyedBatches, load_in_processes
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
@@ -28,7 +31,8 @@ from elastic.system.raised_error import BEFORE_THE_LOOP
 from elastic.system.remote_error import RemoteError
 from elastic.worker import own_error
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+PATIENCE_S = 240.0
 ORDER = SampleOrder(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
 
 
@@ -72,6 +76,52 @@ def test_loading_processes_are_not_seen_in_the_data():
     crossed.
     """
     assert loaded(workers=2) == loaded(workers=0)
+
+
+class Traced(Dataset):
+    """Each sample is the number of the process that loads it. It counts loads in all processes."""
+
+    def __init__(self):
+        self.loads = multiprocessing.Semaphore(0)
+
+    def __getitem__(self, sample):
+        self.loads.release()
+        return os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loading_processes_stay_over_all_epochs(workers):
+    """Processes that began with each epoch would be others in the second one."""
+    pids = {pid for batch in batches_of(Traced(), workers=workers) for pid in batch.data.tolist()}
+    assert len(pids) == workers and os.getpid() not in pids
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_next_step_is_loaded_whole_while_this_one_computes(workers):
+    """One step is asked for, and the samples of two are loaded: nothing else makes them load."""
+    dataset = Traced()
+    steps = Loader(dataset=dataset, order=ORDER, device=CPU, workers=workers).steps(range(ORDER.shards), 1)
+    next(steps)
+    for _ in range(2 * ORDER.global_batch):
+        assert dataset.loads.acquire(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize(("count", "ahead", "most"), [(1, 1, 2), (2, 1, 4), (1, 4, 4), (2, 5, 6), (3, 8, 9)])
+def test_so_many_batches_are_asked_for_ahead_and_no_more(count, ahead, most):
+    """Samples that are loaded ahead take memory."""
+    taken = []
+
+    def requests():
+        for number in range(30):
+            taken.append(number)
+            yield [(0, number, number)]
+
+    keyed = KeyedBatches(dataset=Augmented(), seed=1, collate=list)
+    loading = load_in_processes(keyed, requests(), count, ahead=ahead)
+    assert len(taken) == most
+    for used in range(1, 10):
+        next(loading)
+        assert len(taken) == most + used
 
 
 def test_augmentation_differs_between_samples_and_epochs():
@@ -397,3 +447,37 @@ def test_slices_that_were_trained_are_not_kept():
             gc.collect()
             assert sum(each() is not None for each in seen) < 150
     assert len(seen) > 600
+
+
+def test_plain_tensors_are_pinned_for_a_gpu_and_nothing_else_is(monkeypatch):
+    """Here without a GPU: what is pinned, not how fast it is copied."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda each: pinned.append(each) or each.clone())
+    plain = torch.arange(3)
+    assert for_copy(plain, CPU) is plain and not pinned
+    assert for_copy(plain, GPU) is not plain and pinned == [plain]
+    others = [
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2, requires_grad=True) * 2,
+        torch.eye(2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        torch.ones(2, device="meta"),
+        torch.ones(2).as_subclass(Own),
+    ]
+    assert all(for_copy(each, GPU) is each for each in others)
+    assert len(pinned) == 1
+
+
+def test_a_host_without_room_for_pinned_memory_copies_from_other_memory(monkeypatch):
+    """cudaHostAlloc fails, as torch reports it."""
+
+    def full(_tensor):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", full)
+    plain = torch.arange(3)
+    assert for_copy(plain, GPU) is plain
+
+
+class Own(torch.Tensor):
+    pass
