@@ -15,18 +15,21 @@ from elastic.data import random_streams
 from elastic.system import forked_child, stop_signals
 from elastic.system.remote_error import RemoteError
 
+SLICES_AHEAD = 2  # of each process, as torch has it by default
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedBatches(Dataset[Any]):
-    """The collated samples of a request, each loaded under its own random stream."""
+    """The collated samples of a request, each loaded under its own random stream; None without any."""
 
     dataset: Any
     seed: int
     collate: Callable[[list[Any]], Any]
 
     def __getitem__(self, request: Request) -> Any:
+        if not request:
+            return None
         return self.collate([self._sample(*each) for each in request])
 
     def _sample(self, epoch: int, stream: int, sample: int) -> Any:
@@ -64,6 +67,7 @@ def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count:
         batch_size=None,  # a request is a whole batch
         sampler=requests,
         num_workers=count,
+        prefetch_factor=SLICES_AHEAD,
         collate_fn=_as_it_is,
         worker_init_fn=_ignore_stop_signals,
     )

@@ -1,10 +1,12 @@
 """What the steps of a generation share, and what each of them ends with on all ranks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from elastic.data.loader import Batch
 from elastic.data.order import SampleOrder
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -51,7 +53,8 @@ class StepOutcome:
 class StepParts:
     """agreement: None where no ranks are compared. side_effects: None where nothing is audited.
 
-    frozen: what functions read beside the State; None where no later generation is.
+    frozen: what functions read beside the State; None where no later generation is. any_shard: loads
+    a shard of a step for a call whose result nothing uses; None where each rank has shards.
     """
 
     exchange: Exchange
@@ -66,6 +69,7 @@ class StepParts:
     agreement: Agreement | None = None
     side_effects: SideEffects | None = None
     frozen: FrozenInputs | None = None
+    any_shard: Callable[[int], Batch] | None = None
 
 
 def step_parts(
