@@ -54,7 +54,9 @@ class Exchange:
 
     def divide(self, spans: Sequence[range]) -> None:
         """From now on the shards of each rank are these; between two sums, alike on every rank."""
-        assert [shard for each in spans for shard in each] == list(range(self.shards)), "spans leave shards out"
+        assert [shard for each in spans for shard in each] == list(range(self.shards)), (
+            "spans leave shards out"
+        )
         self.spans = tuple(spans)
         self.own_shards = self.spans[self.rank]
         self.has_idle = not all(self.spans)  # a rank without a shard
@@ -68,7 +70,9 @@ class Exchange:
 
         Raises PeerLost when another rank is gone.
         """
-        ranks = Exchange(shards=self.world_size, world_size=self.world_size, rank=self.rank, group=self._group)
+        ranks = Exchange(
+            shards=self.world_size, world_size=self.world_size, rank=self.rank, group=self._group
+        )
         return ranks.sum_shards({self.rank: of_rank}, what)
 
     def sum_shards(self, of_shard: dict[int, Tensor], what: str, like: Tensor | None = None) -> Tensor:

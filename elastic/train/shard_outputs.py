@@ -107,7 +107,9 @@ class AgreedForms:
             table = torch.zeros(self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64)
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
-        like = torch.empty(self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64, device=self._device)
+        like = torch.empty(
+            self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64, device=self._device
+        )
         found = self._exchange.sum_shards(tables, "the forms of a sum", like)
         forms = found[:, 1:].tolist()
         for shard, form in enumerate(forms):

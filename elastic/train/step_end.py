@@ -53,7 +53,9 @@ class StepEnd:
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step", like)
             if parts.exchange.has_idle:
-                of_ranks = parts.exchange.sum_ranks(of_rank.to(parts.device), "what ranks say at the end of a step")
+                of_ranks = parts.exchange.sum_ranks(
+                    of_rank.to(parts.device), "what ranks say at the end of a step"
+                )
                 total[3 : 3 + len(of_rank)] = of_ranks
         sizes = [of_shards, total.numel() - of_shards - parts.buffers.length, parts.buffers.length]
         head, used, buffers = torch.split(total, sizes)
@@ -157,7 +159,9 @@ def follow_modes(parts: StepParts, modes: StepModes) -> None:
 
 def _sum(parts: StepParts, of_shard: dict[int, Tensor], length: int) -> list[float]:
     on_device = {shard: each.to(parts.device) for shard, each in of_shard.items()}
-    total: list[float] = parts.exchange.sum_shards(on_device, "modes of modules", _like(parts, length)).tolist()
+    total: list[float] = parts.exchange.sum_shards(
+        on_device, "modes of modules", _like(parts, length)
+    ).tolist()
     return total
 
 

@@ -26,6 +26,11 @@ def equal(world_size: int, shards: int) -> Cut:
     return lambda _step: [len(span(shards, world_size, rank)) for rank in range(world_size)]
 
 
+def idle(step: int) -> list[int]:
+    """Of two ranks with six shards, of which the second has none after the first step."""
+    return [3, 3] if step == 1 else [6, 0]
+
+
 def turning(world_size: int, shards: int) -> Cut:
     """Unequal after the first step, another one in each, and at most one rank alone has all."""
 
