@@ -29,6 +29,7 @@ from elastic.system.raised_error import ErrorPlace
 from elastic.train import derived_weights, early_end, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
+from elastic.train.balancing import balancing_of
 from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
@@ -74,11 +75,22 @@ class Loop:
         parts, first = self._parts, self._resumed.step + 1
         auditor = step_requests.auditor_of(parts, self._of_steps, self._resumed.step, self._compare_states)
         is_audited = step_requests.is_first_audited(parts, first)
-        of_steps = replace(self._of_steps, frozen=parts.frozen)
+        of_steps = replace(
+            self._of_steps, frozen=parts.frozen, any_shard=lambda step: parts.loader.shard(step, 0)
+        )
         if parts.looks_for_side_effects:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
-        own_shards = self._of_steps.exchange.own_shards
-        batches = parts.loader.steps(own_shards, first, check_first=first == 1)
+        exchange, loader = self._of_steps.exchange, parts.loader
+        balancing = balancing_of(
+            parts.groups,
+            exchange,
+            is_wanted=parts.is_balanced,
+            reads_ahead=loader.reads_ahead,
+            log=None if parts.output is None else parts.output.log,
+        )
+        equal = exchange.own_shards
+        shards_of = (lambda _step: equal) if balancing is None else balancing.own_shards
+        batches = loader.steps_of(shards_of, first, check_first=first == 1)
         leftovers = self._of_steps.contract.leftovers
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
@@ -93,6 +105,8 @@ class Loop:
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
+            if balancing is not None:
+                balancing.begin(number)
             witness = self._witness(number, auditor, is_audited=is_audited)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             self._open(step)
@@ -108,6 +122,8 @@ class Loop:
             self._progress.close(number)
             self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
             is_audited = step.outcome is not None and step.outcome.requests.audit
+            if balancing is not None:
+                balancing.end(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)

@@ -88,6 +88,7 @@ class StepEnd:
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in trained),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
+            shards=tuple(map(len, parts.exchange.spans)),
         )
 
     def _contributions(self, of_rank: Tensor, losses: dict[int, float]) -> dict[int, Tensor]:

@@ -40,13 +40,14 @@ class StepOutcome:
     """What a step ends with, identical on all ranks.
 
     loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of. own_s: see pace.py.
+    the recipe makes its gradients of. own_s: see pace.py. shards: how many each rank had.
     """
 
     loss: float
     gradient_norms: tuple[float, ...]
     requests: Requests  # each is made if any rank made it
     own_s: tuple[float, ...] = ()
+    shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

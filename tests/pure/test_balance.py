@@ -28,7 +28,9 @@ def slowest_s(costs, counts):
 
 
 costs_of_ranks = st.lists(
-    st.builds(Cost, st.floats(0, 5, allow_nan=False), st.floats(0.01, 5, allow_nan=False)), min_size=1, max_size=4
+    st.builds(Cost, st.floats(0, 5, allow_nan=False), st.floats(0.01, 5, allow_nan=False)),
+    min_size=1,
+    max_size=4,
 )
 
 

@@ -1,0 +1,63 @@
+"""The shards of each rank follow its speed from step to step, the same on every rank.
+
+Balance (reduce/balance.py) decides from the seconds that ride in the end-of-step sum. Here its
+decisions reach the exchange, when a step begins, and the loader, as far ahead as it reads. It is
+no part of the training's state: a new generation begins with equal spans.
+
+It does nothing in a world of one, with `--balance off` on any node, and in `elastic-train check`,
+which compares runs of other spans on purpose.
+"""
+
+from dataclasses import dataclass
+
+from elastic.events import ShardsMoved
+from elastic.observe.log import EventLog
+from elastic.reduce.balance import Balance
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.tree import spans_of
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.step import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balancing:
+    """log: on rank 0 alone."""
+
+    exchange: Exchange
+    balance: Balance
+    log: EventLog | None
+
+    def own_shards(self, step: int) -> range:
+        """Of this rank, in a step as far ahead as Balance knows."""
+        return spans_of(self.balance.counts(step))[self.exchange.rank]
+
+    def begin(self, step: int) -> None:
+        """Before anything of this step is computed."""
+        spans = spans_of(self.balance.counts(step))
+        if spans != list(self.exchange.spans):
+            self.exchange.divide(spans)
+
+    def end(self, step: Step) -> None:
+        """The step has its outcome. An audit takes ranks more time than a step does."""
+        assert step.outcome is not None
+        was = [len(each) for each in self.exchange.spans]
+        shards = self.balance.add(step.number, None if step.audit is not None else step.outcome.own_s)
+        if shards is not None and self.log is not None:
+            self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=was))
+
+
+def balancing_of(
+    groups: ProcessGroups, exchange: Exchange, *, is_wanted: bool, reads_ahead: int, log: EventLog | None
+) -> Balancing | None:
+    """None where spans stay equal. Every rank calls it.
+
+    is_wanted, reads_ahead: of this rank; nodes may be started with other options. Raises PeerLost.
+    """
+    if groups.world_size == 1:
+        return None
+    of_ranks: list[list[int]] = groups.all_gather([int(is_wanted), reads_ahead])
+    if not all(wanted for wanted, _ in of_ranks):
+        return None
+    equal = tuple(map(len, exchange.spans))
+    balance = Balance(equal, max(ahead for _, ahead in of_ranks))
+    return Balancing(exchange=exchange, balance=balance, log=log)
