@@ -196,18 +196,20 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
     A rank that has more shards than others is slow by no fault of its machine: the others count as
     if they had as many, at their own pace. One without a shard shows no pace.
     """
-    if len(own_s) < 2:
+    if not own_s:
         return {}
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    others_s = median(
+    others_s = [
         seconds * max(1.0, shards[slowest] / shards[rank])
         for rank, seconds in enumerate(own_s)
         if rank != slowest and shards[rank]
-    )
+    ]
+    if not others_s:
+        return {}
     return {
         "slowest_rank": slowest,
         "slowest_s": round(own_s[slowest], _DIGITS),
-        "others_s": round(others_s, _DIGITS),
+        "others_s": round(median(others_s), _DIGITS),
     }
 
 

@@ -21,6 +21,8 @@ TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, be
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
+TINY_TURN       Any text: every other step has another cut of the shards into spans, some of them
+                empty, whatever the ranks' seconds are.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.config import environment
+from elastic.reduce import balance
 
 GATE_S = 250.0
 
@@ -172,6 +175,25 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
     return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
 
 
+def turn_if_asked() -> None:
+    if "TINY_TURN" in os.environ:
+        balance.WINDOW_STEPS, balance.WINDOW_S = 1, 0.0
+        balance.Balance._end_window = _turned  # noqa: SLF001
+
+
+def _turned(its: balance.Balance) -> tuple[int, ...]:
+    """One rank after the other gives a shard, or all that it has, to the next one."""
+    its._steps = []  # noqa: SLF001
+    its.turn = getattr(its, "turn", 0) + 1
+    after = list(its.counts(its.effective))
+    givers = [rank for rank, count in enumerate(after) if count]
+    giver = givers[its.turn % len(givers)]
+    moved = after[giver] if its.turn % 2 else 1
+    after[giver] -= moved
+    after[(giver + 1) % len(after)] += moved
+    return tuple(after)
+
+
 def change_if_asked(model: nn.Sequential) -> None:
     if "TINY_REMEMBER" in os.environ:
         model.append(Counter(os.environ["TINY_REMEMBER"]))
@@ -202,6 +224,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
     freeze_if_asked()
+    turn_if_asked()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
