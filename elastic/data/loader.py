@@ -182,7 +182,7 @@ class Loader:
             collate=self.collate,
             clock=self.clock,
         )
-        # What is looked at first is of the first step's shards: the cut of later ones is not known yet.
+        # The look takes the first step's shards: those of later steps are not known yet.
         looked_at = self._slices(lambda _step: at_first, first_step) if check_first else None
         batches = loader.batches(self._slices(shards_of, first_step), looked_at)
         for number in range(first_step, self.order.steps + 1):

@@ -21,7 +21,10 @@ Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedBatches(Dataset[Any]):
-    """The collated samples of a request, each loaded under its own random stream; None without any."""
+    """The collated samples of a request, each loaded under its own random stream.
+
+    None for a request without samples, of which no collate is asked.
+    """
 
     dataset: Any
     seed: int

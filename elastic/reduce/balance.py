@@ -1,4 +1,4 @@
-"""How many shards each rank computes follows from how long each of them worked, by arithmetic alone.
+"""How many shards each rank computes follows from how long each of them worked.
 
 The result of a step does not depend on who computes which shard (tree.py), so a slow machine may
 get fewer of them. A rank's own seconds in a step are a fixed part, and the same again for each of

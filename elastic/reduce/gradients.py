@@ -157,7 +157,7 @@ class Gradients:
                 self._end_pair(bucket, pair)
 
     def send_nothing(self) -> None:
-        """In a rank without a shard, in the place of its backwards: the others wait for its part."""
+        """In the place of the backwards, in a rank without a shard: the others wait for it."""
         self._hooks.check()
         while self._next < len(self._layout.buckets):
             self._start_sum(self._layout.buckets[self._next])

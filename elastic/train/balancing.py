@@ -17,6 +17,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import spans_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.step import Step
+from elastic.train.step_parts import StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,10 @@ class Balancing:
         if spans != list(self.exchange.spans):
             self.exchange.divide(spans)
 
-    def end(self, step: Step) -> None:
-        """The step has its outcome. An audit takes ranks more time than a step does."""
-        assert step.outcome is not None
+    def end(self, step: Step, outcome: StepOutcome) -> None:
+        """An audited step says nothing: its audit takes time, too."""
         was = [len(each) for each in self.exchange.spans]
-        shards = self.balance.add(step.number, None if step.audit is not None else step.outcome.own_s)
+        shards = self.balance.add(step.number, None if step.audit is not None else outcome.own_s)
         if shards is not None and self.log is not None:
             self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=was))
 

@@ -80,17 +80,7 @@ class Loop:
         )
         if parts.looks_for_side_effects:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
-        exchange, loader = self._of_steps.exchange, parts.loader
-        balancing = balancing_of(
-            parts.groups,
-            exchange,
-            is_wanted=parts.is_balanced,
-            reads_ahead=loader.reads_ahead,
-            log=None if parts.output is None else parts.output.log,
-        )
-        equal = exchange.own_shards
-        shards_of = (lambda _step: equal) if balancing is None else balancing.own_shards
-        batches = loader.steps_of(shards_of, first, check_first=first == 1)
+        batches = self._batches(first)
         leftovers = self._of_steps.contract.leftovers
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
@@ -105,8 +95,8 @@ class Loop:
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
-            if balancing is not None:
-                balancing.begin(number)
+            if self._balancing is not None:
+                self._balancing.begin(number)
             witness = self._witness(number, auditor, is_audited=is_audited)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             self._open(step)
@@ -121,14 +111,29 @@ class Loop:
                 return
             self._progress.close(number)
             self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
-            is_audited = step.outcome is not None and step.outcome.requests.audit
-            if balancing is not None:
-                balancing.end(step)
+            assert step.outcome is not None
+            is_audited = step.outcome.requests.audit
+            if self._balancing is not None:
+                self._balancing.end(step, step.outcome)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
+
+    def _batches(self, first: int) -> Iterator[list[Batch]]:
+        """Of this rank's shards, for each step from `first` on."""
+        parts, exchange = self._parts, self._of_steps.exchange
+        balancing = self._balancing = balancing_of(
+            parts.groups,
+            exchange,
+            is_wanted=parts.is_balanced,
+            reads_ahead=parts.loader.reads_ahead,
+            log=None if parts.output is None else parts.output.log,
+        )
+        if balancing is None:
+            return parts.loader.steps(exchange.own_shards, first, check_first=first == 1)
+        return parts.loader.steps_of(balancing.own_shards, first, check_first=first == 1)
 
     def _open(self, step: Step) -> None:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""

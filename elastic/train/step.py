@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
@@ -341,11 +341,7 @@ class Step:
         self._check_usable()
         self._passes += 1
         parts = self._parts.contract.parts()
-        if self._is_open:
-            self._follow_body()
-        else:
-            self._parts.buffers.begin(parts.modules)
-        self._is_open = True
+        self._open_buffers(parts.modules)
         batches = self._batches
         if self._parts.frozen is not None:
             self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
@@ -379,6 +375,13 @@ class Step:
         if call is not None:
             self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _open_buffers(self, modules: list[nn.Module]) -> None:
+        if self._is_open:
+            self._follow_body()
+        else:
+            self._parts.buffers.begin(modules)
+        self._is_open = True
 
     def _call_for_effects(
         self, function: Callable[[Batch], Tensor], modes: Modes, first_call: FirstCall | None

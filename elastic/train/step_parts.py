@@ -54,8 +54,8 @@ class StepOutcome:
 class StepParts:
     """agreement: None where no ranks are compared. side_effects: None where nothing is audited.
 
-    frozen: what functions read beside the State; None where no later generation is. any_shard: loads
-    a shard of a step for a call whose result nothing uses; None where each rank has shards.
+    frozen: what functions read beside the State; None where no later generation is. any_shard:
+    loads a shard of a step for a call whose result nothing uses; None where each rank has shards.
     """
 
     exchange: Exchange

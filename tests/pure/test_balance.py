@@ -1,4 +1,4 @@
-"""Shards go to the ranks that are fast, noise moves none, and a rank that recovers gets its own back."""
+"""Shards go to fast ranks, noise moves none, and a rank that recovers gets its own back."""
 
 import random
 from itertools import pairwise
@@ -128,7 +128,7 @@ def test_probes_of_a_rank_that_stays_slow_become_rare():
 
 @given(st.data())
 def test_any_seconds_give_splits_that_are_known_in_time(data):
-    """Whatever ranks measure: all shards are there, and no split that was given changes any more."""
+    """Whatever ranks measure: all shards are there, and a split that was given stays."""
     ranks, reads_ahead = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 5))
     shards = ranks + data.draw(st.integers(0, 9))
     equal = tuple(len(span(shards, ranks, rank)) for rank in range(ranks))

@@ -1,4 +1,4 @@
-"""Whatever shards a rank has in a step, also none, the run leaves the same bits, over real ranks."""
+"""Whatever shards a rank has in a step, also none, the run leaves the same bits."""
 
 from functools import cache
 
@@ -104,7 +104,7 @@ FORMS = {"mean": mean_form, "sum": sum_form, "hand": by_hand}
 
 
 def train(member, cut, form, is_scaled, more):
-    """A whole small run; what it leaves behind, in bits. cut: the name of a function of cut_anew."""
+    """A whole small run; what it leaves behind, in bits. cut: a function of cut_anew, by name."""
     torch.manual_seed(0)
     net = Net()
     held = [p for name, p in net.named_parameters() if name != "loose"]
@@ -141,7 +141,7 @@ def trained(ranks):
     ("form", "is_scaled"), [("mean", False), ("mean", True), ("sum", False), ("hand", False)]
 )
 def test_a_cut_that_changes_at_every_step_leaves_the_same_bits(trained, world_size, form, is_scaled):
-    """Ranks without a shard among them: losses, norms and the state agree with those of one rank."""
+    """Ranks without a shard among them: losses, norms and the state are those of one rank."""
     alone = trained(1, "equal", form, is_scaled, ())
     assert trained(world_size, "turning", form, is_scaled, ()) == alone * world_size
 

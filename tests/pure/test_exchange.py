@@ -102,7 +102,7 @@ def test_any_shards_and_length_give_the_bits_of_the_dumb_sum(ranks, world_size, 
 
 
 def sums_of_changing_spans(member, cuts, length, name, seed):
-    """Whether each sum has the bits of the dumb one, where each has other spans than the one before.
+    """Whether each sum has the bits of the dumb one, where spans change from sum to sum.
 
     cuts: how many shards each rank has, for one sum after the other.
     """

@@ -1,4 +1,4 @@
-"""The trainer's steps with another cut of the shards in each step, with audits where a test wants them."""
+"""The trainer's steps with another cut of the shards in each step, and audits on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

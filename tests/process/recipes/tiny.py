@@ -178,12 +178,12 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
 def turn_if_asked() -> None:
     if "TINY_TURN" in os.environ:
         balance.WINDOW_STEPS, balance.WINDOW_S = 1, 0.0
-        balance.Balance._end_window = _turned  # noqa: SLF001
+        balance.Balance._end_window = _turned
 
 
 def _turned(its: balance.Balance) -> tuple[int, ...]:
     """One rank after the other gives a shard, or all that it has, to the next one."""
-    its._steps = []  # noqa: SLF001
+    its._steps = []
     its.turn = getattr(its, "turn", 0) + 1
     after = list(its.counts(its.effective))
     givers = [rank for rank, count in enumerate(after) if count]
