@@ -17,7 +17,6 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import spans_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.step import Step
-from elastic.train.step_parts import StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +31,19 @@ class Balancing:
         """Of this rank, in a step as far ahead as Balance knows."""
         return spans_of(self.balance.counts(step))[self.exchange.rank]
 
-    def begin(self, step: int) -> None:
-        """Before anything of this step is computed."""
-        spans = spans_of(self.balance.counts(step))
-        if spans != list(self.exchange.spans):
-            self.exchange.divide(spans)
+    def end(self, step: Step) -> None:
+        """The step is over, and nothing of the next one has begun.
 
-    def end(self, step: Step, outcome: StepOutcome) -> None:
-        """An audited step says nothing: its audit takes time, too."""
+        An audited step says nothing of speeds: its audit takes time, too.
+        """
+        own_s = None if step.outcome is None or step.audit is not None else step.outcome.own_s
         was = [len(each) for each in self.exchange.spans]
-        shards = self.balance.add(step.number, None if step.audit is not None else outcome.own_s)
+        shards = self.balance.add(step.number, own_s)
         if shards is not None and self.log is not None:
             self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=was))
+        spans = spans_of(self.balance.counts(step.number + 1))
+        if spans != list(self.exchange.spans):
+            self.exchange.divide(spans)
 
 
 def balancing_of(

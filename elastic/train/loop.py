@@ -75,11 +75,7 @@ class Loop:
         parts, first = self._parts, self._resumed.step + 1
         auditor = step_requests.auditor_of(parts, self._of_steps, self._resumed.step, self._compare_states)
         is_audited = step_requests.is_first_audited(parts, first)
-        of_steps = replace(
-            self._of_steps, frozen=parts.frozen, any_shard=lambda step: parts.loader.shard(step, 0)
-        )
-        if parts.looks_for_side_effects:
-            of_steps = replace(of_steps, side_effects=SideEffects(auditor))
+        of_steps = self._parts_of_steps(auditor)
         batches = self._batches(first)
         leftovers = self._of_steps.contract.leftovers
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
@@ -95,8 +91,6 @@ class Loop:
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
-            if self._balancing is not None:
-                self._balancing.begin(number)
             witness = self._witness(number, auditor, is_audited=is_audited)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             self._open(step)
@@ -111,15 +105,25 @@ class Loop:
                 return
             self._progress.close(number)
             self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
-            assert step.outcome is not None
-            is_audited = step.outcome.requests.audit
+            is_audited = step.outcome is not None and step.outcome.requests.audit
             if self._balancing is not None:
-                self._balancing.end(step, step.outcome)
+                self._balancing.end(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
+
+    def _parts_of_steps(self, auditor: Auditor) -> StepParts:
+        """With what is built after the State is restored."""
+        parts, loader = self._parts, self._parts.loader
+        side_effects = SideEffects(auditor) if parts.looks_for_side_effects else None
+        return replace(
+            self._of_steps,
+            frozen=parts.frozen,
+            side_effects=side_effects,
+            any_shard=lambda step: loader.shard(step, 0),
+        )
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """Of this rank's shards, for each step from `first` on."""
