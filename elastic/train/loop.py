@@ -29,7 +29,7 @@ from elastic.system.raised_error import ErrorPlace
 from elastic.train import derived_weights, early_end, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
-from elastic.train.balancing import balancing_of
+from elastic.train.balancing import balancing_of, is_held_off
 from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
@@ -127,13 +127,16 @@ class Loop:
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """Of this rank's shards, for each step from `first` on."""
-        parts, exchange = self._parts, self._of_steps.exchange
+        parts, exchange, output = self._parts, self._of_steps.exchange, self._parts.output
+        is_wanted = parts.is_balanced
+        if is_wanted and output is not None and parts.groups.world_size > 1:
+            is_wanted = not is_held_off(parts.generation, output.events)
         balancing = self._balancing = balancing_of(
             parts.groups,
             exchange,
-            is_wanted=parts.is_balanced,
+            is_wanted=is_wanted,
             reads_ahead=parts.loader.reads_ahead,
-            log=None if parts.output is None else parts.output.log,
+            log=None if output is None else output.log,
         )
         if balancing is None:
             return parts.loader.steps(exchange.own_shards, first, check_first=first == 1)

@@ -20,13 +20,13 @@ def test_spans_that_change_all_the_time_leave_the_same_bits(drill, undisturbed):
     assert len(drill.events("shards_moved")) >= 8 and has_idle(drill)
 
 
-def test_kills_and_a_resume_among_changing_spans_leave_the_same_bits(drill, undisturbed):
-    """Each generation begins with equal spans; the ranks that are killed have more or fewer."""
+def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturbed):
+    """The ranks that are killed may have lacked memory; the bits are the same all the while."""
     plan = "step 7 rank 0 mid-sum: kill; step 12 rank 1 optimizer: kill"
     drill.start("--nproc-per-node", "2", "--faults", plan, env=TURN).ends_with(0)
     drill.is_like(undisturbed)
-    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2, 3}
-    assert has_idle(drill)
+    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
+    assert has_idle(drill) and drill.output.count("in case that those with more lacked memory") == 1
 
 
 def test_off_leaves_spans_equal(drill, undisturbed):
