@@ -1,6 +1,6 @@
 """What a slow rank costs with `--balance auto` and with `off`, beside the best split.
 
-python benchmarks/unequal.py [--turns 3] [--steps 120]
+python benchmarks/unequal.py [--turns 3] [--steps 120] [--cases slow busy]
 
 Two workers with 8 shards. Two cases, in which `off` and `auto` take turns; the figure of a turn is
 the median of the last half of its steps, in which `auto` has long moved the shards.
@@ -8,8 +8,9 @@ the median of the last half of its steps, in which `auto` has long moved the sha
 slow: each shard sleeps 20 ms, and one rank is three times slower by `--faults`. The best split is
 6 and 2 shards, which no step can do in less than 120 ms.
 busy: each shard multiplies matrices, each worker is pinned to a core, and one of the two cores is
-shared with a process that never sleeps. The best split is not known; `alone` is a turn without that
-process, by `off`.
+shared with a process that wants two thirds of it (all of these, where this runs under `chrt -f`,
+which keeps other load of the machine away). The best split is not known; `alone` is a turn without
+that process, by `off`.
 """
 
 import argparse
@@ -32,7 +33,17 @@ BIN = Path(sys.executable).parent
 SHARD_S, SIZE = 0.02, 512
 BEST_S = 6 * SHARD_S
 SLOW = ("--faults", "step 1 rank 1: slow 3x")
-BUSY = "import os; os.sched_setaffinity(0, {1})\nwhile True: pass"
+BUSY = """
+import os, time
+os.sched_setaffinity(0, {1})
+if os.sched_getscheduler(0) == os.SCHED_FIFO:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_getparam(0).sched_priority + 1))
+while True:
+    until = time.monotonic() + 0.010
+    while time.monotonic() < until:
+        pass
+    time.sleep(0.005)
+"""
 
 
 def turn(
@@ -86,18 +97,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--cases", nargs="+", choices=("slow", "busy"), default=("slow", "busy"))
     args = parser.parse_args()
     table = Table(
         "case", "turn", "off, s/step", "auto, s/step", "beside it", "off / auto", "shards of the ranks"
     )
     for number in range(1, args.turns + 1):
-        found = {how: turn(how, args.steps, SLOW, (SHARD_S, 64)) for how in ("off", "auto")}
-        add(table, "slow", number, found, f"best {BEST_S:.3f}, factor {found['auto'][0] / BEST_S:.2f}")
-        pinned = 0.0, SIZE, "pinned"
-        alone = turn("off", args.steps, (), pinned)[0]
-        with busy_core():
-            found = {how: turn(how, args.steps, (), pinned) for how in ("off", "auto")}
-        add(table, "busy", number, found, f"alone {alone:.3f}")
+        if "slow" in args.cases:
+            found = {how: turn(how, args.steps, SLOW, (SHARD_S, 64)) for how in ("off", "auto")}
+            add(table, "slow", number, found, f"best {BEST_S:.3f}, factor {found['auto'][0] / BEST_S:.2f}")
+        if "busy" in args.cases:
+            pinned = 0.0, SIZE, "pinned"
+            alone = turn("off", args.steps, (), pinned)[0]
+            with busy_core():
+                found = {how: turn(how, args.steps, (), pinned) for how in ("off", "auto")}
+            add(table, "busy", number, found, f"alone {alone:.3f}")
     Console(width=140).print(table)
 
 
