@@ -344,6 +344,18 @@ class SnapshotRejected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsMoved(Event):
+    """From this step on slow ranks compute fewer shards (`--balance`); written by rank 0.
+
+    `shards`, `before`: how many each rank has, by rank. A new generation begins with equal numbers.
+    """
+
+    step: int
+    shards: list[int]
+    before: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFailed(Event):
     """A shard that was computed twice in this step gave different bits; written by rank 0.
 

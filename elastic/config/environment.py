@@ -57,6 +57,7 @@ class AgentLink:
     save_every: str
     snapshot_every: str
     audit: str
+    balance: str
     memory: str  # path of the node's snapshot slots to restore from; empty without a snapshot
     failures: int  # failures in a row, without a new step, that the restored state may have caused
     divergence: Divergence | None  # because of which steps are done again, where this agent knows of one

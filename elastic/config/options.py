@@ -41,6 +41,8 @@ the run:
                            by another and compared bit for bit; auto (for 1 % of the time), or off
                            [auto]
   --keep N                 number of checkpoints to keep, the newest ones [3]
+  --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %;
+                           off: all compute as many. The result is the same [auto]
 
 nodes and workers:
   --min-nodes N            train while N nodes or more are there [1]
@@ -155,6 +157,12 @@ def _backend(text: str) -> str:
     return text
 
 
+def _balance(text: str) -> str:
+    if text not in ("auto", "off"):
+        raise argparse.ArgumentTypeError(f"expected auto or off, found {text!r}")
+    return text
+
+
 def _cloud(text: str) -> str:
     if text not in get_args(CloudName):
         raise argparse.ArgumentTypeError(f"expected aws, gcp or azure, found {text!r}")
@@ -203,6 +211,7 @@ class Options:
     keep: _AtLeastOne = 3
     snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
+    balance: Annotated[Literal["auto", "off"], _balance] = "auto"
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0
     drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS

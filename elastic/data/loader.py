@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
-from elastic.data.loading_processes import KeyedBatches, load_in_processes
+from elastic.data.loading_processes import KeyedBatches, load_in_processes, slices_ahead
 from elastic.data.order import SampleOrder, Samples
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
@@ -84,21 +84,20 @@ class BatchLoader:
     ahead: int = 1
     clock: Clock = field(default_factory=SystemClock)
 
-    def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
+    def batches(self, slices: Iterator[Slice], first: Iterator[Slice] | None = None) -> Iterator[Batch]:
         """One batch of each slice, in order. Loading processes take slices ahead of their use.
 
-        check_first: raises UsageError if the dataset remembers the samples of the first few slices.
+        first: slices of which the first few are loaded for a look. Raises UsageError if the dataset
+        remembers their samples.
         """
         slices, ahead = tee(slices)
         loading = self._load(ahead)  # its processes have begun, with the dataset as it is
-        if check_first:
-            slices, first = tee(slices)
+        if first is not None:
             try:
                 self._check_memory(_first_few(first))
             except UsageError:
                 del loading  # its processes end at once, and the garbage collector would wait for them
                 raise
-            del first  # it would keep every slice that the other one goes past
         for each, data in zip(slices, loading, strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
@@ -156,29 +155,46 @@ class Loader:
     clock: Clock = field(default_factory=SystemClock)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
-        """The batches of `shards`, in order, for each step from `first_step` to the last.
+        """As `steps_of`, of the same shards in each step."""
+        return self.steps_of(lambda _step: shards, first_step, check_first=check_first)
 
-        check_first: as in BatchLoader.batches. Raises UsageError if the loop has changed a dataset
-        of which processes have copies.
+    def reads_ahead(self, shards: int) -> int:
+        """How many steps at most are cut into shards before they begin, beside the next one.
+
+        shards: of the first step. A later step may have one alone, or none, which counts as one.
         """
-        before, number = self._attributes() if self.workers else {}, first_step
+        return slices_ahead(self.workers, shards) if self.workers else 0
+
+    def steps_of(
+        self, shards_of: Callable[[int], range], first_step: int, *, check_first: bool = False
+    ) -> Iterator[list[Batch]]:
+        """The batches of the shards of each step, in order, from `first_step` to the last.
+
+        shards_of: called with a step; a step has the same shards each time. check_first: raises
+        UsageError if the dataset remembers its first samples. Raises UsageError if the loop has
+        changed a dataset of which processes have copies.
+        """
+        before, at_first = self._attributes() if self.workers else {}, shards_of(first_step)
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
             device=self.device,
             workers=self.workers,
             collate=self.collate,
-            ahead=len(shards),  # while a step computes, the whole next one is loaded
+            ahead=len(at_first),  # while a step computes, the whole next one is loaded
             clock=self.clock,
         )
-        batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
-        while batch := list(islice(batches, len(shards))):
+        # The look takes the first step's shards: those of later steps are not known yet.
+        looked_at = self._slices(lambda _step: at_first, first_step) if check_first else None
+        batches = loader.batches(self._slices(shards_of, first_step), looked_at)
+        for number in range(first_step, self.order.steps + 1):
+            shards = shards_of(number)
+            batch = list(islice(batches, len(shards) or 1))
             if self.workers and number == first_step:
                 before = self._since(before)
             elif self.workers:
                 stale_copies.check(before, self._attributes(), self.of_loading, number, self.workers)
-            yield batch
-            number += 1
+            yield batch if shards else []
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
@@ -209,8 +225,11 @@ class Loader:
         of_method = stale_copies.attributes_of_method(self.collate)
         return stale_copies.attributes_of(self.dataset, self.collate) | of_method
 
-    def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
-        order = self.order
+    def _slices(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[Slice]:
+        """A step without shards has one slice, without samples: loading processes count slices, and
+        must not go on to steps whose shards are not known yet.
+        """
+        order, nothing = self.order, torch.empty(0, dtype=torch.int64)
 
         @lru_cache(maxsize=1)
         def of_epoch(epoch: int) -> tuple[Samples, Samples]:
@@ -222,6 +241,8 @@ class Loader:
             drawn, numbers = of_epoch(epoch)
             samples = order.batch(drawn, batch_in_epoch)
             streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
+            if not (shards := shards_of(step)):
+                yield Slice(epoch, -1, nothing, nothing)
             for shard in shards:
                 yield Slice(
                     epoch,

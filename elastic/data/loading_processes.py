@@ -15,18 +15,24 @@ from elastic.data import random_streams
 from elastic.system import forked_child, stop_signals
 from elastic.system.remote_error import RemoteError
 
+SLICES_AHEAD = 2  # of each process at least, as torch has it by default
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedBatches(Dataset[Any]):
-    """The collated samples of a request, each loaded under its own random stream."""
+    """The collated samples of a request, each loaded under its own random stream.
+
+    None for a request without samples, of which no collate is asked.
+    """
 
     dataset: Any
     seed: int
     collate: Callable[[list[Any]], Any]
 
     def __getitem__(self, request: Request) -> Any:
+        if not request:
+            return None
         return self.collate([self._sample(*each) for each in request])
 
     def _sample(self, epoch: int, stream: int, sample: int) -> Any:
@@ -50,14 +56,21 @@ class _OrErrors(Dataset[Any]):
             return RemoteError.of(error)
 
 
+def slices_ahead(count: int, ahead: int) -> int:
+    """How many batches so many processes load before they are asked for, where `ahead` are wanted.
+
+    As many for each process.
+    """
+    return count * max(SLICES_AHEAD, -(-ahead // count))
+
+
 def load_in_processes(
     batches: KeyedBatches, requests: Iterator[Request], count: int, *, ahead: int
 ) -> Iterator[Any]:
     """The batches of these requests, in order.
 
     count: of processes. They have begun when it returns, with the dataset as it is, and load until
-    the last batch. ahead: so many batches are loaded before they are asked for, rounded up to as
-    many for each process, and two at least.
+    the last batch. ahead: as for `slices_ahead`.
     """
     # Registered after multiprocessing's own handler, so it runs before that one, which would
     # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
@@ -68,7 +81,7 @@ def load_in_processes(
         batch_size=None,  # a request is a whole batch
         sampler=requests,
         num_workers=count,
-        prefetch_factor=max(2, -(-ahead // count)),
+        prefetch_factor=slices_ahead(count, ahead) // count,
         collate_fn=_as_it_is,
         worker_init_fn=_ignore_stop_signals,
     )

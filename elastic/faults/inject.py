@@ -63,32 +63,34 @@ class Claims:
 
 
 class Slowdown:
-    """Stretches the steps of this process by a factor: it waits before the first forward pass.
+    """Stretches the steps of this process by a factor: it waits before each forward pass.
 
-    The measure is the shortest step so far, not the last one. A step's time includes the wait for
-    the slowest rank. If two slow ranks each multiplied the last step, each would multiply the wait
-    of the other as well, and their steps would grow without end. What the process computes stays
-    the same.
+    The measure is the shortest step so far, divided by its passes, and not the last one. A step's
+    time includes the wait for the slowest rank. If two slow ranks each multiplied the last step,
+    each would multiply the wait of the other as well, and their steps would grow without end. As on
+    a slow machine, a step with fewer shards takes less. What the process computes stays the same.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._step = 0
         self._began_s: float | None = None
-        self._shortest_s = inf
+        self._passes = 0  # of the step
+        self._shortest_s = inf  # of a pass
         self._factor = 1.0
         self._last_slow_step: float = 0
 
-    def begin_step(self, step: int) -> None:
-        """Call at each forward pass; only the first one of a step counts."""
-        if step == self._step:
-            return
-        self._step = step
-        if self._began_s is not None:
-            self._shortest_s = min(self._shortest_s, self._clock.monotonic() - self._began_s)
-        if step <= self._last_slow_step:
-            self._clock.sleep((self._factor - 1) * self._shortest_s)
-        self._began_s = self._clock.monotonic()
+    def begin_pass(self, step: int) -> None:
+        """Call at each forward pass of a step."""
+        now_s = self._clock.monotonic()
+        if step != self._step:
+            if self._began_s is not None and step == self._step + 1:  # else it had none in between
+                self._shortest_s = min(self._shortest_s, (now_s - self._began_s) / self._passes)
+            self._step, self._passes, self._began_s = step, 0, now_s
+        self._passes += 1
+        if step <= self._last_slow_step and self._shortest_s < inf:
+            self._clock.sleep(wait_s := (self._factor - 1) * self._shortest_s)
+            self._began_s = (self._began_s or 0.0) + wait_s  # the wait is no work
 
     def slow_down(self, action: Slow) -> None:
         """From the next step on."""
@@ -112,7 +114,7 @@ class FaultInjector:
         """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
         step = trigger.step if isinstance(trigger, AtStep | AtSave) else None
         if isinstance(trigger, AtStep) and trigger.point == "forward":
-            self._slowdown.begin_step(trigger.step)
+            self._slowdown.begin_pass(trigger.step)
         for fault in self.faults:
             if fault.trigger == trigger and self._claims.take(fault):
                 self._log.record(FaultInjected(fault=fault.text, step=step))

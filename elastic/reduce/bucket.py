@@ -169,6 +169,12 @@ class Bucket:
         self.stack.push(Block(pair[0], len(pair)), self._flat)
         self._flat = None
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the form of its vectors, without their memory."""
+        first = self.parameters[0]
+        return torch.empty((), dtype=first.dtype, device=first.device).expand(self.length)
+
     def recycle(self) -> None:
         """Take back the vectors of the last step, whose gradients are not needed any more."""
         self._free += self.stack.parts.values()

@@ -158,6 +158,12 @@ class Gradients:
             if shard == pair[-1]:
                 self._end_pair(bucket, pair)
 
+    def send_nothing(self) -> None:
+        """In the place of the backwards, in a rank without a shard: the others wait for it."""
+        self._hooks.check()
+        while self._next < len(self._layout.buckets):
+            self._start_sum(self._layout.buckets[self._next])
+
     def used(self) -> list[float]:
         """[parameters]: 1 where this rank's shards gave a gradient, else 0."""
         names = [*self._layout.names, *map(id, self._late)]
@@ -177,7 +183,8 @@ class Gradients:
                 shard: torch.cat([self._late_part(p, shard) for p in group])
                 for shard in self._exchange.own_shards
             }
-            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time")
+            like = group[0].new_empty(()).expand(sum(p.numel() for p in group))
+            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time", like)
             for parameter, view in zip(group, cut(total, group), strict=True):
                 parameter.grad = view
         self._joined.update(dict.fromkeys(reached))
@@ -304,9 +311,12 @@ class Gradients:
 
     def _send(self) -> None:
         bucket = self._layout.buckets[self._next]
-        self._next += 1
         self._fill_missing(bucket)
         self._end_pair(bucket, self._pairs[-1])
         bucket.is_sent = True
-        run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
+        self._start_sum(bucket)
+
+    def _start_sum(self, bucket: Bucket) -> None:
+        self._next += 1
+        run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients", bucket.like)
         self._sums.append(run() if self._thread is None else self._thread.submit(run))

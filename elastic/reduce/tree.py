@@ -17,9 +17,9 @@ It does not promise that the sum is more accurate than another order; only that 
 same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -43,6 +43,12 @@ def span(shards: int, world_size: int, rank: int) -> range:
     """
     assert 0 <= rank < world_size <= shards
     return range(rank * shards // world_size, (rank + 1) * shards // world_size)
+
+
+def spans_of(counts: Sequence[int]) -> list[range]:
+    """The leaves of each rank, of which each has so many: contiguous, in rank order."""
+    ends = list(accumulate(counts))
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
 
 def blocks(leaves: range) -> tuple[Block, ...]:

@@ -11,6 +11,7 @@ from elastic.observe.began_again import Unsaved
 from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.report import Report
+from elastic.report.shards import shards_text
 
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
 
@@ -32,6 +33,7 @@ def report_facts(report: Report) -> dict[str, str]:
             "step time": f"median {value_text(step_time.median, ' s')}, p99 {value_text(step_time.p99, ' s')}",
         }
         | _slow_ranks(report.slow_ranks)
+        | ({"shards": shards_text(report.shards_by_rank)} if report.shards_by_rank else {})
         | {
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
             "audits": f"{report.audits.done} done, {report.audits.failed} failed",

@@ -37,6 +37,7 @@ from elastic.observe.recovery import Recovery, Start, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
+from elastic.report.shards import shards_by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,8 @@ class Report:
     generation ended, if training failed. goodput: the share of the run's time that went into steps
     that count, 0 to 1; None before the first generation. badput_s: the other seconds, by what they
     went to (goodput.py).
-    slow_ranks: those for which the group waited (slow_ranks.py).
+    slow_ranks: those for which the group waited (slow_ranks.py). shards_by_rank: how many each rank
+    of the newest generation computes, empty where all have as many, but for one.
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
@@ -137,6 +139,7 @@ class Report:
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
     slow_ranks: list[SlowRank]
+    shards_by_rank: list[int]
     lineage: list[Ancestor]
     divergences: list[Divergence]
     began_again: list[str]
@@ -191,6 +194,7 @@ def summarise(
         generations=_generations(events, trained),
         recoveries=recoveries(events, trained),
         slow_ranks=slow_ranks(events, trained.paces),
+        shards_by_rank=shards_by_rank(events),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
         began_again=began_again(events),

@@ -32,6 +32,7 @@ from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
 from elastic.report.polling import folder_id, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader
+from elastic.report.shards import shards_by_rank, shards_text
 from elastic.report.status import Status, status
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
@@ -71,7 +72,8 @@ _NARROW_COLUMNS = 70
 class View:
     """What the terminal shows of a run. step_s: the median of the newest steps, in seconds.
 
-    lately: (seconds since 1970, node, what happened), oldest first.
+    shards: of each rank, empty where none was moved. lately: (seconds since 1970, node, what
+    happened), oldest first.
     """
 
     name: str
@@ -80,6 +82,7 @@ class View:
     step_s: float | None
     spent: TimeSpent | None
     slow: list[SlowRank]
+    shards: list[int]
     lately: list[tuple[float, str, str]]
 
     @property
@@ -162,6 +165,7 @@ def view_of(name: str, files: ReadFiles, found: Status, now_s: float) -> View:
         step_s=median(recent) if recent else None,
         spent=time_spent(events, trained, now_s if found.state == "running" else None),
         slow=slow_ranks(events, trained.paces),
+        shards=shards_by_rank(events),
         lately=_lately(events, trained),
     )
 
@@ -262,6 +266,8 @@ def _facts(view: View, room: Room) -> Table:
             f"rank {each.rank} on {short(each.node)} (the others wait for it {each.share:.0%} of the time)"
             for each in view.slow
         )
+    if room.details and view.shards:
+        rows["shards"] = shards_text(view.shards)
     for label, text in rows.items():
         table.add_row(label, Text(text))
     return table

@@ -2,7 +2,8 @@
 
 Any rank can compute any shard: its data, random streams and opening buffers are functions of
 (seed, step, shard), and the parameters are the same everywhere. So each rank also computes one
-shard of the next rank, all of them at once; a world of one repeats a shard of its own. Compared are
+shard of the next rank, all of them at once; a world of one repeats a shard of its own, and a rank
+without a shard in that step only sees the verdict. Compared are
 the data, what the function returned, the buffers after it, and each parameter's gradient as it
 joined the sum. This finds what a comparison of states cannot: a result that all ranks share and
 that another world size would not have given.
@@ -27,8 +28,8 @@ from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.events import AuditFailed
 from elastic.observe.log import EventLog
+from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.reduce.tree import span
 from elastic.system.clock import Clock
 from elastic.system.phase import Phase
 from elastic.train import structure
@@ -85,6 +86,7 @@ class Auditor:
     """
 
     groups: ProcessGroups
+    exchange: Exchange
     loader: Loader
     state: State
     buffers: Buffers
@@ -144,20 +146,22 @@ class Computation:
 class StepAudit:
     """The audit of one step on one rank.
 
-    own: the shard of this rank that is computed again elsewhere. cost_s: seconds spent so far.
+    own: the shard of this rank that is computed again elsewhere, None where it has no shard.
+    cost_s: seconds spent so far.
     """
 
     def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
         self._auditor = auditor
         self._step = step
         self._compute = compute
-        order, world_size = auditor.loader.order, auditor.groups.world_size
-        spans = [span(order.shards, world_size, rank) for rank in range(world_size)]
-        self._shards = [audited_shard(order.seed, step, of_rank) for of_rank in spans]
-        self._owner = audited_by(auditor.groups.rank, world_size)
-        self._first = Computation(self._shards[auditor.groups.rank])
-        self._again = Computation(self._shards[self._owner])
-        self.own = self._first.shard
+        seed, rank = auditor.loader.order.seed, auditor.groups.rank
+        spans = auditor.exchange.spans
+        self._shards = {r: audited_shard(seed, step, spans[r]) for r in range(len(spans)) if spans[r]}
+        self._ranks = list(self._shards)
+        self.own = self._shards.get(rank)
+        self._owner = rank if self.own is None else audited_by(rank, self._ranks)
+        self._first = Computation(self._shards.get(rank, -1))
+        self._again = Computation(self._shards.get(self._owner, -1))
         self.cost_s = 0.0
         self._batch: Batch | None = None  # of the shard that is computed again here
         self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
@@ -181,6 +185,8 @@ class StepAudit:
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
+        if self.own is None:
+            return
         with self._timed(), self._auditor.undisturbed([function]):
             self._call_again(number)
         self._sums.append(number)
@@ -202,7 +208,8 @@ class StepAudit:
         """
         functions = [function, *(call.function for call, _ in self._again.begun.values())]
         with self._timed(), self._auditor.undisturbed(functions):
-            self._call_again(number)
+            if self.own is not None:
+                self._call_again(number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
     @property
@@ -243,7 +250,8 @@ class StepAudit:
             computation.record.add_gradient(parameter, gradient)
 
     def _check(self, calls: list[int], backward: Backward) -> None:
-        self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
+        if self.own is not None:
+            self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
         groups = self._auditor.groups
         records = self._first.record, self._again.record
         with self._auditor.heartbeat.waiting():
@@ -251,8 +259,7 @@ class StepAudit:
             # must start the operations of a group in the same order.
             self._auditor.gradients.wait()
         told = groups.all_gather([record.fingerprint(calls) for record in records])
-        world_size = groups.world_size
-        failed = [o for o in range(world_size) if told[o][0] != told[auditor_of(o, world_size)][1]]
+        failed = [o for o in self._ranks if told[o][0] != told[auditor_of(o, self._ranks)][1]]
         if failed:
             self._fail(failed, calls, backward)
         self._new = []
@@ -275,7 +282,7 @@ class StepAudit:
         is_redo = any(groups.all_gather(self._came_before()))
         judged: list[tuple[Audited, Verdict]] = []
         for owner in failed:
-            auditor = auditor_of(owner, groups.world_size)
+            auditor = auditor_of(owner, self._ranks)
             verdict = judge(
                 first=told[owner][0],
                 again=told[auditor][1],

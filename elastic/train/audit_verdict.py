@@ -66,14 +66,17 @@ def audited_shard(seed: int, step: int, own_shards: range) -> int:
     return own_shards[key(seed, "audit", step, own_shards.start) % len(own_shards)]
 
 
-def auditor_of(owner: int, world_size: int) -> int:
-    """The rank that computes a shard of `owner` again; itself in a world of one."""
-    return (owner - 1) % world_size
+def auditor_of(owner: int, ranks: Sequence[int]) -> int:
+    """The rank that computes a shard of `owner` again; itself where it is alone.
+
+    ranks: those that have shards, in order.
+    """
+    return ranks[(ranks.index(owner) - 1) % len(ranks)]
 
 
-def audited_by(auditor: int, world_size: int) -> int:
+def audited_by(auditor: int, ranks: Sequence[int]) -> int:
     """The rank one of whose shards `auditor` computes again."""
-    return (auditor + 1) % world_size
+    return ranks[(ranks.index(auditor) + 1) % len(ranks)]
 
 
 def judge(

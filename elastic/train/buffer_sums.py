@@ -50,7 +50,7 @@ class BufferSums:
         float64 buffer that this shard changed, then a hash of all its integers and the square of
         it. It is of another length where a forward gave a buffer another size.
         """
-        if not self._tensors:
+        if not self._tensors or not after:  # a rank without a shard adds nothing
             return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
         integers = {shard: _flat(values, self._ints).long() for shard, values in after.items()}
         hashes = self._hashes(torch.stack(list(integers.values()))) if self._ints else ()
@@ -97,6 +97,11 @@ class BufferSums:
         """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""
         rows = [self._hashes(values[i].reshape(1, -1).long()) for i in self._ints]
         return torch.cat(rows).to(self._device)
+
+    @property
+    def like_hashes(self) -> Tensor:
+        """A tensor of the form of `hashes`."""
+        return torch.empty(len(self._ints), 2, dtype=torch.float64, device=self._device)
 
     def different_integers(self, total: Tensor) -> list[Tensor]:
         """The buffers whose integers differ, from the sum of all shards' `hashes`."""

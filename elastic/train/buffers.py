@@ -346,6 +346,11 @@ class Buffers:
         """float64 [integer buffers, 2]: see BufferSums."""
         return self._sums.hashes(self._moving_of(contents))
 
+    @property
+    def like_hashes(self) -> Tensor:
+        """A tensor of the form of `hashes`."""
+        return self._sums.like_hashes
+
     def different_integers(self, total: Tensor) -> list[str]:
         """The names of the buffers whose integers differ, from the sum of all shards' `hashes`."""
         return [self._state.name_of(tensor) for tensor in self._sums.different_integers(total)]

@@ -29,6 +29,7 @@ from elastic.system.raised_error import ErrorPlace
 from elastic.train import derived_weights, early_end, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
+from elastic.train.balancing import balancing_of, is_held_off
 from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
@@ -74,11 +75,8 @@ class Loop:
         parts, first = self._parts, self._resumed.step + 1
         auditor = step_requests.auditor_of(parts, self._of_steps, self._resumed.step, self._compare_states)
         is_audited = step_requests.is_first_audited(parts, first)
-        of_steps = replace(self._of_steps, frozen=parts.frozen)
-        if parts.looks_for_side_effects:
-            of_steps = replace(of_steps, side_effects=SideEffects(auditor))
-        own_shards = self._of_steps.exchange.own_shards
-        batches = parts.loader.steps(own_shards, first, check_first=first == 1)
+        of_steps = self._parts_of_steps(auditor)
+        batches = self._batches(first)
         leftovers = self._of_steps.contract.leftovers
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
@@ -108,11 +106,41 @@ class Loop:
             self._progress.close(number)
             self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
             is_audited = step.outcome is not None and step.outcome.requests.audit
+            if self._balancing is not None:
+                self._balancing.end(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
+
+    def _parts_of_steps(self, auditor: Auditor) -> StepParts:
+        """With what is built after the State is restored."""
+        parts, loader = self._parts, self._parts.loader
+        side_effects = SideEffects(auditor) if parts.looks_for_side_effects else None
+        return replace(
+            self._of_steps,
+            frozen=parts.frozen,
+            side_effects=side_effects,
+            any_shard=lambda step: loader.shard(step, 0),
+        )
+
+    def _batches(self, first: int) -> Iterator[list[Batch]]:
+        """Of this rank's shards, for each step from `first` on."""
+        parts, exchange, output = self._parts, self._of_steps.exchange, self._parts.output
+        is_wanted = parts.is_balanced
+        if is_wanted and output is not None and parts.groups.world_size > 1:
+            is_wanted = not is_held_off(parts.generation, output.events)
+        balancing = self._balancing = balancing_of(
+            parts.groups,
+            exchange,
+            is_wanted=is_wanted,
+            reads_ahead=parts.loader.reads_ahead(len(exchange.own_shards)),
+            log=None if output is None else output.log,
+        )
+        if balancing is None:
+            return parts.loader.steps(exchange.own_shards, first, check_first=first == 1)
+        return parts.loader.steps_of(balancing.own_shards, first, check_first=first == 1)
 
     def _open(self, step: Step) -> None:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""

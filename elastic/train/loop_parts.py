@@ -57,7 +57,8 @@ class LoopParts:
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
     check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
     frozen: what the functions of a step read beside the State. looks_for_side_effects: not with
-    `--audit off`. recipe_sha256: of the recipe's text, as this process runs it. step_functions: of
+    `--audit off`. is_balanced: slow ranks may get fewer shards, if all ranks have it so.
+    recipe_sha256: of the recipe's text, as this process runs it. step_functions: of
     run.on_step.
     """
 
@@ -82,5 +83,6 @@ class LoopParts:
     evaluated: EvaluatedData
     frozen: FrozenInputs
     looks_for_side_effects: bool
+    is_balanced: bool
     recipe_sha256: str
     step_functions: StepFunctions

@@ -12,7 +12,7 @@ Only modules of the state count.
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -103,6 +103,14 @@ class StepModes:
                 known[which] = float(number), float(number * number)
             found[shard] = known[which]
         return found
+
+    def follow(self, total: list[float], shards: int) -> None:
+        """In a rank without a shard: leave the modes as the shards of the last pass left theirs.
+
+        total: the sum of all shards' `flags`, which are equal.
+        """
+        flags = [number > shards / 2 for number in total[len(total) - len(self._pass.flags) :]]
+        replace(self._pass, flags=flags).load()
 
     def sizes(self) -> dict[int, Tensor]:
         """How many flags each own shard has, as `numbers` has its hash: float64 [2]."""

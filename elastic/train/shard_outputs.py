@@ -73,8 +73,8 @@ class AgreedForms:
         self._device = device
         self._agreed: dict[tuple[int, object], OutputForm] = {}
 
-    def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> bool:
-        """Whether the sum has a graph, the same on every rank.
+    def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> OutputForm:
+        """The form of the sum's summands, the same on every rank.
 
         outputs: of the own shards, in the call `number` of the step, of this function. Raises
         UsageError unless all shards' outputs have the form of all earlier ones; PeerLost when
@@ -84,10 +84,8 @@ class AgreedForms:
         key = number, code_key(function)
         agreed = self._agreed.get(key)
         if agreed is None:
-            has_graph = self._check_all(outputs)
-            first = next(iter(outputs.values()))
-            self._agreed[key] = OutputForm(first.shape, first.dtype, has_graph)
-            return has_graph
+            found = self._agreed[key] = self._check_all(outputs)
+            return found
         for shard, output in outputs.items():
             if (output.shape, output.dtype) != agreed[:2]:
                 raise UsageError(
@@ -99,9 +97,9 @@ class AgreedForms:
                     f"step.sum: expected a tensor without a graph for shard {shard}, as in the steps before, found one that requires a gradient; "
                     "return .detach() in every step, or give the other steps a function of their own"
                 )
-        return agreed.has_graph
+        return agreed
 
-    def _check_all(self, outputs: dict[int, Tensor]) -> bool:
+    def _check_all(self, outputs: dict[int, Tensor]) -> OutputForm:
         """The forms of all shards, each in its own row of one sum: float64 [S, dimensions + 3]."""
         tables = {}
         for shard, output in outputs.items():
@@ -109,7 +107,10 @@ class AgreedForms:
             table = torch.zeros(self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64)
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
-        found = self._exchange.sum_shards(tables, "the forms of a sum")
+        like = torch.empty(
+            self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64, device=self._device
+        )
+        found = self._exchange.sum_shards(tables, "the forms of a sum", like)
         forms = found[:, 1:].tolist()
         for shard, form in enumerate(forms):
             if form != forms[0]:
@@ -117,7 +118,9 @@ class AgreedForms:
                     f"step.sum: expected the same shape and type for every shard, found {_form(forms[0])} for shard 0 and {_form(form)} "
                     f"for shard {shard}; {ADVICE}"
                 )
-        return bool(found[:, 0].any())
+        dtype, dimensions, *sizes = map(int, forms[0])
+        has_graph = bool(found[:, 0].any())
+        return OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
 
 
 ADVICE = "sum over the samples inside the function, or pad to one size"

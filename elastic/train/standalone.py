@@ -144,6 +144,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
         save_every="auto",
         snapshot_every="off",
         audit="auto",
+        balance="auto",
         memory="",
         failures=0,
         divergence=None,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
@@ -30,12 +30,12 @@ from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.first_call import FirstCall
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
-from elastic.train.modes import StepModes
+from elastic.train.modes import Modes, StepModes
 from elastic.train.open_sums import OpenSums
 from elastic.train.opening_buffers import Contents
 from elastic.train.sealed import sealed
 from elastic.train.shard_outputs import INTEGERS, check_loss, check_summand, described
-from elastic.train.step_end import StepEnd
+from elastic.train.step_end import StepEnd, follow_modes
 from elastic.train.step_parts import Requests, StepOutcome, StepParts
 from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
@@ -84,6 +84,7 @@ class Step:
             self.audit = auditor.begin(number, self._compute_again)
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
+        self._is_open = False  # a pass was made, and its computation has not ended
         self._modes = StepModes()
         self._passes = 0
         self._calls: list[Call] = []  # the last one of each pass
@@ -159,8 +160,8 @@ class Step:
         """
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
-            has_graph = self._parts.forms.check(self._passes, function, outputs)
-        is_counted = next(iter(outputs.values())).dtype in INTEGERS
+            form = self._parts.forms.check(self._passes, function, outputs)
+        is_counted = form.dtype in INTEGERS
         if is_counted:
             extremes = Extremes()
             for output in outputs.values():
@@ -170,11 +171,14 @@ class Step:
             shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
             for shard, output in outputs.items()
         }
+        dtype = torch.int64 if is_counted else form.dtype
+        like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
         with self._parts.heartbeat.waiting():
-            total = self._parts.exchange.sum_shards(copies, "a sum over shards")
+            total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
+            follow_modes(self._parts, self._modes)
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
-        self._sums.add(self._passes, total, outputs, has_graph=has_graph)
+        self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
         self._parts.heartbeat.enter(Phase.BETWEEN)
@@ -219,6 +223,8 @@ class Step:
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
+        if not self._batches:
+            gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_sums(self._sums.backward)
         outcome = self._finish(loss.detach(), {})
@@ -253,11 +259,19 @@ class Step:
             gradients.after_backward(batch.shard)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
+        if not losses:
+            self._take_part(scaler)
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation(outcome.gradient_norms, is_right_after=True)
         return outcome.loss
+
+    def _take_part(self, scaler: Scaler | None) -> None:
+        """In the place of the backwards, in a rank without a shard."""
+        if scaler is not None:  # at its first call it makes what an update asks it for
+            scaler.scale(torch.zeros((), device=self._parts.device))
+        self._parts.gradients.send_nothing()
 
     def end_by_hand(self) -> StepOutcome:
         """The recipe makes gradients, or the new state, itself, from sums without a graph.
@@ -322,10 +336,7 @@ class Step:
         self._check_usable()
         self._passes += 1
         parts = self._parts.contract.parts()
-        if self._buffers_after:
-            self._follow_body()
-        else:
-            self._parts.buffers.begin(parts.modules)
+        self._open_buffers(parts.modules)
         batches = self._batches
         if self._parts.frozen is not None:
             self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
@@ -352,11 +363,40 @@ class Step:
                     leftovers.add(found, sys._getframe())  # noqa: SLF001 - the recipe's is above
                     first_call = None
                 yield batch, output
+            if not batches:
+                call = self._call_for_effects(function, modes, first_call)
         leftovers.end_pass()
         self._modes.end_pass()
         if call is not None:
             self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _open_buffers(self, modules: list[nn.Module]) -> None:
+        if self._is_open:
+            self._follow_body()
+        else:
+            self._parts.buffers.begin(modules)
+        self._is_open = True
+
+    def _call_for_effects(
+        self, function: Callable[[Batch], Tensor], modes: Modes, first_call: FirstCall | None
+    ) -> Call | None:
+        """In a rank without a shard: what a call leaves behind is there on every rank.
+
+        A function that is known to leave nothing behind is not called.
+        """
+        effects, load = self._parts.side_effects, self._parts.any_shard
+        if first_call is None and effects is not None and effects.has_none(function):
+            return None
+        assert load is not None, "a rank without a shard has nothing to call a function with"
+        call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
+        self._parts.heartbeat.enter(Phase.STEP)
+        self._compute(call, load(self.number))
+        if first_call is not None:
+            found = first_call.end(self.number, call, 0, self._compute_again)
+            self._parts.contract.leftovers.add(found, sys._getframe(1))  # noqa: SLF001
+        self._parts.buffers.load()
+        return call
 
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
@@ -412,9 +452,9 @@ class Step:
             fault_point=self.fault_point,
         )
         self.outcome = end.exchange(loss, losses)
-        if self.number == 1:  # what is to be said is said after the first step
+        if self.number == 1 and buffers:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
-        self._buffers_after, self._modes = {}, StepModes()
+        self._buffers_after, self._modes, self._is_open = {}, StepModes(), False
         self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome

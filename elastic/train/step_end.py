@@ -48,9 +48,8 @@ class StepEnd:
         asks = self.requests(self.number)
         votes = [] if parts.agreement is None else parts.agreement.numbers()
         said = [*asks, *votes, *parts.pace.numbers()]
-        contributions = self._contributions(said, losses)
         with parts.heartbeat.waiting():
-            total = parts.exchange.sum_shards(contributions, "the end of a step")
+            total = self._sum_up([*said, *parts.gradients.used()], losses)
         of_ranks = total.numel() - parts.buffers.length
         buffers = total[of_ranks:]
         # Of those that optimizers hold: the others come to buckets by what this process has seen.
@@ -69,13 +68,19 @@ class StepEnd:
             parts.agreement.read(votes, undo=parts.buffers.load)
         if not are_equal((hashes, squares), parts.exchange.shards):
             self._refuse_modes()
+        with parts.heartbeat.waiting():
+            follow_modes(parts, self.modes)
         parts.gradients.assign(flats, used)
         with parts.heartbeat.waiting():
             parts.gradients.add_late(used)
         if parts.buffers.found_changes(signs):
             late = parts.buffers.contributions(self.buffers)
             with parts.heartbeat.waiting():
-                buffers = parts.exchange.sum_shards(late, "buffers that forward changed for the first time")
+                buffers = parts.exchange.sum_shards(
+                    late,
+                    "buffers that forward changed for the first time",
+                    _like(parts, parts.buffers.length),
+                )
                 (signs,) = self._read(parts.buffers.signs(buffers))
         self._check_integers(signs)
         parts.buffers.end(buffers, signs)
@@ -84,34 +89,45 @@ class StepEnd:
             gradient_norms=tuple(norm for (norm,) in of_norms),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
+            shards=tuple(map(len, parts.exchange.spans)),
         )
 
-    def _contributions(self, said: list[float], losses: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _sum_up(self, of_rank: list[float], losses: dict[int, Tensor]) -> Tensor:
+        """Of all shards' contributions."""
+        parts = self.parts
+        contributions = self._contributions(of_rank, losses)
+        like = _like(parts, 3 + len(of_rank) + parts.buffers.length)
+        total = parts.exchange.sum_shards(contributions, "the end of a step", like)
+        if parts.exchange.has_idle:
+            ours = torch.tensor(of_rank, dtype=torch.float64).to(parts.device)
+            what = "what ranks say at the end of a step"
+            total[3 : 3 + len(of_rank)] = parts.exchange.sum_ranks(ours, what)
+        return total
+
+    def _contributions(self, of_rank: list[float], losses: dict[int, Tensor]) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [2] a number for the modes that it left and its square, [5] the fields
         of Requests, [2 · ranks] votes on the state before this step and [ranks] seconds that each
         of them worked (none with one rank), [parameters] whether a gradient exists,
         [buffers.length] its buffers. What is said by ranks and not by shards is in a rank's first
-        shard alone.
+        shard alone; in a sum of its own where a rank has no shard.
         """
         parts = self.parts
-        of_rank = [*said, *parts.gradients.used()]
-        nothing = [0.0] * len(of_rank)
+        own_shards = parts.exchange.own_shards
         buffers, modes = parts.buffers.contributions(self.buffers), self.modes.numbers()
+        if not own_shards:
+            return {}
+        nothing = [0.0] * len(of_rank)
         # A rank's requests count once, whatever the number of its shards.
-        rows = [
-            [0.0, *modes[shard], *(nothing if index else of_rank)]
-            for index, shard in enumerate(parts.exchange.own_shards)
-        ]
+        said = nothing if parts.exchange.has_idle else of_rank
+        rows = [[0.0, *modes[shard], *(nothing if index else said)] for index, shard in enumerate(own_shards)]
         heads = torch.tensor(rows, dtype=torch.float64).to(parts.device)
         if losses:
-            heads[:, 0] = torch.stack([losses[shard].view(()) for shard in parts.exchange.own_shards])
+            heads[:, 0] = torch.stack([losses[shard].view(()) for shard in own_shards])
         if parts.buffers.length:
-            heads = torch.cat(
-                [heads, torch.stack([buffers[shard] for shard in parts.exchange.own_shards])], 1
-            )
-        return dict(zip(parts.exchange.own_shards, heads.unbind(), strict=True))
+            heads = torch.cat([heads, torch.stack([buffers[shard] for shard in own_shards])], 1)
+        return dict(zip(own_shards, heads.unbind(), strict=True))
 
     def _read(self, *tensors: Tensor) -> list[list[float]]:
         """The numbers of each, in one wait for the device."""
@@ -123,8 +139,8 @@ class StepEnd:
         """Raises UsageError, on every rank."""
         parts, shards = self.parts, self.parts.exchange.shards
         name = "a module"
-        if are_equal(self._sum(self.modes.sizes()), shards):
-            totals = self._sum(self.modes.flags())
+        if are_equal(_sum(parts, self.modes.sizes(), 2), shards):
+            totals = _sum(parts, self.modes.flags(), len(self.modes.modules))
             found = [
                 each for each, count in zip(self.modes.modules, totals, strict=True) if 0 < count < shards
             ]
@@ -136,21 +152,44 @@ class StepEnd:
             "from what is the same on every worker (step.number, the loss that step.mean_loss returned)"
         )
 
-    def _sum(self, of_shard: dict[int, Tensor]) -> list[float]:
-        on_device = {shard: each.to(self.parts.device) for shard, each in of_shard.items()}
-        total: list[float] = self.parts.exchange.sum_shards(on_device, "modes of modules").tolist()
-        return total
-
     def _check_integers(self, signs: list[float]) -> None:
         """Every rank has the same sum, so that all ask for the names, or none does."""
         parts = self.parts
         if parts.buffers.have_same_integers(signs):
             return
         of_shard = {shard: parts.buffers.hashes(after) for shard, after in self.buffers.items()}
-        names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
+        like = parts.buffers.like_hashes
+        total = parts.exchange.sum_shards(of_shard, "hashes of buffers", like)
+        names = parts.buffers.different_integers(total)
         raise UsageError(
             f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
             "(it counts samples, perhaps, points into a queue or a codebook, or is a zero point of quantisation), so that none is that of the whole batch. Update it in the loop's body, "
             "from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes "
             "the mean over shards. Let observers see a fixed batch in the loop's body, and disable them for the function"
         )
+
+
+def follow_modes(parts: StepParts, modes: StepModes) -> None:
+    """After a pass, where a rank has no shard: its modules take the modes that the shards left.
+
+    Where shards left different ones, the end of the step refuses that. Raises PeerLost.
+    """
+    shards = parts.exchange.shards
+    if not parts.exchange.has_idle or not are_equal(_sum(parts, modes.sizes(), 2), shards):
+        return
+    total = _sum(parts, modes.flags(), len(modes.modules))
+    if not parts.exchange.own_shards:
+        modes.follow(total, shards)
+
+
+def _sum(parts: StepParts, of_shard: dict[int, Tensor], length: int) -> list[float]:
+    on_device = {shard: each.to(parts.device) for shard, each in of_shard.items()}
+    total: list[float] = parts.exchange.sum_shards(
+        on_device, "modes of modules", _like(parts, length)
+    ).tolist()
+    return total
+
+
+def _like(parts: StepParts, length: int) -> Tensor:
+    """A float64 vector of this length, without memory."""
+    return torch.empty((), dtype=torch.float64, device=parts.device).expand(length)

@@ -1,10 +1,12 @@
 """What the steps of a generation share, and what each of them ends with on all ranks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from elastic.data.loader import Batch
 from elastic.data.order import SampleOrder
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -38,20 +40,22 @@ class StepOutcome:
     """What a step ends with, identical on all ranks.
 
     loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of. own_s: see pace.py.
+    the recipe makes its gradients of. own_s: see pace.py. shards: how many each rank had.
     """
 
     loss: float
     gradient_norms: tuple[float, ...]
     requests: Requests  # each is made if any rank made it
     own_s: tuple[float, ...] = ()
+    shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """agreement: None where no ranks are compared. side_effects: None where nothing is audited.
 
-    frozen: what functions read beside the State; None where no later generation is.
+    frozen: what functions read beside the State; None where no later generation is. any_shard:
+    loads a shard of a step for a call whose result nothing uses; None where each rank has shards.
     """
 
     exchange: Exchange
@@ -66,6 +70,7 @@ class StepParts:
     agreement: Agreement | None = None
     side_effects: SideEffects | None = None
     frozen: FrozenInputs | None = None
+    any_shard: Callable[[int], Batch] | None = None
 
 
 def step_parts(

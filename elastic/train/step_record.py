@@ -16,7 +16,6 @@ from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
 from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
-from elastic.reduce.tree import span
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train import logged_numbers
 from elastic.train.contract import Contract
@@ -49,8 +48,6 @@ class StepRecorder:
         self._logged = LoggedNumbers()
         self._said = set[str]()
         self._pace, self._slow = Tally(), set[int]()
-        world_size = parts.groups.world_size
-        self._shards = [len(span(parts.loader.order.shards, world_size, rank)) for rank in range(world_size)]
         self._late = resumed.late
         parts.step_functions.reported, parts.step_functions.lost = resumed.reported, resumed.lost
         self._began_s = self._opened_s = parts.clock.monotonic()
@@ -96,7 +93,7 @@ class StepRecorder:
             time=parts.clock.wall(),
             seconds=max(0.0, now_s - self._opened_s - self._evaluated_s),
             audited=None if step.audit is None else True,
-            **slowest_of(outcome.own_s, self._shards),
+            **slowest_of(outcome.own_s, outcome.shards),
             values=step.logged,
         )
         self._replay.check(line, groups)
@@ -197,20 +194,22 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
     """The fields of a line; none where nothing was measured. own_s, shards: of each rank.
 
     A rank that has more shards than others is slow by no fault of its machine: the others count as
-    if they had as many, at their own pace.
+    if they had as many, at their own pace. One without a shard shows no pace.
     """
-    if len(own_s) < 2:
+    if not own_s:
         return {}
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    others_s = median(
+    others_s = [
         seconds * max(1.0, shards[slowest] / shards[rank])
         for rank, seconds in enumerate(own_s)
-        if rank != slowest
-    )
+        if rank != slowest and shards[rank]
+    ]
+    if not others_s:
+        return {}
     return {
         "slowest_rank": slowest,
         "slowest_s": round(own_s[slowest], _DIGITS),
-        "others_s": round(others_s, _DIGITS),
+        "others_s": round(median(others_s), _DIGITS),
     }
 
 

@@ -43,6 +43,7 @@ def auditor_of(parts: LoopParts, of_steps: StepParts, began: int, compare: Calla
     """
     return Auditor(
         groups=parts.groups,
+        exchange=of_steps.exchange,
         loader=parts.loader,
         state=parts.state,
         buffers=of_steps.buffers,

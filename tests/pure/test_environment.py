@@ -21,6 +21,7 @@ LINK = AgentLink(
     uploader="/run/socket",
     snapshot_every="auto",
     audit="auto",
+    balance="auto",
     memory="",
     failures=0,
     divergence=DIVERGENCE,

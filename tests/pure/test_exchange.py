@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import PeerLost
 from elastic.reduce.exchange import Exchange, peers_may_die
-from elastic.reduce.tree import Block, Stack
+from elastic.reduce.tree import Block, Stack, spans_of
 
 INTEGERS = {
     torch.float64: torch.int64,
@@ -99,6 +99,47 @@ def test_any_shards_and_length_give_the_bits_of_the_dumb_sum(ranks, world_size, 
     """Hypothesis looks for a number of shards, ranks or elements that the exchange cuts wrongly."""
     found = ranks.run(world_size, sums_on_this_rank, world_size + extra, [name], [length], seed)
     assert found == [{name: [True]}] * world_size
+
+
+def sums_of_changing_spans(member, cuts, length, name, seed):
+    """Whether each sum has the bits of the dumb one, where spans change from sum to sum.
+
+    cuts: how many shards each rank has, for one sum after the other.
+    """
+    shards, dtype, found = sum(cuts[0]), getattr(torch, name), []
+    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+    for counts in cuts:
+        values = leaves(shards, length, dtype, seed)
+        expected = dumb_twin(values)
+        exchange.divide(spans_of(counts))
+        own = {shard: values[shard].clone() for shard in exchange.own_shards}
+        like = torch.empty((), dtype=dtype).expand(length)
+        found.append(same_bits(exchange.sum_shards(own, "a test", like), expected))
+    return found
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_spans_may_change_between_sums_and_be_empty(ranks, data):
+    """Hypothesis looks for a cut whose sum has other bits, also where ranks have no shard."""
+    world_size, extra = data.draw(st.integers(2, 5)), data.draw(st.integers(0, 11))
+    shards = world_size + extra
+    ends = st.lists(st.integers(0, shards), min_size=world_size - 1, max_size=world_size - 1).map(sorted)
+    cuts = [
+        [end - start for start, end in zip([0, *inner], [*inner, shards], strict=True)]
+        for inner in data.draw(st.lists(ends, min_size=1, max_size=4))
+    ]
+    length, name = data.draw(st.integers(0, 40)), data.draw(st.sampled_from(DTYPES))
+    found = ranks.run(world_size, sums_of_changing_spans, cuts, length, name, data.draw(st.integers(0, 99)))
+    assert found == [[True] * len(cuts)] * world_size
+
+
+def test_spans_that_leave_a_shard_out_are_refused():
+    """A sum over them would be another one, and look like any other."""
+    exchange = Exchange(shards=4, world_size=1, rank=0, group=None)
+    for spans in ([range(3)], [range(1, 4)], [range(2), range(3, 4)]):
+        with pytest.raises(AssertionError, match="leave shards out"):
+            exchange.divide(spans)
 
 
 def reduce_through_a_broken_group(member):

@@ -102,7 +102,7 @@ def steps_of(clock, count, slowdowns, taken):
         began_s, ends = clock.now, []
         for slowdown in slowdowns:
             clock.now = began_s
-            slowdown.begin_step(step)
+            slowdown.begin_pass(step)
             ends.append(clock.now + 1.0)
         clock.now = max(ends)
         taken.append(clock.now - began_s)

@@ -220,7 +220,11 @@ def test_vectors_of_parameters_that_are_trained_no_more_are_given_back():
     assert len(gradients._layouts) == 1
 
 
-@pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1)[:1], lambda g: g.detach()], ids=str)
+@pytest.mark.parametrize(
+    "keep",
+    [lambda g: g, lambda g: g.view(-1)[:1], lambda g: g.detach()],
+    ids=["itself", "a part", "another tensor"],
+)
 @pytest.mark.parametrize("when", ["in each shard", "after the step"])
 def test_a_gradient_that_is_kept_stays_as_it_was(keep, when):
     """Itself, a part of it, or another tensor of its memory. Vectors are used again afterwards."""

@@ -481,3 +481,26 @@ def test_a_host_without_room_for_pinned_memory_copies_from_other_memory(monkeypa
 
 class Own(torch.Tensor):
     pass
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_shards_of_steps_are_asked_no_further_ahead_than_said(workers):
+    """Another cut for each step, with steps without a shard, in which loading processes must not go
+    on to steps whose cut nobody knows; the batches are those of an undisturbed loader.
+    """
+    loader = Loader(dataset=Augmented(), order=ORDER, device=CPU, workers=workers)
+    spans = [range(0), range(1, 4), range(0), range(0), range(3, 4), range(4), range(0)]
+    known, ahead = 1, loader.reads_ahead(len(spans[1]))
+
+    def shards_of(step):
+        assert step <= known + ahead, f"step {step} was asked for before step {known} was over"
+        return spans[step % len(spans)]
+
+    found, batches = [], loader.steps_of(shards_of, 1)
+    for number in range(1, ORDER.steps + 1):
+        known = number
+        found.append([plain(batch) for batch in next(batches)])
+    whole = loaded()
+    for step, of_step in enumerate(found):
+        expected = whole[step * ORDER.shards : (step + 1) * ORDER.shards]
+        assert of_step == [expected[shard] for shard in spans[(step + 1) % len(spans)]]

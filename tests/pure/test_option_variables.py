@@ -25,6 +25,7 @@ TEXTS = {
     "keep": ("5", "6"),
     "snapshot_every": ("off", "7"),
     "audit": ("100", "off"),
+    "balance": ("off", "auto"),
     "hang_timeout": ("60s", "off"),
     "grace_s": ("120", "2min"),
     "notice": ("aws", "gcp"),

@@ -43,6 +43,7 @@ def all_options(draw) -> Options:
         save_every=draw(auto | in_steps | in_seconds),
         snapshot_every=draw(auto | off | in_steps),
         audit=draw(auto | off | in_steps),
+        balance=draw(st.sampled_from(["auto", "off"])),
         keep=draw(st.integers(1, 99)),
         hang_timeout=draw(auto | off | in_seconds),
         grace_s=draw(seconds),

@@ -297,6 +297,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "generations": [],
         "recoveries": [],
         "slow_ranks": [],
+        "shards_by_rank": [],
         "lineage": [],
         "divergences": [],
         "began_again": [],

@@ -58,6 +58,7 @@ LINK = environment.AgentLink(
     save_every="auto",
     snapshot_every="auto",
     audit="auto",
+    balance="auto",
     memory="",
     failures=0,
     divergence=DIVERGENCE,

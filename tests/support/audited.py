@@ -52,6 +52,7 @@ def auditor_of(
     """As the loop makes it."""
     return Auditor(
         groups=groups_of(member),
+        exchange=parts.exchange,
         loader=loader,
         state=state,
         buffers=parts.buffers,

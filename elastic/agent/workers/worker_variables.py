@@ -39,6 +39,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         save_every=str(options.save_every),
         snapshot_every=str(options.snapshot_every),
         audit=str(options.audit),
+        balance=options.balance,
         memory=memory,
         failures=failures,
         committed_step=committed_step,

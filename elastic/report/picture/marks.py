@@ -147,6 +147,10 @@ _RULES: dict[type[kinds.Event], tuple[str, Callable[[Any], str]]] = {
     kinds.SnapshotRejected: ("save", lambda event: f"snapshot of step {event.step} not used: {event.reason}"),
     kinds.DrainRequested: ("drain", lambda event: f"drain: {event.reason}"),
     kinds.RunInterrupted: ("drain", _left),
+    kinds.ShardsMoved: (
+        "state",
+        lambda event: f"shards of the ranks from step {event.step} on: {', '.join(map(str, event.shards))}",
+    ),
     kinds.AuditFailed: ("state", lambda event: f"audit of step {event.step}: shard {event.shard} differed"),
     kinds.DivergenceDetected: ("state", lambda event: f"ranks differ after step {event.step}"),
     kinds.DivergenceJudged: (

@@ -22,6 +22,8 @@ TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, be
 TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
+TINY_TURN       Any text: every other step has another cut of the shards into spans, some of them
+                empty, whatever the ranks' seconds are.
 """
 
 import argparse
@@ -40,6 +42,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.config import environment
+from elastic.reduce import balance
 
 GATE_S = 250.0
 
@@ -98,7 +101,8 @@ def freeze_if_asked() -> None:
     os.replace = frozen
 
 
-def raise_if_asked(number: int, rank: int) -> None:
+def print_or_raise_if_asked(number: int, rank: int) -> None:
+    print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
 
@@ -173,6 +177,25 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
     return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
 
 
+def turn_if_asked() -> None:
+    if "TINY_TURN" in os.environ:
+        balance.WINDOW_STEPS, balance.WINDOW_S = 1, 0.0
+        balance.Balance._end_window = _turned
+
+
+def _turned(its: balance.Balance) -> tuple[int, ...]:
+    """One rank after the other gives a shard, or all that it has, to the next one."""
+    its._steps = []
+    its.turn = getattr(its, "turn", 0) + 1
+    after = list(its.counts(its.effective))
+    givers = [rank for rank, count in enumerate(after) if count]
+    giver = givers[its.turn % len(givers)]
+    moved = after[giver] if its.turn % 2 else 1
+    after[giver] -= moved
+    after[(giver + 1) % len(after)] += moved
+    return tuple(after)
+
+
 def change_if_asked(model: nn.Sequential) -> None:
     if "TINY_REMEMBER" in os.environ:
         model.append(Counter(os.environ["TINY_REMEMBER"]))
@@ -203,6 +226,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
     freeze_if_asked()
+    turn_if_asked()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
@@ -231,8 +255,7 @@ def main() -> None:
     for step in run.steps(data, state):
         wait_at_gate(gates, step.number, run.rank)
         starve_if_asked(gates, run.rank)
-        raise_if_asked(step.number, run.rank)
-        print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
+        print_or_raise_if_asked(step.number, run.rank)
         if settings.form == "mean":
 
             def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:

@@ -1,0 +1,161 @@
+"""How many shards each rank computes follows from how long each of them worked.
+
+The result of a step does not depend on who computes which shard (tree.py), so a slow machine may
+get fewer of them. A rank's own seconds in a step are a fixed part, and the same again for each of
+its shards. The best split is the one whose slowest rank is the fastest.
+
+Steps are looked at in windows. A window proposes a split where that gains more than `LEAST_GAIN`,
+and the next window, whose noise is another one, must confirm it. What the ranks need now is then
+counted low (a quartile of each rank's steps), and what they would need is not: noise alone moves
+nothing. The fixed part of a rank shows where the number of its shards has changed. A rank without a
+shard shows no seconds of a shard, so now and then it gets one, for a window at least.
+
+All ranks have the same numbers and get the same split without a message. It does not see what more
+blocks of a span cost in the exchange, nor the memory of a rank that gets more shards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+WINDOW_STEPS, WINDOW_S, LONGEST_WINDOW = 16, 0.5, 256  # steps at least; seconds too; steps at most
+LEAST_GAIN = 1.05
+PROBE_STEPS, RAREST_PROBE = 128, 2048  # between two probes: at first, and where all were in vain
+# Of a rank's seconds at least this share is that of its shards; and a change in their number tells
+# the fixed part only where it is at least this share of them.
+_OF_SHARDS, _TELLING = 0.25, 0.25
+
+OwnSeconds = Sequence[float]  # of each rank, in one step
+Counts = tuple[int, ...]  # how many shards each rank has
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step costs a rank, in seconds."""
+
+    fixed_s: float
+    shard_s: float
+
+    def seconds(self, shards: int) -> float:
+        return self.fixed_s + shards * self.shard_s
+
+
+def best_split(costs: Sequence[Cost], shards: int, *, least: int = 0) -> Counts:
+    """The numbers of shards with which the slowest rank is the fastest.
+
+    least: shards of each rank, at least. Of equal ranks one without a shard comes first. One shard
+    after the other goes to the rank that will have the least seconds with it: since seconds grow
+    with shards, no other split is better.
+    """
+    counts = [least] * len(costs)
+    waiting = [(cost.seconds(least + 1), least, rank) for rank, cost in enumerate(costs)]
+    heapify(waiting)
+    for _ in range(shards - least * len(costs)):
+        _, _, rank = waiting[0]
+        counts[rank] += 1
+        heapreplace(waiting, (costs[rank].seconds(counts[rank] + 1), counts[rank], rank))
+    return tuple(counts)
+
+
+def least_seconds(costs: Sequence[Cost], shards: int) -> float:
+    """No split is faster: so long would all ranks work if shards could be cut."""
+    speeds = [1 / cost.shard_s for cost in costs]
+    fixed = sum(cost.fixed_s * speed for cost, speed in zip(costs, speeds, strict=True))
+    return (shards + fixed) / sum(speeds)
+
+
+def learned(before: Cost, was: tuple[int, float], now: tuple[int, float]) -> Cost:
+    """What a rank's steps cost. was, now: its shards and its seconds in two windows."""
+    (shards_was, was_s), (shards, now_s) = was, now
+    if not shards:
+        return Cost(fixed_s=now_s, shard_s=before.shard_s)
+    fixed_s = before.fixed_s
+    if abs(shards - shards_was) >= _TELLING * max(shards, shards_was):
+        shard_s = (now_s - was_s) / (shards - shards_was)
+        if shard_s > 0:  # else the machine's speed has changed meanwhile
+            fixed_s = max(0.0, now_s - shards * shard_s)
+    fixed_s = min(fixed_s, (1 - _OF_SHARDS) * now_s)
+    return Cost(fixed_s=fixed_s, shard_s=(now_s - fixed_s) / shards)
+
+
+class Balance:
+    """The split of each step of one generation.
+
+    Call `add` after each step, and `counts` for a step at most `reads_ahead` steps after the one
+    that follows: so far ahead the split is known. reads_ahead: alike on every rank.
+    """
+
+    def __init__(self, equal: Counts, reads_ahead: int) -> None:
+        """equal: the split that the generation begins with."""
+        self._lead = reads_ahead + 1
+        self._shards = sum(equal)
+        self._now, self._next, self._effective = equal, equal, 0  # until that step, and from it on
+        self._known = 0  # the last step whose split is known; 0 before the first `add`
+        self._steps: list[OwnSeconds] = []  # of the window
+        self._costs: list[Cost] = []
+        self._was: list[tuple[int, float]] = []  # of each rank in the window before
+        self._proposed: Counts | None = None
+        self._idle_steps, self._probe_steps, self._is_probe = 0, PROBE_STEPS, False
+
+    def counts(self, step: int) -> Counts:
+        """How many shards each rank has in this step."""
+        assert not self._known or step <= self._known, "the split of this step is not decided yet"
+        return self._next if step >= self._effective else self._now
+
+    def add(self, step: int, own_s: OwnSeconds | None) -> Counts | None:
+        """A step is over: returns the split that is decided by it, from `effective` on, if one is.
+
+        own_s: None for a step that says nothing, such as an audited one.
+        """
+        self._known = step + self._lead
+        # The first step of a split is one in which much is done for the first time.
+        if step <= self._effective or not own_s:
+            return None
+        self._steps.append(own_s)
+        self._idle_steps = 0 if all(self._next) else self._idle_steps + 1
+        seconds = sum(map(max, self._steps))
+        is_long = len(self._steps) >= WINDOW_STEPS and seconds >= WINDOW_S
+        if not is_long and len(self._steps) < LONGEST_WINDOW:
+            return None
+        split = self._end_window()
+        if split is None or split == self._next:
+            return None
+        self._now, self._next, self._effective = self._next, split, self._known
+        # What the window after a probe judges is the split before.
+        self._proposed = self._now if self._is_probe else None
+        return split
+
+    @property
+    def effective(self) -> int:
+        """The first step of the newest split."""
+        return self._effective
+
+    def _end_window(self) -> Counts | None:
+        """What is decided."""
+        of_ranks = list(map(sorted, zip(*self._steps, strict=True)))
+        middle, quarter = len(self._steps) // 2, len(self._steps) // 4
+        self._steps = []
+        observed = [(count, seconds[middle]) for count, seconds in zip(self._next, of_ranks, strict=True)]
+        now_s = max(seconds[quarter] for seconds in of_ranks)
+        before = self._costs or [Cost(0.0, seconds / count) for count, seconds in observed]
+        self._costs = list(map(learned, before, self._was or observed, observed))
+        self._was = observed
+        proposed, self._proposed = self._proposed, None
+        is_confirmed = proposed is not None and self._gains(now_s, proposed)
+        if self._is_probe:
+            self._is_probe, self._idle_steps = False, 0
+            self._probe_steps = min(2 * self._probe_steps, RAREST_PROBE) if is_confirmed else PROBE_STEPS
+        if is_confirmed:
+            return proposed
+        if self._idle_steps >= self._probe_steps:
+            self._is_probe = True
+            return best_split(self._costs, self._shards, least=1)
+        if now_s > LEAST_GAIN * least_seconds(self._costs, self._shards):
+            best = best_split(self._costs, self._shards)
+            self._proposed = best if self._gains(now_s, best) else None
+        return None
+
+    def _gains(self, now_s: float, split: Counts) -> bool:
+        """Whether the slowest rank would be faster by more than the least gain."""
+        seconds = max(cost.seconds(count) for cost, count in zip(self._costs, split, strict=True))
+        return now_s > LEAST_GAIN * seconds

@@ -1,0 +1,64 @@
+"""Shards move from slow ranks to fast ones while a run trains, and its result stays the same."""
+
+import pytest
+import run_records
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+TURN = {"TINY_TURN": "yes"}
+
+
+def has_idle(drill):
+    return any(0 in shards for (shards,) in drill.values("shards_moved", "shards"))
+
+
+def test_spans_that_change_all_the_time_leave_the_same_bits(drill, undisturbed):
+    """Three workers, of which some have no shard at times, with audits, snapshots and saves."""
+    options = "--nproc-per-node", "3", "--audit", "3steps", "--snapshot-every", "2"
+    drill.start(*options, env=TURN).ends_with(0)
+    drill.is_like(undisturbed)
+    assert len(drill.events("generation_started")) == 1
+    assert len(drill.events("shards_moved")) >= 8 and has_idle(drill)
+
+
+def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturbed):
+    """The ranks that are killed may have lacked memory; the bits are the same all the while."""
+    plan = "step 7 rank 0 mid-sum: kill; step 12 rank 1 optimizer: kill"
+    drill.start("--nproc-per-node", "2", "--faults", plan, env=TURN).ends_with(0)
+    drill.is_like(undisturbed)
+    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
+    assert has_idle(drill) and drill.output.count("in case that those with more lacked memory") == 1
+
+
+def test_off_leaves_spans_equal(drill, undisturbed):
+    """The same worker would move shards at every other step."""
+    drill.start("--nproc-per-node", "2", "--balance", "off", env=TURN).ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.events("shards_moved") == []
+
+
+def test_one_node_with_off_keeps_the_spans_of_all_equal(drill, undisturbed):
+    """Nodes that cut differently would wait for each other for ever, or add up other shards."""
+    options = "--max-nodes", "2", "--last-call", "10min"
+    agents = [drill.start(*options, "--balance", how, env=TURN) for how in ("auto", "off")]
+    for agent in agents:
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.events("shards_moved") == []
+
+
+def test_a_rank_that_is_three_times_slower_gets_fewer_shards(drills, tmp_path, recipes):
+    """From the step's own seconds, with processes that load ahead; the result is that of one
+    worker.
+    """
+    alone, slowed = (drills(tmp_path / name) for name in ("alone", "slowed"))
+    recipe = recipes / "unequal.py"
+    alone.start("--save-every", "10min", recipe=recipe).ends_with(0)
+    plan = "step 1 rank 1: slow 3x"
+    options = "--save-every", "10min", "--nproc-per-node", "2", "--faults", plan
+    slowed.start(*options, recipe=recipe).ends_with(0)
+
+    assert slowed.values("run_finished", "digest") == alone.values("run_finished", "digest")
+    chains = [[line["chain"] for line in run_records.lines(each.run.metrics)] for each in (alone, slowed)]
+    assert chains[0] == chains[1] and alone.events("shards_moved") == []
+    moved = slowed.events("shards_moved")
+    assert moved and moved[0]["before"] == [4, 4] and moved[0]["shards"][1] < 4 < moved[0]["shards"][0]

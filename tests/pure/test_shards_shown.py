@@ -1,0 +1,49 @@
+"""Where slow ranks have fewer shards, the report and the watch say so."""
+
+from elastic.events import GenerationStarted, ShardsMoved
+from elastic.observe.logged_event import LoggedEvent
+from elastic.report.shards import shards_by_rank, shards_text
+from elastic.train.balancing import has_failed
+
+
+def at(generation, event):
+    return LoggedEvent(time=float(generation), node="a", generation=generation, event=event)
+
+
+def started(generation):
+    return at(generation, GenerationStarted(world_size=2, nodes=["a"], cause="start", restarts=0))
+
+
+def moved(generation, *shards):
+    return at(generation, ShardsMoved(step=40, shards=list(shards), before=[4, 4]))
+
+
+def test_the_newest_numbers_of_the_newest_generation_are_shown():
+    """A new generation begins with equal spans, whatever the one before had."""
+    assert shards_by_rank([started(1)]) == []
+    assert shards_by_rank([started(1), moved(1, 5, 3), moved(1, 6, 2)]) == [6, 2]
+    assert shards_by_rank([started(1), moved(1, 6, 2), started(2)]) == []
+    assert shards_by_rank([started(1), moved(1, 6, 2), started(2), moved(2, 2, 6)]) == [2, 6]
+
+
+def test_ranks_with_as_many_shards_are_named_together():
+    """A thousand ranks fit into a line."""
+    assert shards_text([3, 0, 3, 2]) == "0 on rank 1; 2 on rank 3; 3 on ranks 0, 2"
+    assert shards_text([8] * 999 + [1]) == "1 on rank 999; 8 on ranks 0, 1, 2, 3, 4, 5, 6, 7, ..."
+
+
+def start(generation, cause):
+    return at(generation, GenerationStarted(world_size=2, nodes=["a"], cause=cause, restarts=0))
+
+
+def test_spans_stay_equal_after_two_failures_in_a_row_with_moved_shards():
+    """Not after one, nor where a node joined in between, nor where nothing had moved."""
+    failures, joined = (
+        [start(2, "failure"), start(3, "failure")],
+        [start(2, "node joined"), start(3, "failure")],
+    )
+    assert has_failed(3, failures, [moved(1, 6, 2), moved(2, 6, 2)])
+    assert not has_failed(2, failures[:1], [moved(1, 6, 2)])
+    assert not has_failed(3, joined, [moved(1, 6, 2), moved(2, 6, 2)])
+    assert not has_failed(3, failures, [moved(2, 6, 2)])
+    assert not has_failed(4, [*failures, start(4, "failure")], [moved(1, 6, 2), moved(2, 6, 2)])

@@ -1,0 +1,79 @@
+"""The trainer's steps with another cut of the shards in each step, and audits on demand."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from audited import BATCH, SAMPLES, auditor_of, tensors
+from steps import CPU, NO_REQUESTS, parts_of
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
+from elastic.reduce.tree import span, spans_of
+from elastic.testing.ranks import Member
+from elastic.train.side_effects import SideEffects
+from elastic.train.state import State
+from elastic.train.step import Step
+
+Cut = Callable[[int], Sequence[int]]  # from a step to the number of shards of each rank
+
+
+def equal(world_size: int, shards: int) -> Cut:
+    """That of a run which nobody disturbs."""
+    return lambda _step: [len(span(shards, world_size, rank)) for rank in range(world_size)]
+
+
+def idle(step: int) -> list[int]:
+    """Of two ranks with six shards, of which the second has none after the first step."""
+    return [3, 3] if step == 1 else [6, 0]
+
+
+def turning(world_size: int, shards: int) -> Cut:
+    """Unequal after the first step, another one in each, and at most one rank alone has all."""
+
+    def cut(step: int) -> list[int]:
+        if step == 1:
+            return list(equal(world_size, shards)(step))
+        draw = torch.Generator().manual_seed(step)
+        weights = torch.rand(world_size, generator=draw) * (torch.rand(world_size, generator=draw) < 0.7)
+        weights[step % world_size] += 0.1
+        ends = (weights.cumsum(0) / weights.sum() * shards).round().int().tolist()
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    return cut
+
+
+def steps(
+    member: Member,
+    state: State,
+    cut: Cut,
+    *,
+    shards: int = 6,
+    dataset: Any = None,
+    workers: int = 0,
+    audits: bool = False,
+    looks: bool = False,
+) -> Iterator[Step]:
+    """Six steps in three epochs."""
+    torch.set_num_threads(1)
+    order = SampleOrder(seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD)
+    dataset = TensorDataset(*tensors()) if dataset is None else dataset
+    loader = Loader(dataset=dataset, order=order, device=CPU, workers=workers)
+    parts = replace(parts_of(state, order, member), any_shard=lambda number: loader.shard(number, 0))
+    auditor = auditor_of(state, parts, loader, member=member)
+    if looks:
+        parts = replace(parts, side_effects=SideEffects(auditor))
+    batches = loader.steps_of(lambda number: spans_of(cut(number))[member.rank], 1)
+    for number in range(1, order.steps + 1):
+        parts.exchange.divide(spans_of(cut(number)))
+        load = partial(next, batches)
+        step = Step(number, parts, load, lambda _number: NO_REQUESTS, auditor if audits else None)
+        yield step
+        if step.outcome is None:
+            step.end_by_hand()
+        parts.contract.end_step()
+    parts.gradients.close()
+    parts.contract.close()
