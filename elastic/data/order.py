@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class Draws:
     order_sha256: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its properties
 class SampleOrder:
     """epochs: those that the run begins. most_steps: where it ends within the last of them.
 
@@ -78,12 +79,12 @@ class SampleOrder:
         """The last step of each epoch; None where all epochs have equally many."""
         return None if self.draws is None else self.draws.ends
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Where all epochs have equally many."""
         return steps_in(self.samples, self.global_batch, self.tail)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Of the whole run."""
         ends = self.ends
