@@ -134,9 +134,9 @@ def choose(*, takes_all: bool, only: Sequence[str], gpus: int) -> Choice:
     """
     for pattern in only:
         if not any(fnmatchcase(cell.name, pattern) for cell in EVERY):
-            names = " ".join(cell.name for cell in EVERY)
+            names = "\n".join(in_words(EVERY))
             raise ValueError(
-                f"expected the name of a cell or a pattern, found {pattern!r}; there are {names}"
+                f"expected the name of a cell or a pattern, found {pattern!r}; of each model there are\n{names}"
             )
     wanted = EVERY if takes_all or only else CHOSEN
     if only:

@@ -153,7 +153,8 @@ class Program:
     def sent_bytes(self, for_s: float) -> float:
         """What the mean worker sends in a step, over steps of `for_s`. Raises OSError and Ended.
 
-        Between two steps there is no message on its way, so that both counts are of whole steps.
+        Between two steps there is no message on its way, so that both counts are of whole steps;
+        where a step takes less than POLL_S, the first and the last may be counted in part.
         """
         processes.send(processes.family(self._process.pid), signal.SIGCONT)
         workers = self.workers()
