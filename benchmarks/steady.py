@@ -7,7 +7,8 @@ says: `resnet18-2w-4s-bf16`. All use one thread a worker, and elastic-train its 
 but for saves, which are rare. One worker stands beside a plain script, several beside
 DistributedDataParallel under torchrun, with the same samples a rank; where a worker has several
 shards, they accumulate over as many micro-batches. The programs of a cell live at once and train in
-turns, so that whatever else the machine does hits all of them. The ratio is the median over
+turns, so that whatever else the machine does hits all of them. malloc takes large pages, as
+elastic-train asks for, in the others too, which makes them faster. The ratio is the median over
 neighbouring turns, with its standard error; half of the pairs are in the range beside it.
 
 Without --all the cells are some of the product of all axes, in which each value of each axis
@@ -117,9 +118,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these cells alone")
     parser.add_argument("--pairs", type=int, default=10, help="turns of each program, at least [10]")
     parser.add_argument("--turn-s", type=float, default=1.0, help="seconds of a turn, at least [1]")
-    parser.add_argument("--turn-steps", type=int, default=3, help="whole steps of a turn, at least [3]")
+    parser.add_argument("--turn-steps", type=int, default=2, help="whole steps of a turn, at least [2]")
     parser.add_argument(
-        "--cell-s", type=float, default=24.0, help="seconds of turns in a cell, at least [24]"
+        "--cell-s", type=float, default=20.0, help="seconds of turns in a cell, at least [20]"
     )
     parser.add_argument("--minutes", type=float, help="no cell begins later [18; with --all at any time]")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

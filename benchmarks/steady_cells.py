@@ -102,7 +102,7 @@ CHOSEN = (
     Cell(model="mlp512", workers=1, shards=4, precision="bf16"),
     Cell(model="mlp64", workers=4, shards=1),
     Cell(model="resnet18", workers=4, shards=1),
-    Cell(model="gpt", workers=4, shards=4),
+    Cell(model="gpt", workers=4, shards=1),
 )
 EVERY = tuple(
     dict.fromkeys(

@@ -70,7 +70,7 @@ def remarks(choice: Choice, failed: Sequence[str], not_begun: Sequence[str]) -> 
     found = [EXPLAINED]
     cores = os.cpu_count() or 1
     if any(cell.workers > cores for cell in choice.cells):
-        found.append(f"The machine has {cores} cores, which more workers than that share.")
+        found.append(f"The machine has {cores} cores; more workers than that share them.")
     if failed:
         found.append(f"Failed, and so not in the table: {' '.join(failed)}")
     if not_begun:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     yield start
     for program in started:
         program.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For temporary files, which have sockets among them: their paths must be short."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
@@ -138,13 +146,11 @@ def test_bytes_are_counted_as_the_kernel_sends_them():
             sender.kill()
 
 
-def test_a_cell_is_measured_and_shown(tmp_path):
+def test_a_cell_is_measured_and_shown(tmp_path, folder):
     """Of two workers, whose messages the kernel counts: each sends about the gradients once."""
     name = "mlp64-2w-1s-fp32"
     pace = ["--pairs", "2", "--turn-s", "0.2", "--turn-steps", "20", "--cell-s", "0"]
     files = ["--json", str(tmp_path / "json"), "--markdown", str(tmp_path / "markdown")]
-    folder = tmp_path / "folder"
-    folder.mkdir()
     done = subprocess.run(
         [sys.executable, STEADY, "--only", name, *pace, *files],
         env=os.environ | {"TMPDIR": str(folder)},
@@ -163,17 +169,19 @@ def test_a_cell_is_measured_and_shown(tmp_path):
         assert 0.9 * gradients < program["sent_bytes"] < 1.5 * gradients
         assert program["peak_bytes"] > 100e6
     assert "DDP" in (tmp_path / "markdown").read_text()
-    assert not running_below(folder) and not [*folder.iterdir()]
+    assert not running_below(folder)
+    # The last of them is of torch, which the benchmark itself imports.
+    assert {each.name.partition("_")[0] for each in folder.iterdir()} <= {"torchinductor"}
 
 
-def test_a_benchmark_that_is_told_to_end_leaves_no_program_behind(tmp_path):
+def test_a_benchmark_that_is_told_to_end_leaves_no_program_behind(folder):
     command = [sys.executable, STEADY, "--only", "mlp64-1w-8s-fp32", "--pairs", "100000"]
-    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as benchmark:
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)}) as benchmark:
         try:
-            eventually(lambda: [*tmp_path.glob("*/ours/run/metrics.jsonl")], "the first step of ours")
-            assert running_below(tmp_path)
+            eventually(lambda: [*folder.glob("*/ours/run/metrics.jsonl")], "the first step of ours")
+            assert running_below(folder)
             benchmark.send_signal(signal.SIGTERM)
             assert benchmark.wait() == 143
         finally:
             benchmark.kill()
-    eventually(lambda: not running_below(tmp_path), "the end of all programs")
+    eventually(lambda: not running_below(folder), "the end of all programs")
