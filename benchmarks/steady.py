@@ -18,7 +18,7 @@ With GPUs the same command uses them (nccl, autocast), one a worker, and leaves 
 workers; bytes that go through shared memory are not counted there. That was not run yet.
 
 Exit 1: a program of a cell failed, or the time was up; what was measured is shown all the same.
-Exit 2: no such cell.
+Exit 2: no such cell. A signal ends it with what was measured until then.
 
 python benchmarks/steady.py --checks
 
@@ -81,6 +81,12 @@ class Session:
         about = ", ".join(f"{name} {value}" for name, value in self.about.items())
         return [*steady_table.remarks(self.choice, self.failed, self.not_begun), f"The machine: {about}"]
 
+    def show(self, console: Console) -> None:
+        for table in self.tables():
+            console.print(table.rich())
+        for remark in self.remarks():
+            console.print(remark, highlight=False)
+
     def markdown(self) -> str:
         return "\n\n".join([*(table.markdown() for table in self.tables()), *self.remarks()]) + "\n"
 
@@ -136,8 +142,11 @@ def main() -> int:
     if args.checks:
         console.print(checks())
         return 0
-    if args.pairs < 2 or args.turn_steps < 1:
-        parser.error("expected two --pairs and one of --turn-steps at least")
+    if args.pairs < 2 or args.turn_steps < 1 or args.turn_s < 0:
+        parser.error("expected two --pairs, one of --turn-steps and --turn-s 0 at least")
+    for file in filter(None, (args.markdown, args.json)):
+        if not file.absolute().parent.is_dir():
+            parser.error(f"expected a file in a folder that exists, found {file}")
     try:
         choice = choose(takes_all=args.all, only=args.only, gpus=torch.cuda.device_count())
     except ValueError as error:
@@ -145,21 +154,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the programs are ended on the way out
     pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
     minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
-    session, code = Session(about=machine(), choice=choice), 0
+    session = Session(about=machine(), choice=choice)
     try:
         session.measure(pace, 60 * minutes)
     except KeyboardInterrupt:
-        code = 130
-    for table in session.tables():
-        console.print(table.rich())
-    for remark in session.remarks():
-        console.print(remark, highlight=False)
-    if args.markdown:
-        args.markdown.write_text(session.markdown())
-    if args.json:
-        args.json.write_text(session.json())
-    if code or session.failed or session.not_begun:
-        return code or 1
+        return 130
+    finally:
+        session.show(console)  # what was measured until then
+        if args.markdown:
+            args.markdown.write_text(session.markdown())
+        if args.json:
+            args.json.write_text(session.json())
+    if session.failed or session.not_begun:
+        return 1
     if not args.only:
         console.print(checks())
     return 0

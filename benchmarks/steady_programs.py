@@ -62,6 +62,7 @@ class Command:
     """What starts a program, and where the lines of its steps will be."""
 
     side: Side
+    workers: int
     words: list[object]
     folder: Path
     lines: Path
@@ -84,18 +85,18 @@ def command(side: Side, cell: Cell, folder: Path) -> Command:
             words = [sys.executable, *plain]
         case Side.DDP:
             words = [BIN / "torchrun", "--standalone", f"--nproc-per-node={cell.workers}", *plain]
-    return Command(side=side, words=words, folder=folder, lines=lines)
+    return Command(side=side, workers=cell.workers, words=words, folder=folder, lines=lines)
 
 
-def _settings(of: Command) -> dict[str, str]:
-    """Variables of the environment.
+def _environment(of: Command) -> dict[str, str]:
+    """Ours, without the options of elastic-train that it may have.
 
     elastic-train asks malloc for large pages, with which any program takes a tenth less time. So
     the others get them too: a ratio is to show what its loop costs.
     """
-    found = {"OMP_NUM_THREADS": "1"}
+    found = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_")}
     # Killed programs leave temporary folders behind, which end with this one.
-    found["TMPDIR"] = str(of.folder)
+    found |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(of.folder)}
     if of.side is not Side.OURS:
         found["GLIBC_TUNABLES"] = f"{HUGETLB}=1"
     return found
@@ -103,7 +104,7 @@ def _settings(of: Command) -> dict[str, str]:
 
 class Program:
     def __init__(self, started: Command) -> None:
-        self.side = started.side
+        self.side, self._num_workers = started.side, started.workers
         self.turns: list[Turn] = []
         self.processor_s = 0.0  # of all its processes, in its turns
         self._folder, self._printed = started.folder, started.folder / "printed"
@@ -111,7 +112,7 @@ class Program:
         with self._printed.open("w") as out:
             self._process = subprocess.Popen(
                 [*map(str, started.words)],
-                env=os.environ | _settings(started),
+                env=_environment(started),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -152,18 +153,22 @@ class Program:
             raise Ended(f"{self.side.value} made no steps within {LIMIT_S:.0f} s:\n{self._last_words()}")
 
     def workers(self) -> list[int]:
-        """The processes that train, by pid. Raises Ended for more than one generation of them."""
+        """The processes that train, by pid. Raises Ended if they are not those of the start."""
+        found: list[int]
         match self.side:
             case Side.OURS:
+                # Those of a second generation would be more.
                 events = read_events(RunDir.parse(str(self._folder / "run")).events)
-                pids = [event.event.pid for event in of_kind(events, WorkerStarted)]
-                if any(event.generation > 1 for event in events):
-                    raise Ended(f"ours began a second generation:\n{self._last_words()}")
-                return pids
+                found = [event.event.pid for event in of_kind(events, WorkerStarted)]
             case Side.PLAIN:
-                return [self._process.pid]
+                found = [self._process.pid]
             case Side.DDP:
-                return processes.family(self._process.pid)[:-1]
+                found = processes.family(self._process.pid)[:-1]
+        if len(found) != self._num_workers:
+            raise Ended(
+                f"{self.side.value}: expected {self._num_workers} workers, found {len(found)}:\n{self._last_words()}"
+            )
+        return found
 
     def sent_bytes(self, for_s: float) -> float:
         """What the mean worker sends in a step, over steps of `for_s`. Raises OSError and Ended.
@@ -171,12 +176,14 @@ class Program:
         Between two steps there is no message on its way, so that both counts are of whole steps;
         where a step takes less than POLL_S, the first and the last may be counted in part.
         """
-        processes.send(processes.family(self._process.pid), signal.SIGCONT)
         workers = self.workers()
-        began, began_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
-        time.sleep(for_s)
-        ended, ended_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
-        self.stop()
+        processes.send(processes.family(self._process.pid), signal.SIGCONT)
+        try:
+            began, began_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
+            time.sleep(for_s)
+            ended, ended_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
+        finally:
+            self.stop()
         return (ended_bytes - began_bytes) / (ended - began) / len(workers)
 
     def _after_a_step(self) -> int:

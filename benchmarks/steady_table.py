@@ -74,7 +74,7 @@ def remarks(choice: Choice, failed: Sequence[str], not_begun: Sequence[str]) -> 
     if failed:
         found.append(f"Failed, and so not in the table: {' '.join(failed)}")
     if not_begun:
-        found.append(f"Not begun, because the time was up: {' '.join(not_begun)}")
+        found.append(f"Not measured, as the time was up or a signal came: {' '.join(not_begun)}")
     if choice.too_wide:
         found.append(f"More workers than GPUs: {'; '.join(in_words(choice.too_wide))}")
     if choice.left_out:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import processes
 import pytest
+import steady_measure
 import steady_programs
 import tcp_sent
 from steady_cells import Side
+from steady_measure import Pace
 from steady_models import WORKLOADS
 from steady_programs import Command, Ended, Program
 
@@ -50,7 +52,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         folder.mkdir()
         lines = folder / "lines"
         words: list[object] = [sys.executable, "-c", script, lines, left_out]
-        started.append(Program(Command(side=Side.PLAIN, words=words, folder=folder, lines=lines)))
+        started.append(Program(Command(side=Side.PLAIN, workers=1, words=words, folder=folder, lines=lines)))
         return started[-1]
 
     yield start
@@ -116,6 +118,27 @@ def test_a_program_that_ends_says_what_it_printed(start):
         eventually(lambda: program.check(float("inf")), "its end")
 
 
+def test_a_kernel_that_does_not_let_us_look_costs_the_count_alone(start, monkeypatch, capsys):
+    """The number of a system call that no kernel has stands for one that a container forbids."""
+    monkeypatch.setattr(tcp_sent, "_PIDFD_GETFD", 99_999)
+    script = f"import socket; server = socket.create_server(('127.0.0.1', 0)){STEPPING}"
+    program = start(script)
+    eventually(has_made(program, 5), "five steps")
+    program.stop()
+    pace = Pace(turn_s=0.01, least_pairs=2, least_steps=2, cell_s=0.0)
+    assert steady_measure._sent_bytes(program, pace) is None
+    assert "bytes that are sent are not counted: " in capsys.readouterr().err
+    program.turn(0.01, 2)
+
+
+def test_a_program_with_a_worker_more_is_no_measurement(start):
+    """A second generation of ours, as after a fault, or a process that is no worker."""
+    program = start()
+    program._num_workers = 2
+    with pytest.raises(Ended, match="plain: expected 2 workers, found 1"):
+        program.peak_bytes()
+
+
 def test_a_program_that_is_stopped_ends_with_its_children(start):
     program = start()
     eventually(has_made(program, 5), "five steps")
@@ -174,8 +197,17 @@ def test_a_cell_is_measured_and_shown(tmp_path, folder):
     assert {each.name.partition("_")[0] for each in folder.iterdir()} <= {"torchinductor"}
 
 
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(tmp_path):
+    words = [sys.executable, STEADY, "--only", "gpt-*", "--json", str(tmp_path / "missing" / "json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected a file in a folder that exists" in done.stderr
+
+
 def test_a_benchmark_that_is_told_to_end_leaves_no_program_behind(folder):
+    """And it says what it has not measured."""
     command = [sys.executable, STEADY, "--only", "mlp64-1w-8s-fp32", "--pairs", "100000"]
+    command += ["--markdown", str(folder / "markdown")]
     with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)}) as benchmark:
         try:
             eventually(lambda: [*folder.glob("*/ours/run/metrics.jsonl")], "the first step of ours")
@@ -185,3 +217,7 @@ def test_a_benchmark_that_is_told_to_end_leaves_no_program_behind(folder):
         finally:
             benchmark.kill()
     eventually(lambda: not running_below(folder), "the end of all programs")
+    assert (
+        "Not measured, as the time was up or a signal came: mlp64-1w-8s-fp32"
+        in (folder / "markdown").read_text()
+    )

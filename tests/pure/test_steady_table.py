@@ -66,7 +66,7 @@ def test_what_failed_was_not_begun_or_was_left_out_is_named():
     choice = choose(takes_all=False, only=[], gpus=2)
     text = session(of_two(), choice=choice, failed=(ONE.name,)).markdown()
     assert "Failed, and so not in the table: mlp64-1w-8s-fp32\n" in text
-    assert "Not begun, because the time was up: mlp64-1w-1s-fp32 mlp512-1w-8s-fp32 " in text
+    assert "Not measured, as the time was up or a signal came: mlp64-1w-1s-fp32 mlp512-1w-8s-fp32 " in text
     assert "More workers than GPUs: mlp64: 4w-1s-fp32; resnet18: 4w-1s-fp32; gpt: 4w-1s-fp32\n" in text
     assert "Left out (--all measures them): mlp64: 1w-1s-bf16 " in text
 
