@@ -54,8 +54,10 @@ def peak_bytes(pid: int) -> int:
     """The most memory that a process had in use at a time, without files that it maps.
 
     A worker that is forked has fewer pages of libraries than one that loaded them itself, of the
-    same memory. Memory that it shares with others counts.
+    same memory. Memory that it shares with others counts. Raises OSError for one that ended.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = {line.partition(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+    if "VmHWM" not in found:
+        raise ProcessLookupError(f"process {pid} ended")
     return (int(found["VmHWM"]) - int(found["RssFile"])) * 1024

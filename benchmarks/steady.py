@@ -69,7 +69,7 @@ class Session:
             print(f"{number} of {len(self.choice.cells)}: {cell.name}", flush=True)
             try:
                 self.results.append(measure(cell, pace))
-            except Ended as error:
+            except (Ended, OSError) as error:  # a worker that ended has no files in /proc
                 self.failed.append(cell.name)
                 print(error, file=sys.stderr)
 
@@ -151,7 +151,8 @@ def main() -> int:
         choice = choose(takes_all=args.all, only=args.only, gpus=torch.cuda.device_count())
     except ValueError as error:
         parser.error(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the programs are ended on the way out
+    for ends in (signal.SIGTERM, signal.SIGHUP):  # the programs are ended on the way out
+        signal.signal(ends, lambda number, _: sys.exit(128 + number))
     pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
     minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
     session = Session(about=machine(), choice=choice)

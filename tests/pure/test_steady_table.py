@@ -2,11 +2,13 @@
 
 import json
 
+import steady
 from paired_turns import Turn
 from steady import Session
 from steady_cells import WIDE, Cell, Choice, Side, choose
-from steady_measure import Measured, Result
+from steady_measure import Measured, Pace, Result
 from steady_models import WORKLOADS
+from steady_programs import Ended
 
 TWO = Cell(model="gpt", workers=2, shards=1)
 ONE = Cell(model="mlp64", workers=1, shards=8)
@@ -76,3 +78,29 @@ def test_the_json_has_every_turn():
     assert found["cells"][TWO.name]["programs"]["DDP"]["turns"] == [{"steps": 100, "seconds": 0.2}] * 3
     assert found["cells"][TWO.name]["ratios"]["DDP"]["pairs"] == 3
     assert found["machine"] == {"cores": 2} and found["failed"] == [] and found["not_begun"] == []
+
+
+def test_a_cell_that_fails_costs_itself_alone(monkeypatch, capsys):
+    """One program ends by itself, and a worker of another cell is gone when it is looked for."""
+    cells = (ONE, TWO, Cell(model="gpt", workers=4, shards=1))
+
+    def measure(cell: Cell, _pace: Pace) -> Result:
+        if cell is ONE:
+            raise Ended("ours ended with 1:\nno room")
+        if cell is cells[-1]:
+            raise ProcessLookupError("process 12 ended")
+        return of_two()
+
+    monkeypatch.setattr(steady, "measure", measure)
+    found = session(choice=Choice(cells=cells, left_out=(), too_wide=()))
+    found.measure(Pace(turn_s=1.0, least_pairs=10, least_steps=2, cell_s=20.0), 60.0)
+    assert [result.cell for result in found.results] == [TWO]
+    assert found.failed == ["mlp64-1w-8s-fp32", "gpt-4w-1s-fp32"] and not found.not_begun
+    assert "no room" in capsys.readouterr().err
+
+
+def test_no_cell_begins_when_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(steady, "measure", lambda *_: of_two())
+    found = session(choice=Choice(cells=(ONE, TWO), left_out=(), too_wide=()))
+    found.measure(Pace(turn_s=1.0, least_pairs=10, least_steps=2, cell_s=20.0), -1.0)
+    assert not found.results and found.not_begun == [ONE.name, TWO.name]
