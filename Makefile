@@ -63,7 +63,7 @@ storms: $(READY)
 	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) \
 	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS))
 
-# What a step costs beside plain PyTorch and DistributedDataParallel: a table in at most twenty minutes.
+# What a step costs beside plain PyTorch and DistributedDataParallel: a table, in under twenty minutes on idle cores.
 # make bench ALL=1, or ONLY="mlp64-1w-8s-fp32 gpt-*"; MARKDOWN=FILE and JSON=FILE are written as well.
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py $(if $(ALL),--all) $(if $(ONLY),--only $(foreach name,$(ONLY),'$(name)')) \
