@@ -142,8 +142,8 @@ def main() -> int:
     if args.checks:
         console.print(checks())
         return 0
-    if args.pairs < 2 or args.turn_steps < 1 or args.turn_s < 0:
-        parser.error("expected two --pairs, one of --turn-steps and --turn-s 0 at least")
+    if args.pairs < 3 or args.turn_steps < 1 or args.turn_s < 0:
+        parser.error("expected three --pairs, one of --turn-steps and --turn-s 0 at least")
     for file in filter(None, (args.markdown, args.json)):
         if not file.absolute().parent.is_dir():
             parser.error(f"expected a file in a folder that exists, found {file}")

@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--window-s", type=float, default=5.0, help="seconds of a turn")
     parser.add_argument("--scrape-s", type=float, default=1.0, help="seconds from scrape to scrape")
     args = parser.parse_args()
+    if args.pairs < 3:
+        parser.error(f"expected three --pairs at least, found {args.pairs}")
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / "plain", Path(name) / "watched"]
         for folder in folders:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from paired_turns import Turn, in_order, is_disturbed, ratio, whole_steps
 
 seconds = st.floats(1e-4, 10.0)
-pairs = st.lists(st.tuples(seconds, seconds), min_size=2, max_size=40)
+pairs = st.lists(st.tuples(seconds, seconds), min_size=3, max_size=40)
 
 
-@given(paces=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=30), factor=st.floats(0.1, 10.0))
+@given(paces=st.lists(st.floats(0.1, 10.0), min_size=3, max_size=30), factor=st.floats(0.1, 10.0))
 def test_what_makes_both_turns_of_a_pair_slower_is_not_in_the_ratio(paces: list[float], factor: float):
     """The machine's pace changes from pair to pair, and one program takes `factor` as long."""
     found = ratio([factor * pace for pace in paces], paces)
@@ -27,21 +27,27 @@ def test_what_makes_both_turns_of_a_pair_slower_is_not_in_the_ratio(paces: list[
 def test_half_of_the_pairs_are_between_the_quartiles(turns: list[tuple[float, float]]):
     """NumPy has percentiles of its own."""
     found = ratio([own for own, _ in turns], [other for _, other in turns])
-    expected = np.percentile([own / other for own, other in turns], [25, 50, 75])
+    expected = np.percentile([own / other for own, other in turns], [25, 50, 75], method="weibull")
     assert (found.lower, found.median, found.upper) == pytest.approx(tuple(expected))
 
 
 def test_the_error_is_the_spread_of_medians_of_normal_values():
-    """Two thousand tables of 25 pairs: their medians differ by as much as each of them expects."""
+    """Two thousand tables of 40 pairs: their medians differ by as much as each of them expects."""
     draw = random.Random(0)
-    found = [ratio([draw.gauss(1.0, 0.1) for _ in range(25)], [1.0] * 25) for _ in range(2000)]
+    found = [ratio([draw.gauss(1.0, 0.1) for _ in range(40)], [1.0] * 40) for _ in range(2000)]
     spread = statistics.stdev(each.median for each in found)
-    assert statistics.mean(each.error for each in found) == pytest.approx(spread, rel=0.05)
+    assert statistics.mean(each.error for each in found) == pytest.approx(spread, rel=0.1)
 
 
-@pytest.mark.parametrize(("own", "others"), [([], []), ([1.0], [1.0]), ([1.0, 2.0], [1.0])])
+def test_a_few_turns_in_which_another_program_had_the_cores_say_little():
+    calm = [1.0 + number / 1000 for number in range(20)]
+    found = ratio([*calm, 9.0, 40.0], [1.0] * 22)
+    assert found.median < 1.02 and found.upper < 1.02 and found.error < 0.01
+
+
+@pytest.mark.parametrize(("own", "others"), [([], []), ([1.0, 1.0], [1.0, 1.0]), ([1.0] * 4, [1.0] * 3)])
 def test_turns_that_are_no_pairs_are_refused(own: list[float], others: list[float]):
-    with pytest.raises(ValueError, match="two or more pairs"):
+    with pytest.raises(ValueError, match="three or more pairs"):
         ratio(own, others)
 
 

@@ -39,12 +39,16 @@ def test_a_row_has_the_median_of_the_ratios_of_its_pairs_and_their_spread():
     row = next(line for line in text.splitlines() if line.startswith("| GPT"))
     fields = [field.strip() for field in row.strip("|").split("|")]
     assert fields[1:4] == ["4", "DDP", "2"]
-    assert fields[4].startswith("2.000 ± 0.3") and fields[5] == "1.750 to 2.250" and fields[6] == "3"
+    assert fields[4].startswith("2.000 ± 0.5") and fields[5] == "1.500 to 2.500" and fields[6] == "3"
     assert fields[7:] == ["2 / 1", "500 / 500", "25%"]
 
 
 def test_each_program_beside_ours_has_a_row_and_rows_of_a_model_stand_together():
-    both = {Side.OURS: measured(1.0, 1.0), Side.PLAIN: measured(1.0, 1.0), Side.DDP: measured(1.0, 1.0)}
+    both = {
+        Side.OURS: measured(1.0, 1.0, 1.0),
+        Side.PLAIN: measured(1.0, 1.0, 1.0),
+        Side.DDP: measured(1.0, 1.0, 1.0),
+    }
     first = Cell(model="mlp64", workers=1, shards=1)
     results = [of_two(), Result(cell=first, measured=both, others_share=0.0)]
     lines = [line for line in session(*results).markdown().splitlines() if line.startswith("| ")]
