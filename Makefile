@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm soak chaos storms bench
+.PHONY: setup train test check cluster slurm soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -63,8 +63,14 @@ storms: $(READY)
 	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) \
 	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS))
 
+# What a step costs beside plain PyTorch and DistributedDataParallel: a table, in under twenty minutes on idle cores.
+# make bench ALL=1, or ONLY="mlp64-1w-8s-fp32 gpt-*"; MARKDOWN=FILE and JSON=FILE are written as well.
 bench: $(READY)
-	$(BIN)/python benchmarks/steady.py
+	$(BIN)/python benchmarks/steady.py $(if $(ALL),--all) $(if $(ONLY),--only $(foreach name,$(ONLY),'$(name)')) \
+	  $(if $(MARKDOWN),--markdown $(MARKDOWN)) $(if $(JSON),--json $(JSON))
+
+# What snapshots and recoveries cost, beside torchrun's.
+recovery: $(READY)
 	$(BIN)/python benchmarks/snapshot_cost.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/loading.py

@@ -13,16 +13,29 @@ the interval that it chose.
 import argparse
 import itertools
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from steady import BIN, HERE, WARM_UP, run
+from steady_programs import BIN, HERE
 
 WORKERS = 2
+WARM_UP = 5
+
+
+def run(command: list[object]) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
 
 
 def train(args: argparse.Namespace, every: str, folder: Path) -> None:

@@ -1,142 +1,177 @@
-"""Seconds per step of elastic-train and of plain DistributedDataParallel under torchrun.
+"""What a step costs with elastic-train, beside plain PyTorch and DistributedDataParallel.
 
-python benchmarks/steady.py [--world 2] [--steps 40] [--repeats 5] [--save-every 100000steps]
+python benchmarks/steady.py [--all | --only NAME ...] [--markdown FILE] [--json FILE]
 
-Both train the same model with the same world size and samples a rank. They take turns, so that
-other load on the machine hits both. The figure of a turn is its median step; the table shows the
-medians over all turns, and the median of the ratios of the turns. Two cases: shards = world size;
-and shards = four times the world size, beside DDP with gradient accumulation over four
-micro-batches.
+Each cell of the table trains one model with as many workers, shards a worker and bits as its name
+says: `resnet18-2w-4s-bf16`. All use one thread a worker, and elastic-train its default settings,
+but for saves, which are rare. One worker stands beside a plain script, several beside
+DistributedDataParallel under torchrun, with the same samples a rank; where a worker has several
+shards, they accumulate over as many micro-batches. The programs of a cell live at once and train in
+turns, so that whatever else the machine does hits all of them. malloc takes large pages, as
+elastic-train asks for, in the others too, which makes them faster. The ratio is the median over
+neighbouring turns, with its standard error; half of the pairs are in the range beside it.
 
-python benchmarks/steady.py --audit auto|Nsteps [--steps 400]
+Without --all the cells are some of the product of all axes, in which each value of each axis
+occurs; the last lines name the others. --only takes names and patterns, such as 'gpt-*'.
 
-The same model alone. Audited steps are compared with the others of the same run, so that other load
-hits both: the table shows the medians, and which share of the run's time the audits cost. With
-`auto` the first audit, in the second step, is not in it; later ones are some two hundred steps
-apart, so that fewer than 400 steps say nothing. On two quiet cores those take two and a half
-minutes, of both cases together; `--world 1 --samples 2` has fewer and shorter steps.
+With GPUs the same command uses them (nccl, autocast), one a worker, and leaves out cells with more
+workers; bytes that go through shared memory are not counted there. That was not run yet.
+
+Exit 1: a program of a cell failed, or the time was up; what was measured is shown all the same.
+Exit 2: no such cell. A signal ends it with what was measured until then.
+
+python benchmarks/steady.py --checks
+
+What the checks of a step cost: step_checks.py. They come after the table otherwise.
 """
 
 import argparse
-import itertools
+import datetime as dt
 import json
+import math
 import os
-import statistics
-import subprocess
+import signal
 import sys
-import tempfile
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import steady_table
+import torch
 from rich.console import Console
-from rich.table import Table
+from steady_cells import Choice, choose
+from steady_measure import Pace, Result, measure
+from steady_programs import Ended
 from step_checks import checks
 
-HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
-WARM_UP = 5
 
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What one call of the benchmark found."""
 
-def median_step_s(times: list[float]) -> float:
-    """times: when each step ended. The first steps are left out: they allocate and connect."""
-    steps = [after - before for before, after in itertools.pairwise(times)]
-    return statistics.median(steps[WARM_UP:])
+    about: dict[str, Any]
+    choice: Choice
+    results: list[Result] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
+    @property
+    def not_begun(self) -> list[str]:
+        done = [result.cell.name for result in self.results] + self.failed
+        return [cell.name for cell in self.choice.cells if cell.name not in done]
 
-def ours(args: argparse.Namespace, shards: int, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """The lines of the metrics."""
-    command = [
-        BIN / "elastic-train",
-        HERE / "resnet_ours.py",
-        "--run-dir",
-        folder / "run",
-        "--nproc-per-node",
-        args.world,
-    ]
-    command += ["--save-every", args.save_every, *options, "--", shards, args.samples, args.steps]
-    run(command)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    def measure(self, pace: Pace, limit_s: float) -> None:
+        """A cell that fails costs itself alone. None begins after `limit_s`."""
+        until_s = time.monotonic() + limit_s
+        for number, cell in enumerate(self.choice.cells, 1):
+            if time.monotonic() > until_s:
+                return
+            print(f"{number} of {len(self.choice.cells)}: {cell.name}", flush=True)
+            try:
+                self.results.append(measure(cell, pace))
+            except (Ended, OSError) as error:  # a worker that ended has no files in /proc
+                self.failed.append(cell.name)
+                print(error, file=sys.stderr)
 
+    def tables(self) -> list[steady_table.Lines]:
+        found = steady_table.of_time(self.results), steady_table.of_memory(self.results)
+        return [table for table in found if table.rows]
 
-def times(lines: list[dict[str, Any]]) -> list[float]:
-    return [line["time"] for line in lines]
+    def remarks(self) -> list[str]:
+        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        return [*steady_table.remarks(self.choice, self.failed, self.not_begun), f"The machine: {about}"]
 
+    def show(self, console: Console) -> None:
+        for table in self.tables():
+            console.print(table.rich())
+        for remark in self.remarks():
+            console.print(remark, highlight=False)
 
-def theirs(args: argparse.Namespace, shards: int, folder: Path) -> float:
-    written = folder / "times.json"
-    command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={args.world}", HERE / "resnet_ddp.py"]
-    run([*command, shards // args.world, args.samples, args.steps, written])
-    return median_step_s(json.loads(written.read_text()))
+    def markdown(self) -> str:
+        return "\n\n".join([*(table.markdown() for table in self.tables()), *self.remarks()]) + "\n"
 
-
-def run(command: list[object]) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
-
-
-def audits(args: argparse.Namespace) -> Table:
-    columns = ("shards", "s/step", "s/audited step", "audited steps", "share of the time")
-    table = Table(*columns, title=f"--audit {args.audit}, {args.samples} samples a shard, world {args.world}")
-    for shards in (args.world, 4 * args.world):
-        with tempfile.TemporaryDirectory() as folder:
-            lines = ours(args, shards, Path(folder), "--audit", args.audit)[WARM_UP:]
-        audited = [line["seconds"] for line in lines if "audited" in line]
-        others = [line["seconds"] for line in lines if "audited" not in line]
-        step_s = statistics.median(others)
-        share = sum(seconds - step_s for seconds in audited) / (sum(audited) + sum(others))
-        audited_s = f"{statistics.median(audited):.4f}" if audited else "-"
-        table.add_row(
-            str(shards), f"{step_s:.4f}", audited_s, f"{len(audited)} of {len(lines)}", f"{share:.2%}"
+    def json(self) -> str:
+        """Every turn, for a later comparison."""
+        cells = {
+            result.cell.name: {
+                "others_share": result.others_share,
+                "programs": {side.value: asdict(each) for side, each in result.measured.items()},
+                "ratios": {side.value: asdict(found) for side, found in result.ratios().items()},
+            }
+            for result in self.results
+        }
+        return json.dumps(
+            {"machine": self.about, "cells": cells, "failed": self.failed, "not_begun": self.not_begun},
+            indent=1,
         )
-    return table
 
 
-def main() -> None:
+def machine() -> dict[str, Any]:
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "GPUs": torch.cuda.device_count(),
+        "load before": round(os.getloadavg()[0], 1),
+    }
+
+
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=8, help="samples a shard")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--all", action="store_true", help="measure every cell, which takes hours")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these cells alone")
+    parser.add_argument("--pairs", type=int, default=10, help="turns of each program, at least [10]")
+    parser.add_argument("--turn-s", type=float, default=1.0, help="seconds of a turn, at least [1]")
+    parser.add_argument("--turn-steps", type=int, default=2, help="whole steps of a turn, at least [2]")
     parser.add_argument(
-        "--save-every", default="100000steps", help="of our runs; the last state is saved in any case"
+        "--cell-s", type=float, default=20.0, help="seconds of turns in a cell, at least [20]"
     )
-    parser.add_argument("--audit", help="measure audits instead: auto or Nsteps")
+    parser.add_argument("--minutes", type=float, help="no cell begins later [18; with --all at any time]")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn there")
     parser.add_argument("--checks", action="store_true", help="measure the checks of a step alone")
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
     args = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 180)
     if args.checks:
-        Console().print(checks())
-        return
-    if args.audit is not None:
-        Console().print(audits(args))
-        return
-    table = Table(
-        "shards",
-        "ours s/step",
-        "DDP s/step",
-        "ratio",
-        "ratios of the turns",
-        title=f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}",
-    )
-    for shards in (args.world, 4 * args.world):
-        turns = []
-        for _ in range(args.repeats):
-            with tempfile.TemporaryDirectory() as folder:
-                own = median_step_s(times(ours(args, shards, Path(folder))))
-                turns.append((own, theirs(args, shards, Path(folder))))
-        ratios = [a / b for a, b in turns]
-        a, b = (statistics.median(side) for side in zip(*turns, strict=True))
-        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        table.add_row(str(shards), f"{a:.3f}", f"{b:.3f}", f"{statistics.median(ratios):.2f}", each)
-    Console().print(table)
-    Console().print(checks())
+        console.print(checks())
+        return 0
+    if args.pairs < 3 or args.turn_steps < 1 or args.turn_s < 0:
+        parser.error("expected three --pairs, one of --turn-steps and --turn-s 0 at least")
+    for file in filter(None, (args.markdown, args.json)):
+        if not file.absolute().parent.is_dir():
+            parser.error(f"expected a file in a folder that exists, found {file}")
+    try:
+        choice = choose(takes_all=args.all, only=args.only, gpus=torch.cuda.device_count())
+    except ValueError as error:
+        parser.error(str(error))
+    for ends in (signal.SIGTERM, signal.SIGHUP):  # the programs are ended on the way out
+        signal.signal(ends, lambda number, _: sys.exit(128 + number))
+    pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
+    minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
+    session = Session(about=machine(), choice=choice)
+    try:
+        session.measure(pace, 60 * minutes)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        session.show(console)  # what was measured until then
+        if args.markdown:
+            args.markdown.write_text(session.markdown())
+        if args.json:
+            args.json.write_text(session.json())
+    if session.failed or session.not_begun:
+        return 1
+    if not args.only:
+        console.print(checks())
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

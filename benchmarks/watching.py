@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
-from steady import BIN, HERE
+import processes
+from paired_turns import in_order, ratio, whole_steps
+from steady_programs import BIN, HERE
 
 from elastic.observe import metrics
 
@@ -33,7 +34,6 @@ ADDRESS = re.compile(r"metrics of this agent: http://([\d.]+):(\d+)")
 PAGE = re.compile(r"is at http://([\d.]+):(\d+)")
 WARM_UP = 10
 STEPS, EPOCHS = 200, 1000  # no run comes to its end
-TICKS = os.sysconf("SC_CLK_TCK")
 POLL_S = 2.0  # of the page
 
 
@@ -77,36 +77,21 @@ class Training:
         return address(PAGE, server.stdout.readline())
 
     def send(self, number: signal.Signals) -> None:
-        for pid in [*family(self.agent.pid), *self.watchers[1:]]:
-            os.kill(pid, number)
+        processes.send([*processes.family(self.agent.pid), *self.watchers[1:]], number)
 
     def mean_step_s(self, began_s: float, ended_s: float) -> float:
         """Of the steps that lie in a turn whole. Seconds since 1970."""
         lines = metrics.newest_lines(self.folder / "metrics.jsonl")
-        times = [line.time or 0.0 for line in lines if began_s < (line.time or 0.0) < ended_s]
-        # The first one was stopped in the middle.
-        taken = [after - before for before, after in pairwise(times)]
-        if len(taken) < 5:
-            sys.exit(f"{len(taken)} steps in a turn are too few; take a longer --window-s")
-        return statistics.mean(taken)
+        found = whole_steps([line.time or 0.0 for line in lines], began_s, ended_s)
+        if found is None or found.steps < 5:
+            sys.exit("expected five steps in a turn at least; take a longer --window-s")
+        return found.step_s
 
 
 def address(pattern: re.Pattern[str], text: str) -> tuple[str, int]:
     found = pattern.search(text)
     assert found is not None, text
     return found[1], int(found[2])
-
-
-def family(pid: int) -> list[int]:
-    """A process and all below it, the lowest first: a parent is stopped after its children."""
-    children = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    return [*(each for child in children for each in family(child)), pid]
-
-
-def processor_s(pid: int) -> float:
-    """Of all threads of a process, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def get(place: tuple[str, int], path: str) -> bytes:
@@ -129,6 +114,8 @@ def main() -> None:
     parser.add_argument("--window-s", type=float, default=5.0, help="seconds of a turn")
     parser.add_argument("--scrape-s", type=float, default=1.0, help="seconds from scrape to scrape")
     args = parser.parse_args()
+    if args.pairs < 3:
+        parser.error(f"expected three --pairs at least, found {args.pairs}")
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / "plain", Path(name) / "watched"]
         for folder in folders:
@@ -156,7 +143,7 @@ def measure(args: argparse.Namespace, plain: Training, watched: Training) -> Non
         own.send(signal.SIGCONT)
         began_s = time.time()
         next_s = dict.fromkeys(("scrape", "page"), time.monotonic())
-        before = [processor_s(pid) for pid in own.watchers]
+        before = [processes.processor_s(pid) for pid in own.watchers]
         until_s = time.monotonic() + args.window_s
         while (now_s := time.monotonic()) < until_s:
             if own is watched and now_s >= next_s["scrape"]:
@@ -167,36 +154,35 @@ def measure(args: argparse.Namespace, plain: Training, watched: Training) -> Non
                 next_s["page"] += POLL_S
             time.sleep(0.1)
         ended_s = time.time()
-        after = [processor_s(pid) for pid in own.watchers]
+        after = [processes.processor_s(pid) for pid in own.watchers]
         own.send(signal.SIGSTOP)
         taken = [end - begin for begin, end in zip(before, after, strict=True)]
         own.agent_s += taken[0]
         own.serve_s += sum(taken[1:])
         return own.mean_step_s(began_s, ended_s)
 
-    ratios, plain_s = [], []
+    watched_s, plain_s = [], []
     for number in range(args.pairs + 1):
-        order = (plain, watched) if number % 2 else (watched, plain)
-        found = {each: turn(each) for each in order}
+        order = in_order((watched, plain), number)
+        turns = {each: turn(each) for each in order}
         if number == 0:  # libraries are imported, and files read
             for each in order:
                 each.agent_s = each.serve_s = 0.0
             continue
-        ratios.append(found[watched] / found[plain])
-        plain_s.append(found[plain])
+        watched_s.append(turns[watched])
+        plain_s.append(turns[plain])
     for each in (plain, watched):
         if each.agent.poll() is not None or "generation 2" in each.printed.read_text():
             sys.exit(f"a run did not go on undisturbed:\n{each.printed.read_text()}")
     seconds = args.pairs * args.window_s
-    quarters = statistics.quantiles(ratios, n=4)
-    error = 1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median of normal values
+    found = ratio(watched_s, plain_s)
     print(
         f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}, {statistics.median(plain_s) * 1e3:.1f} ms a step,"
         f" {args.pairs} pairs of turns of {args.window_s:g} s, {scrapes} scrapes, load of the machine {os.getloadavg()[0]:.1f}"
     )
     print(
-        f"watched: a step takes {statistics.median(ratios):.4f} times as long (standard error {error:.4f}, half of the pairs"
-        f" from {quarters[0]:.3f} to {quarters[2]:.3f}); the agent takes {(watched.agent_s - plain.agent_s) / seconds:.2%}"
+        f"watched: a step takes {found.median:.4f} times as long (standard error {found.error:.4f}, half of the pairs"
+        f" from {found.lower:.3f} to {found.upper:.3f}); the agent takes {(watched.agent_s - plain.agent_s) / seconds:.2%}"
         f" of a core more, and serve {watched.serve_s / seconds:.2%}"
     )
 
