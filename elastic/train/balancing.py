@@ -7,7 +7,8 @@ no part of the training's state: a new generation begins with equal spans.
 Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
 with a failed worker, the next one keeps spans equal: no run fails again and again by this.
 
-It does nothing in a world of one, with `--balance off` on any node, and in `elastic-train check`,
+It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
+seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
 which compares runs of other spans on purpose.
 """
 
