@@ -41,8 +41,9 @@ the run:
                            by another and compared bit for bit; auto (for 1 % of the time), or off
                            [auto]
   --keep N                 number of checkpoints to keep, the newest ones [3]
-  --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %;
-                           off: all compute as many. The result is the same [auto]
+  --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %
+                           (not yet on GPUs); off: all compute as many. The result is the same
+                           [auto]
 
 nodes and workers:
   --min-nodes N            train while N nodes or more are there [1]

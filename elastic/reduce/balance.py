@@ -92,6 +92,7 @@ class Balance:
         self._now, self._next, self._effective = equal, equal, 0  # until that step, and from it on
         self._known = 0  # the last step whose split is known; 0 before the first `add`
         self._steps: list[OwnSeconds] = []  # of the window
+        self._seconds = 0.0  # of its steps
         self._costs: list[Cost] = []
         self._was: list[tuple[int, float]] = []  # of each rank in the window before
         self._proposed: Counts | None = None
@@ -113,11 +114,11 @@ class Balance:
             return None
         self._steps.append(own_s)
         self._idle_steps = 0 if all(self._next) else self._idle_steps + 1
-        seconds = sum(map(max, self._steps))
-        is_long = len(self._steps) >= WINDOW_STEPS and seconds >= WINDOW_S
+        self._seconds += max(own_s)
+        is_long = len(self._steps) >= WINDOW_STEPS and self._seconds >= WINDOW_S
         if not is_long and len(self._steps) < LONGEST_WINDOW:
             return None
-        split = self._end_window()
+        split, self._seconds = self._end_window(), 0.0
         if split is None or split == self._next:
             return None
         self._now, self._next, self._effective = self._next, split, self._known

@@ -7,7 +7,8 @@ no part of the training's state: a new generation begins with equal spans.
 Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
 with a failed worker, the next one keeps spans equal: no run fails again and again by this.
 
-It does nothing in a world of one, with `--balance off` on any node, and in `elastic-train check`,
+It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
+seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
 which compares runs of other spans on purpose.
 """
 
@@ -36,7 +37,9 @@ class Balancing:
 
     def own_shards(self, step: int) -> range:
         """Of this rank, in a step as far ahead as Balance knows."""
-        return spans_of(self.balance.counts(step))[self.exchange.rank]
+        counts, rank = self.balance.counts(step), self.exchange.rank
+        start = sum(counts[:rank])
+        return range(start, start + counts[rank])
 
     def end(self, step: Step) -> None:
         """The step is over, and nothing of the next one has begun.
@@ -44,13 +47,12 @@ class Balancing:
         An audited step says nothing of speeds: its audit takes time, too.
         """
         own_s = None if step.outcome is None or step.audit is not None else step.outcome.own_s
-        was = [len(each) for each in self.exchange.spans]
         shards = self.balance.add(step.number, own_s)
         if shards is not None and self.log is not None:
-            self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=was))
-        spans = spans_of(self.balance.counts(step.number + 1))
-        if spans != list(self.exchange.spans):
-            self.exchange.divide(spans)
+            before = [len(each) for each in self.exchange.spans]
+            self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=before))
+        if step.number + 1 == self.balance.effective:
+            self.exchange.divide(spans_of(self.balance.counts(self.balance.effective)))
 
 
 def has_failed(generation: int, starts: Events, moves: Events) -> bool:

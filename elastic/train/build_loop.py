@@ -101,7 +101,7 @@ class LoopBuilder:
             evaluated=self.evaluated,
             frozen=FrozenInputs(state, [loader.dataset], new_run_from(self.run_dir.url)),
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
-            is_balanced=link.balance == "auto" and self.check is None,
+            is_balanced=link.balance == "auto" and self.check is None and groups.device.type == "cpu",
             recipe_sha256=self.identity.recipe_sha256,
             step_functions=self.step_functions,
         )
