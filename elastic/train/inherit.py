@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
 from elastic.system.clock import Clock
@@ -27,6 +26,7 @@ from elastic.train.fit_entries import Problems, load_entries
 from elastic.train.flat_state import FlatState
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import State
+from elastic.uploader.state_check import read_state
 
 STORAGE_PATIENCE_S = 60.0
 MOST_NAMED = 4  # misfits in one sentence
@@ -81,8 +81,7 @@ class Inheritance:
         deadline = clock.monotonic() + STORAGE_PATIENCE_S
         try:
             record = retrying(partial(record_of, self.parent, store, clock), clock=clock, deadline=deadline)
-            payload = retrying(partial(read_payload, store, record, clock), clock=clock, deadline=deadline)
-            safetensors_header.check_digest(safetensors_header.digest(payload), record.digest)
+            payload = retrying(partial(read_state, store, record, clock), clock=clock, deadline=deadline)
         except CheckpointDamaged as error:
             raise UsageError(
                 f"expected {self.parent}, from which this run begins, found it damaged: {error}; "

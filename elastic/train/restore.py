@@ -29,7 +29,6 @@ from elastic.checkpoint.catalog import (
     commits_of_step,
     list_commits,
     of_run,
-    read_payload,
 )
 from elastic.checkpoint.record import CommitRecord
 from elastic.data import record
@@ -48,7 +47,7 @@ from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train import restore_reasons, trial_load
@@ -67,6 +66,7 @@ from elastic.train.restore_order import (
     order_candidates,
 )
 from elastic.train.state import State
+from elastic.uploader.state_check import read_state
 
 STORAGE_PATIENCE_S = 60.0
 
@@ -285,8 +285,7 @@ class Restorer:
             except CheckpointDamaged as error:
                 return None, str(error)
         try:
-            payload = self._asked(partial(read_payload, self.store, candidate.record, self.clock))
-            safetensors_header.check_digest(safetensors_header.digest(payload), candidate.record.digest)
+            payload = self._asked(partial(read_state, self.store, candidate.record, self.clock))
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
