@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import (
@@ -65,8 +64,8 @@ from elastic.train.restore_order import (
     newest_divergence,
     order_candidates,
 )
+from elastic.train.spread_state import Copy, read_copy, spread
 from elastic.train.state import State
-from elastic.uploader.state_check import read_state
 
 STORAGE_PATIENCE_S = 60.0
 
@@ -101,14 +100,13 @@ class _Report:
     """What one rank reports of a candidate: what is wrong, and what the others must know.
 
     misfit: why the state, which is whole, is not that of this rank's objects. is_recipes: because
-    of a mistake of the recipe. size_bytes: of the copy that this rank has to send. state: the
-    checksum of what it loaded. line: of the metrics, as JSON.
+    of a mistake of the recipe. state: the checksum of what it loaded. line: of the metrics, as
+    JSON.
     """
 
     problem: str
     misfit: str = ""
     is_recipes: bool = False
-    size_bytes: int = 0
     state: str = ""
     line: str | None = None
 
@@ -226,13 +224,13 @@ class Restorer:
         All ranks return alike, because they decide by what they gathered.
         """
         groups = self.groups
-        data, problem = self._own_copy(candidate)
+        own = self._own_copy(candidate)
+        data, problem = own.data, own.problem
         if len(candidate.ranks) < groups.world_size:
-            copies = groups.all_gather(_Report(problem=problem, size_bytes=0 if data is None else len(data)))
-            if problems := [each.problem for each in copies if each.problem]:
-                return problems[0]
-            sender = candidate.ranks[0]
-            data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
+            found_or_problem = spread(groups, own)
+            if isinstance(found_or_problem, str):
+                return found_or_problem
+            data = found_or_problem
         assert data is not None or problem
         chain, trained_on, found = "", None, StateChecksum(whole="", entries={})
         refused = _Report(problem="")
@@ -272,20 +270,17 @@ class Restorer:
             checksum=found.whole,
         )
 
-    def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
-        """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong.
-
-        Raises StoreFailed.
-        """
+    def _own_copy(self, candidate: Candidate) -> Copy:
+        """Raises StoreFailed."""
         if self.groups.rank not in candidate.ranks:
-            return None, ""
+            return Copy()
         if candidate.record is None:
             try:
-                return self.local.image(candidate.step), ""
+                return Copy(data=self.local.image(candidate.step))
             except CheckpointDamaged as error:
-                return None, str(error)
+                return Copy(problem=str(error))
         try:
-            payload = self._asked(partial(read_state, self.store, candidate.record, self.clock))
+            return self._asked(partial(read_copy, self.groups, self.store, candidate.record, self.clock))
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
@@ -293,8 +288,7 @@ class Restorer:
                 " (with etcd or c10d, give another --rdzv-id)"
             ) from error
         except (CheckpointDamaged, OSError) as error:
-            return None, f"{type(error).__name__}: {error}"
-        return torch.frombuffer(payload, dtype=torch.uint8), ""
+            return Copy(problem=f"{type(error).__name__}: {error}")
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""

@@ -42,14 +42,16 @@ def check_once(store: Store, record: CommitRecord, between: Callable[[], None]) 
     _check(pieces, record)
 
 
-def read_state(store: Store, record: CommitRecord, clock: Clock) -> memoryview:
-    """The image, as uint8 [size_bytes], in new memory that may be written to.
+def read_state(
+    store: Store, record: CommitRecord, clock: Clock, memory: memoryview | None = None
+) -> memoryview:
+    """The image, as uint8 [size_bytes], in new memory that may be written to, or in `memory`.
 
-    Raises as `check_state`.
+    Raises as `check_state`; then `memory` holds anything.
     """
+    image = _new_memory(record) if memory is None else memory
 
     def whole() -> memoryview:
-        image = _new_memory(record)
 
         def pieces(start: int, end: int) -> Pieces:
             for piece in payload_bytes(store, record, start, end):
