@@ -8,7 +8,7 @@ names, so that `load_state_dict` finds all of them.
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,7 +37,8 @@ def export(options: ExportOptions, clock: Clock) -> str:
 
     def check(store: Store, record: CommitRecord, clock: Clock) -> None:
         nonlocal image
-        image = read_state(store, record, clock)
+        with closing(read_state(store, record, clock)) as memory:
+            image = memory.view()
 
     asker = Asker(takes=f"export takes {EXPORT_FORM}", cannot="export cannot read")
     state = find(options.origin, clock, lambda line: print(line, file=sys.stderr), check, asker)

@@ -8,7 +8,6 @@ that page alone. The memory lives as long as one process has it open or mapped. 
 import fcntl
 import mmap
 import os
-from contextlib import suppress
 from pathlib import Path
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -16,37 +15,73 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 class SealedMemory:
     def __init__(self, size_bytes: int) -> None:
-        """Raises OSError, OverflowError or ValueError where there is not that much memory."""
+        """Nothing is taken before it is written. Raises OSError, or OverflowError."""
         self._fd = os.memfd_create("elastic-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, size_bytes)
-            self._map = mmap.mmap(self._fd, size_bytes)
         except BaseException:
             os.close(self._fd)
             raise
-        self.body = memoryview(self._map)
-        self._is_sealed = False
 
     @property
     def path(self) -> str:
-        """What others give to `open_sealed`, until `close`; empty where it is not sealed."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}" if self._is_sealed else ""
+        """What others give to `open_sealed` once it is sealed, until `close`."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    def seal(self) -> memoryview:
-        """No process can write from here on; returns this one's own view.
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        """Put bytes at an offset; several threads may. Raises OSError.
 
-        Where `body` is still in use, by a thread of a library, it stays this process's alone.
+        By a system call: the kernel gives a page with its content, where a store into a mapping
+        would have each page cleared first, one fault after another, which takes as long again.
         """
-        with suppress(BufferError, OSError):
-            self.body.release()
-            self._map.close()
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._is_sealed = True
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._fd, rest, start)
+            start, rest = start + written, rest[written:]
+
+    def seal(self) -> None:
+        """No process can write from here on. Raises OSError."""
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+
+    def view(self) -> memoryview:
+        """That of this process, once it is sealed. Raises OSError."""
         return _private_view(self._fd)
 
     def close(self) -> None:
         """Views stay as they are."""
         os.close(self._fd)
+
+
+class OwnMemory:
+    """The same for one process, where the kernel gives no such memory: its limit on the size of
+    files counts there too.
+    """
+
+    path = ""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Raises OSError, or OverflowError."""
+        self._view = memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        self._view[start : start + len(data)] = data
+
+    def seal(self) -> None:
+        """No other process can write there."""
+
+    def view(self) -> memoryview:
+        return self._view
+
+    def close(self) -> None:
+        """It goes with the last view."""
+
+
+def new_memory(size_bytes: int) -> SealedMemory | OwnMemory:
+    """Raises OSError, or OverflowError, where there is no memory of this size."""
+    try:
+        return SealedMemory(size_bytes)
+    except OSError:
+        return OwnMemory(size_bytes)
 
 
 def open_sealed(path: str) -> memoryview:
@@ -70,7 +105,7 @@ def this_machine() -> str:
 
 
 def _private_view(fd: int) -> memoryview:
-    """Writable; what is written stays in this process."""
+    """Writable; what is written stays in this process. Raises OSError, ValueError."""
     size_bytes = os.fstat(fd).st_size
     found = mmap.mmap(fd, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return memoryview(found)

@@ -68,16 +68,16 @@ class Inheritance:
 
     def _data(self, groups: ProcessGroups, clock: Clock) -> Tensor:
         """The parent's image, uint8 [n] in host memory, on every rank."""
-        found = spread(groups, self._read(groups, clock) if groups.rank == 0 else Copy())
+        found = spread(groups, self._read(clock) if groups.rank == 0 else Copy())
         assert isinstance(found, Tensor), "rank 0 has read it"
         return found
 
-    def _read(self, groups: ProcessGroups, clock: Clock) -> Copy:
+    def _read(self, clock: Clock) -> Copy:
         store = open_store(RunDir.parse(self.parent.url).checkpoints_url)
         deadline = clock.monotonic() + STORAGE_PATIENCE_S
         try:
             record = retrying(partial(record_of, self.parent, store, clock), clock=clock, deadline=deadline)
-            return retrying(partial(read_copy, groups, store, record, clock), clock=clock, deadline=deadline)
+            return retrying(partial(read_copy, store, record, clock), clock=clock, deadline=deadline)
         except CheckpointDamaged as error:
             raise UsageError(
                 f"expected {self.parent}, from which this run begins, found it damaged: {error}; "

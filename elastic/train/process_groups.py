@@ -83,19 +83,25 @@ class ProcessGroups:
             dist.broadcast(found, source, group=self.control)
         return found
 
-    def pass_along(self, data: Tensor, chain: Sequence[int]) -> None:
-        """Bring uint8 [n] in host memory from the first rank of `chain` to the others.
+    def pass_along(
+        self, chain: Sequence[int], size_bytes: int, data: Tensor | Callable[[int, memoryview], None]
+    ) -> None:
+        """Bring bytes in host memory from the first rank of `chain` to the others.
 
-        Every rank of the chain calls it: the first has the data, the others receive it into
-        theirs, and each passes on what it has while it receives more. Raises PeerLost.
+        Every rank of the chain calls it: the first with the uint8 [size_bytes], each other with
+        what keeps a piece at an offset. It passes a piece on while it receives the next. Raises
+        PeerLost, and what `data` raises.
         """
         place, sending = chain.index(self.rank), None
         with peers_may_die("the sending of a state"):
-            for start in range(0, len(data), PIECE_BYTES):
-                piece = data[start : start + PIECE_BYTES]
+            for start in range(0, size_bytes, PIECE_BYTES):
                 with self.waiting():  # once per piece, so that the agent sees progress
-                    if place > 0:
+                    if isinstance(data, Tensor):
+                        piece = data[start : start + PIECE_BYTES]
+                    else:
+                        piece = torch.empty(min(PIECE_BYTES, size_bytes - start), dtype=torch.uint8)
                         dist.recv(piece, chain[place - 1], group=self.control)
+                        data(start, piece.numpy().data)
                     if sending is not None:
                         sending.wait()
                     if place < len(chain) - 1:

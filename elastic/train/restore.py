@@ -231,6 +231,8 @@ class Restorer:
             if isinstance(found_or_problem, str):
                 return found_or_problem
             data = found_or_problem
+        elif own.memory is not None:
+            own.memory.close()
         assert data is not None or problem
         chain, trained_on, found = "", None, StateChecksum(whole="", entries={})
         refused = _Report(problem="")
@@ -280,7 +282,7 @@ class Restorer:
             except CheckpointDamaged as error:
                 return Copy(problem=str(error))
         try:
-            return self._asked(partial(read_copy, self.groups, self.store, candidate.record, self.clock))
+            return self._asked(partial(read_copy, self.store, candidate.record, self.clock))
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"

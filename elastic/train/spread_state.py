@@ -16,7 +16,7 @@ from torch import Tensor
 from elastic.checkpoint.record import CommitRecord
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.system.sealed_memory import SealedMemory, open_sealed, this_machine
+from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory, open_sealed, this_machine
 from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.state_check import read_state
 
@@ -25,12 +25,12 @@ from elastic.uploader.state_check import read_state
 class Copy:
     """The copy of a state that a rank has.
 
-    data: uint8 [n] in host memory, None where it has none. sealed: the memory in which it lies, if
-    others can map it. problem: what is wrong with the copy that it should have.
+    data: uint8 [n] in host memory, None where it has none. memory: in which it lies, where `spread`
+    is to close it. problem: what is wrong with the copy that it should have.
     """
 
     data: Tensor | None = None
-    sealed: SealedMemory | None = None
+    memory: SealedMemory | OwnMemory | None = None
     problem: str = ""
 
 
@@ -44,29 +44,16 @@ class _Place:
     problem: str
 
 
-def read_copy(groups: ProcessGroups, store: Store, record: CommitRecord, clock: Clock) -> Copy:
-    """A checkpoint's state, in memory that can be mapped where other ranks need it.
-
-    Raises as `read_state`.
-    """
-    sealed: SealedMemory | None = None
-    if groups.world_size > 1:
-        with suppress(OSError, OverflowError, ValueError):  # too large, or no memfd: memory of this process
-            sealed = SealedMemory(record.size_bytes)
-    if sealed is None:
-        return Copy(data=torch.frombuffer(read_state(store, record, clock), dtype=torch.uint8))
-    try:
-        read_state(store, record, clock, sealed.body)
-        return Copy(data=torch.frombuffer(sealed.seal(), dtype=torch.uint8), sealed=sealed)
-    except BaseException:
-        sealed.close()
-        raise
+def read_copy(store: Store, record: CommitRecord, clock: Clock) -> Copy:
+    """A checkpoint's state, which `spread` closes. Raises as `read_state`."""
+    return _copy_in(read_state(store, record, clock))
 
 
 def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
     """uint8 [n] on every rank, or on every rank the problem of the first one that has any.
 
-    At least one rank has a copy. A rank that has one keeps it. Raises PeerLost.
+    At least one rank has a copy. A rank that has one keeps it. Raises PeerLost; OSError where there
+    is no memory.
     """
     machine = this_machine()
     try:
@@ -86,15 +73,15 @@ def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
         assert own.data is not None, "it was passed to all that lack it"
         return own.data
     finally:
-        if own.sealed is not None:
-            own.sealed.close()
+        if own.memory is not None:
+            own.memory.close()
 
 
 def _place_of(machine: str, own: Copy) -> _Place:
     return _Place(
         machine=machine,
         size_bytes=0 if own.data is None else len(own.data),
-        path="" if own.sealed is None else own.sealed.path,
+        path="" if own.memory is None else own.memory.path,
         problem=own.problem,
     )
 
@@ -120,14 +107,17 @@ def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes
     if groups.rank not in chain:
         return own
     if own.data is not None:
-        groups.pass_along(own.data, chain)
+        groups.pass_along(chain, size_bytes, own.data)
         return own
-    sealed: SealedMemory | None = None
-    with suppress(OSError, OverflowError, ValueError):
-        sealed = SealedMemory(size_bytes)
-    if sealed is None:
-        data = torch.empty(size_bytes, dtype=torch.uint8)
-        groups.pass_along(data, chain)
-        return replace(own, data=data)
-    groups.pass_along(torch.frombuffer(sealed.body, dtype=torch.uint8), chain)
-    return replace(own, data=torch.frombuffer(sealed.seal(), dtype=torch.uint8), sealed=sealed)
+    memory = new_memory(size_bytes)
+    try:
+        groups.pass_along(chain, size_bytes, memory.write)
+        memory.seal()
+        return _copy_in(memory)
+    except BaseException:
+        memory.close()
+        raise
+
+
+def _copy_in(memory: SealedMemory | OwnMemory) -> Copy:
+    return Copy(data=torch.frombuffer(memory.view(), dtype=torch.uint8), memory=memory)

@@ -6,9 +6,9 @@ recipe's objects; only the recipe can tell.
 """
 
 import hashlib
-import mmap
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from elastic.checkpoint.catalog import payload_bytes
@@ -18,6 +18,7 @@ from elastic.snapshot.image_hash import ImageHash, Pieces, Source, check_digest
 from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
 from elastic.system.parallel import Task, num_threads, run_all
+from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory
 
 
 def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
@@ -42,28 +43,37 @@ def check_once(store: Store, record: CommitRecord, between: Callable[[], None]) 
     _check(pieces, record)
 
 
-def read_state(
-    store: Store, record: CommitRecord, clock: Clock, memory: memoryview | None = None
-) -> memoryview:
-    """The image, as uint8 [size_bytes], in new memory that may be written to, or in `memory`.
+def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory | OwnMemory:
+    """The image, sealed; the caller closes it.
 
-    Raises as `check_state`; then `memory` holds anything.
+    Raises as `check_state`; OSError where memory ends.
     """
-    image = _new_memory(record) if memory is None else memory
 
-    def whole() -> memoryview:
-
-        def pieces(start: int, end: int) -> Pieces:
-            for piece in payload_bytes(store, record, start, end):
-                kept = image[start : start + len(piece)]
-                kept[:] = piece
-                start += len(piece)
-                yield kept
-
-        _check(pieces, record)
-        return image
+    def whole() -> SealedMemory | OwnMemory:
+        try:
+            memory = new_memory(record.size_bytes)
+        except (OSError, OverflowError, ValueError) as error:
+            raise CheckpointDamaged(
+                f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
+            ) from error
+        try:
+            _check(partial(_kept, memory, store, record), record)
+            memory.seal()
+        except BaseException:
+            memory.close()
+            raise
+        return memory
 
     return reading(whole, clock)
+
+
+def _kept(
+    memory: SealedMemory | OwnMemory, store: Store, record: CommitRecord, start: int, end: int
+) -> Pieces:
+    for piece in payload_bytes(store, record, start, end):
+        memory.write(start, piece)
+        start += len(piece)
+        yield piece
 
 
 def _check(source: Source, record: CommitRecord) -> None:
@@ -74,29 +84,16 @@ def _check(source: Source, record: CommitRecord) -> None:
         # A pass of its own, and the longest: it begins first.
         tasks.insert(0, _hash_in_order(source(0, record.size_bytes), of_bytes))
     run_all(tasks, num_threads())
-    run_all([_hash_in_order(source(record.size_bytes, record.size_bytes), of_bytes)], 1)  # nothing follows
     sha256 = of_bytes.hexdigest() if record.hash == OF_BYTES else found.parts_sha256()
     if sha256 != record.sha256:
         raise CheckpointDamaged(
             f"the payload {record.payload} has {record.hash} {sha256[:16]}, expected {record.sha256[:16]}: its bytes were changed"
         )
     check_digest(found.digest(), record.digest)
+    deque(source(record.size_bytes, record.size_bytes), maxlen=0)  # nothing follows
 
 
 def _hash_in_order(pieces: Pieces, digest: Any) -> Task:
     for piece in pieces:
         digest.update(piece)
         yield
-
-
-def _new_memory(record: CommitRecord) -> memoryview:
-    """uint8 [size_bytes]. Pages that are never touched take no memory, in case the record lies."""
-    try:
-        memory = mmap.mmap(-1, max(1, record.size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise CheckpointDamaged(
-            f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
-        ) from error
-    with suppress(OSError):  # raised by a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)[: record.size_bytes]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from payloads import hashes_of, payload_of
+from payloads import bytes_of, hashes_of, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
@@ -21,7 +21,7 @@ from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import Fenced, StoreFailed
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.uploader.state_check import check_state, read_state
+from elastic.uploader.state_check import check_state
 
 
 class Crash(BaseException):
@@ -88,7 +88,7 @@ def loadable_steps(store):
     records, damages = list_commits(store, clock)
     assert damages == []
     for record in records:
-        assert bytes(read_state(store, record, clock)) == image_of(record.step, record.generation)
+        assert bytes_of(store, record, clock) == image_of(record.step, record.generation)
     return [record.step for record in records]
 
 
@@ -512,7 +512,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what)
     assert before.items() <= store.objects.items()
     newest = list_commits(store, FakeClock())[0][0]
     assert newest == new.record
-    assert bytes(read_state(store, newest, FakeClock())) == image_of(5, 2)
+    assert bytes_of(store, newest, FakeClock()) == image_of(5, 2)
     assert [damage.step for damage in verify(store, FakeClock(), check_state)] == [5]
 
 

@@ -9,7 +9,7 @@ import uuid
 
 import fsspec
 import pytest
-from payloads import hashes_of, payload_of
+from payloads import bytes_of, hashes_of, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
@@ -30,7 +30,7 @@ from elastic.storage.store import (
 )
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state, read_state
+from elastic.uploader.state_check import check_state
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_saved_listed_and_loaded(url, image):
     done = save_now(open_store(url), image(data), 7)
     records, damages = list_commits(open_store(url), SystemClock())
     assert (records, damages) == ([done.record], [])
-    assert bytes(read_state(open_store(url), records[0], SystemClock())) == data
+    assert bytes_of(open_store(url), records[0], SystemClock()) == data
     assert verify(open_store(url), SystemClock(), check_state) == []
 
 
@@ -227,7 +227,7 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
         data = payload_of(os.urandom(1000))
         record = save_now(store, image(data), step).record
         rewrite(store, record.payload, harm(data), image)
-        for read in (read_state, check_state):
+        for read in (bytes_of, check_state):
             with pytest.raises(CheckpointDamaged, match=reason):
                 read(store, record, SystemClock())
     assert sorted(damage.step for damage in verify(store, SystemClock(), check_state)) == [1, 2, 3, 4]
@@ -328,7 +328,7 @@ def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
     data = payload_of(b"state")
     record = save_now(store, image(data), 1, clock=clock).record
     assert clock.now > 1000.0
-    assert bytes(read_state(store, record, clock)) == data
+    assert bytes_of(store, record, clock) == data
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypatch):

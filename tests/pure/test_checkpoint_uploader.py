@@ -21,6 +21,7 @@ import run_records
 from committed import commit_image
 from hypothesis import given
 from hypothesis import strategies as st
+from payloads import bytes_of
 
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
@@ -42,7 +43,7 @@ from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
-from elastic.uploader.state_check import check_state, read_state
+from elastic.uploader.state_check import check_state
 
 LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
@@ -177,7 +178,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     store = open_store(config.checkpoints_url)
     (record, *_), _ = list_commits(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
-    assert bytes(read_state(store, record, SystemClock())) == data
+    assert bytes_of(store, record, SystemClock()) == data
     assert process.stop(LIMIT_S)
     event = run_records.events(tmp_path / "events")[-1]
     assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [

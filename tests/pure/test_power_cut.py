@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from payloads import hashes_of, payload_of
+from payloads import bytes_of, hashes_of, payload_of
 from power_cut import cuts, last_tree, read_tree, recording, write_tree
 from records import IDENTITY
 
@@ -34,7 +34,7 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, create_or_read
 from elastic.system.files import make_folders
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state, read_state
+from elastic.uploader.state_check import check_state
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=600.0)
 STOPPED_AT = 6
@@ -126,7 +126,7 @@ class Agent:
         records, _ = list_commits(self.checkpoints, self.clock)
         for record in records:
             try:
-                payload = read_state(self.checkpoints, record, self.clock)
+                payload = bytes_of(self.checkpoints, record, self.clock)
             except CheckpointDamaged:
                 continue
             assert bytes(payload) == image(record.step)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from payloads import hashes_of, payload_of
+from payloads import bytes_of, hashes_of, payload_of
 
 from elastic.checkpoint.catalog import list_commits, of_run, verify
 from elastic.checkpoint.commit import WriteLimits, commit
@@ -26,7 +26,7 @@ from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
 from elastic.storage.store import OutsideStore, Payload, read_small
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state, read_state
+from elastic.uploader.state_check import check_state
 
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 28
@@ -95,7 +95,7 @@ def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
     (root / record.payload).unlink()
     (root / record.payload).symlink_to(outside / target)
     with pytest.raises(CheckpointDamaged, match="link"):
-        read_state(store, record, CLOCK)
+        bytes_of(store, record, CLOCK)
     assert [damage.step for damage in verify(store, CLOCK, check_state)] == [7]
 
 
@@ -108,7 +108,7 @@ def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(stor
     with pytest.raises(
         CheckpointDamaged, match=r"bytes, expected|no tensor's|more than this process can hold"
     ):
-        read_state(store, record, CLOCK)
+        bytes_of(store, record, CLOCK)
 
 
 def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, tmp_path, outside):
@@ -126,11 +126,11 @@ def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_
     (tmp_path / "link").symlink_to(root)
     through = LocalStore(tmp_path / "link")
     record = save(through, 7).record
-    assert bytes(read_state(through, record, CLOCK)) == IMAGE
+    assert bytes_of(through, record, CLOCK) == IMAGE
     payload = root / record.payload
     payload.rename(payload.with_name("elsewhere"))
     payload.symlink_to("elsewhere")
-    assert bytes(read_state(through, record, CLOCK)) == IMAGE
+    assert bytes_of(through, record, CLOCK) == IMAGE
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
@@ -140,7 +140,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_damage_and_blocks_no_reader(stor
     (root / record.payload).unlink()
     make(root / record.payload)
     with pytest.raises(CheckpointDamaged):
-        read_state(store, record, CLOCK)
+        bytes_of(store, record, CLOCK)
     (root / commit_name(7)).unlink()
     make(root / commit_name(7))
     if make is os.mkfifo:
@@ -179,7 +179,7 @@ def test_a_step_that_another_run_committed_is_committed_again_beside_it(store):
     done = save(store, 7, data=payload_of(b"ours"))
     assert done.is_ours
     (record,) = of_run(list_commits(store, CLOCK), "r")[0]
-    assert bytes(read_state(store, record, CLOCK)) == payload_of(b"ours")
+    assert bytes_of(store, record, CLOCK) == payload_of(b"ours")
 
 
 def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
@@ -187,7 +187,7 @@ def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
     forged = replace(save(store, 7).record, step=9)
     assert forged.payload.startswith(step_dir(9))
     with pytest.raises(CheckpointDamaged, match="missing"):
-        read_state(store, forged, CLOCK)
+        bytes_of(store, forged, CLOCK)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "n.jsonl"])
@@ -293,7 +293,7 @@ def test_a_payload_that_grew_is_read_no_further_than_its_record_says(store, root
     sparse(root / record.payload)
     tracemalloc.start()
     try:
-        refused(lambda: read_state(store, record, CLOCK), CheckpointDamaged)
+        refused(lambda: bytes_of(store, record, CLOCK), CheckpointDamaged)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
