@@ -66,4 +66,5 @@ storms: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/snapshot_cost.py
+	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/recovery.py

@@ -3,6 +3,8 @@ loopback speaks it.
 """
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import uuid
@@ -13,7 +15,7 @@ from payloads import bytes_of, hashes_of, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
-from elastic.checkpoint.record import Save, commit_name
+from elastic.checkpoint.record import FIRST_FORMAT, OF_BYTES, Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage import local
 from elastic.storage.remote import open_store
@@ -231,6 +233,35 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
             with pytest.raises(CheckpointDamaged, match=reason):
                 read(store, record, SystemClock())
     assert sorted(damage.step for damage in verify(store, SystemClock(), check_state)) == [1, 2, 3, 4]
+
+
+def as_the_first_format(store, step, data):
+    """The record of a step as earlier code wrote it: of all bytes, and without a word for that."""
+    name = commit_name(step)
+    body = json.loads(whole(store, name)) | {"format": FIRST_FORMAT}
+    body["sha256"] = hashlib.sha256(data).hexdigest()
+    del body["hash"], body["self_sha256"]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    store.delete(name)
+    store.create(name, json.dumps(body | {"self_sha256": hashlib.sha256(text).hexdigest()}).encode())
+
+
+def test_a_checkpoint_of_the_first_format_verifies_and_is_read(url, image):
+    """And each kind of damage is seen, that of a byte that the digest does not cover too."""
+    store, clock = open_store(url), SystemClock()
+    data = payload_of(os.urandom(1000), chain="12" * 32)
+    save_now(store, image(data), 1)
+    as_the_first_format(store, 1, data)
+    (record,), _ = list_commits(store, clock)
+    assert record.hash == OF_BYTES
+    assert bytes_of(store, record, clock) == data
+    assert verify(store, clock, check_state) == []
+    harms = [*HARMS.items(), ("sha256", lambda data: data.replace(b"1212", b"1213", 1))]
+    for reason, harm in harms:
+        rewrite(store, record.payload, harm(data), image)
+        for read in (bytes_of, check_state):
+            with pytest.raises(CheckpointDamaged, match=reason):
+                read(store, record, clock)
 
 
 def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, image):
