@@ -1,7 +1,7 @@
 """Training resumes from the newest state that any node has, and every rank has the same state.
 
-All ranks report what is available, and restore_order.py puts it in order. One rank that has the
-best candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all
+All ranks report what is available, and restore_order.py puts it in order. The best candidate is
+brought to the ranks that lack it (spread_state.py), each rank loads it onto its own device, and all
 compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and the
 next one is tried; a checkpoint that is gone since the listing made way for a newer one, so the
 storage is listed again. One that is whole and does not fit the recipe's objects ends the restore:
