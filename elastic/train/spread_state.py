@@ -65,11 +65,12 @@ def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
             if own.data is None:
                 own = replace(own, data=_mapped(places, machine))
             has_it = groups.all_gather(own.data is not None)
-            if not all(has_it):
-                lacking = [rank for rank, has in enumerate(has_it) if not has]
-                source = next(rank for rank, each in enumerate(places) if each.size_bytes)
-                chain = [source, *receives(lacking, places)]
-                own = _passed_along(groups, own, chain, places[source].size_bytes)
+            if all(has_it):
+                break
+            lacking = [rank for rank, has in enumerate(has_it) if not has]
+            source = next(rank for rank, each in enumerate(places) if each.size_bytes)
+            chain = [source, *receives(lacking, places)]
+            own = _passed_along(groups, own, chain, places[source].size_bytes)
         assert own.data is not None, "it was passed to all that lack it"
         return own.data
     finally:
