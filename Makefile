@@ -72,5 +72,6 @@ bench: $(READY)
 # What snapshots and recoveries cost, beside torchrun's.
 recovery: $(READY)
 	$(BIN)/python benchmarks/snapshot_cost.py
+	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/loading.py

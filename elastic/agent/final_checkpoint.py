@@ -11,22 +11,24 @@ behind it. It does not promise that the storage accepts the checkpoint. The exit
 """
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run, payload_chunks
+from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import CheckpointDiffers
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum
-from elastic.snapshot.safetensors_header import StateDigest, check_digest
+from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
+from elastic.system.parallel import num_threads, run_all
 from elastic.uploader.client import (
     FINAL_OFFER_S,
     SAY_AFTER_S,
@@ -35,10 +37,10 @@ from elastic.uploader.client import (
     finish_limit_s,
 )
 from elastic.uploader.protocol import SaveState
+from elastic.uploader.state_check import check_once
 
 POLL_S = 0.1
 RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
-PIECE_BYTES = 1 << 26  # hashed in a fraction of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,16 +186,11 @@ class FinalCheckpoint:
     def _is_whole(self, record: CommitRecord, until_s: float) -> bool:
         if record.payload not in self._loads:
             try:
-                digest = StateDigest(record.size_bytes)
-                for chunk in payload_chunks(self.store, record):
-                    if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
-                        return False
-                    digest.add(chunk)
-                check_digest(digest.hexdigest(), record.digest)
+                check_once(self.store, record, partial(self._go_on, until_s))
                 self._loads[record.payload] = True
             except CheckpointDamaged:
                 self._loads[record.payload] = False
-            except StoreFailed:
+            except (StoreFailed, _GraceIsOver):
                 return False
         return self._loads[record.payload]
 
@@ -223,12 +220,21 @@ class FinalCheckpoint:
 
     def _digest(self, image: memoryview, until_s: float) -> str | None:
         """None where the grace ends first. Raises CheckpointDamaged."""
-        digest = StateDigest(image.nbytes)
-        for start in range(0, image.nbytes, PIECE_BYTES):
-            if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
-                return None
-            digest.add(image[start : start + PIECE_BYTES])
-        return digest.hexdigest()
+
+        def pieces(start: int, end: int) -> Pieces:
+            for piece in in_memory(image)(start, end):
+                self._go_on(until_s)
+                yield piece
+
+        with suppress(_GraceIsOver):
+            found = ImageHash(pieces, image.nbytes)
+            run_all(found.tasks(), num_threads())
+            return found.digest()
+        return None
+
+    def _go_on(self, until_s: float) -> None:
+        if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
+            raise _GraceIsOver
 
     def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], object] = lambda: None) -> "_Try":
         """Offer the newest snapshot, and wait for its result."""
@@ -251,6 +257,10 @@ class FinalCheckpoint:
                     self.differences.append(result.reason)
                 return _Try(state=result.state, reason=result.reason)
         return _Try(reason="" if not wait_until_s else "its save had not ended")
+
+
+class _GraceIsOver(Exception):  # noqa: N818 - as in errors.py
+    """What is read is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)

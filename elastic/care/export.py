@@ -8,12 +8,11 @@ names, so that `load_state_dict` finds all of them.
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from elastic.care.entry import tensors_of
-from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import Asker, find
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.care_options import EXPORT_FORM, ExportOptions
@@ -25,6 +24,7 @@ from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
+from elastic.uploader.state_check import read_state
 
 _ALIGN_BYTES = 8
 
@@ -37,8 +37,8 @@ def export(options: ExportOptions, clock: Clock) -> str:
 
     def check(store: Store, record: CommitRecord, clock: Clock) -> None:
         nonlocal image
-        image = read_payload(store, record, clock)
-        safetensors_header.check_digest(safetensors_header.digest(image), record.digest)
+        with closing(read_state(store, record, clock)) as memory:
+            image = memory.view()
 
     asker = Asker(takes=f"export takes {EXPORT_FORM}", cannot="export cannot read")
     state = find(options.origin, clock, lambda line: print(line, file=sys.stderr), check, asker)

@@ -4,11 +4,7 @@ It does not promise that a listed checkpoint loads: its payload is examined when
 never changes the store.
 """
 
-import hashlib
-import mmap
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import inf
 
@@ -141,38 +137,6 @@ def read_record(
     return record
 
 
-def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview:
-    """The image, as uint8 [size_bytes], in new memory that may be written to.
-
-    Raises CheckpointDamaged when it is missing or is not what was committed, StoreFailed when the
-    store does not answer.
-    """
-
-    def whole() -> memoryview:
-        # Of its final size at once: to let it grow, and so be copied, costs as much again as to
-        # read and hash it. Pages that are never touched take no memory, in case the record lies.
-        try:
-            memory = mmap.mmap(-1, max(1, record.size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as error:
-            raise CheckpointDamaged(
-                f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
-            ) from error
-        with suppress(OSError):  # raised by a kernel without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        image, end = memoryview(memory)[: record.size_bytes], 0
-        for chunk in payload_chunks(store, record):
-            image[end : end + len(chunk)] = chunk
-            end += len(chunk)
-        return image
-
-    return reading(whole, clock)
-
-
-def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
-    """Raises as `read_payload`; keeps no bytes."""
-    reading(lambda: deque(payload_chunks(store, record), maxlen=0), clock)
-
-
 def of_run(
     found: tuple[list[CommitRecord], list[Damage]], run_id: str
 ) -> tuple[list[CommitRecord], list[Damage]]:
@@ -192,7 +156,7 @@ def of_run(
 PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
 
 
-def verify(store: Store, clock: Clock, check: PayloadCheck = check_payload) -> list[Damage]:
+def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first.
 
     check: raises CheckpointDamaged for a payload that is. One that retention deletes meanwhile is
@@ -208,17 +172,17 @@ def verify(store: Store, clock: Clock, check: PayloadCheck = check_payload) -> l
     return sorted(damages, key=lambda damage: -damage.step)
 
 
-def payload_chunks(store: Store, record: CommitRecord) -> Iterator[bytes]:
-    """The payload, which is whole and unchanged only if this comes to its end.
+def payload_bytes(store: Store, record: CommitRecord, start: int, end: int) -> Generator[bytes, None, None]:
+    """The payload's bytes from `start` to `end`, all of them, in chunks.
 
-    Raises CheckpointDamaged before that.
+    From its end to its end there are none. Raises CheckpointDamaged where some are missing, or more
+    follow the end; StoreFailed when the store does not answer.
     """
-    digest, size_bytes = hashlib.sha256(), 0
+    at, follows = start, int(start == record.size_bytes)
     try:
-        for chunk in store.read(record.payload):
-            digest.update(chunk)
-            size_bytes += len(chunk)
-            if size_bytes > record.size_bytes:
+        for chunk in store.read(record.payload, start, end + follows):
+            at += len(chunk)
+            if at > end:
                 break
             yield chunk
     except ObjectNotFound as error:
@@ -227,12 +191,8 @@ def payload_chunks(store: Store, record: CommitRecord) -> Iterator[bytes]:
         ) from error
     except OutsideStore as error:
         raise CheckpointDamaged(str(error)) from error
-    if size_bytes != record.size_bytes:
-        found = "more" if size_bytes > record.size_bytes else f"{size_bytes}"
+    if at != end:
+        found = "more" if at > end else f"{at}" if at > start else f"at most {at}"
         raise CheckpointDamaged(
             f"the payload {record.payload} has {found} bytes, expected {record.size_bytes}"
-        )
-    if digest.hexdigest() != record.sha256:
-        raise CheckpointDamaged(
-            f"the payload {record.payload} has sha256 {digest.hexdigest()[:16]}, expected {record.sha256[:16]}: its bytes were changed"
         )

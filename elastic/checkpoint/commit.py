@@ -5,7 +5,7 @@
 
 The protocol, of which `commit` is the list of steps:
 
-1. Hash the payload and store it under the name of a new attempt.
+1. Store the payload under the name of a new attempt, while it is hashed.
 2. Compare the size that the store reports.
 3. Ask whether this writer may go on: its deadline has not passed, and its node is a member of the
    newest generation. Without an agent there are no generations to ask for.
@@ -26,14 +26,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from elastic.checkpoint.catalog import PayloadCheck, check_payload, read_record
+from elastic.checkpoint.catalog import PayloadCheck, read_record
 from elastic.checkpoint.record import (
     FORMAT,
     RECORDS_PER_STEP,
     CommitRecord,
+    Hashes,
     Save,
     attempt_dir,
     commit_name,
+    payload_name,
     step_dir,
 )
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
@@ -75,27 +77,29 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     limits: WriteLimits,
     clock: Clock,
     reached: Callable[[str], None],
-    check: PayloadCheck = check_payload,
+    hashed: Callable[[], Hashes],
+    check: PayloadCheck,
 ) -> Committed:
     """Store the payload, then make it a checkpoint.
 
+    `hashed` gives its hashes, for which it may wait; it is called once the payload is stored.
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
     `check` raises CheckpointDamaged for a payload that does not load.
     Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
-    not take the checkpoint before the deadline.
+    not take the checkpoint before the deadline, and what `hashed` raises.
     """
     write = _Write(store, save, limits, clock, check)
     write.may_go_on()
-    record = write.record(payload.sha256(), payload.size_bytes)
     try:
-        write.upload(payload, record, reached)
+        write.upload(payload, reached)
+        record = write.record(hashed(), payload.size_bytes)
         reached("before-commit")
         committed = write.publish(record)
-    except (StoreFailed, Fenced):
-        write.drop(record)
+    except (StoreFailed, CheckpointDamaged, Fenced):
+        write.drop()
         raise
     if not committed.is_ours:
-        write.drop(record)
+        write.drop()
     reached("after-commit")
     return committed
 
@@ -116,17 +120,19 @@ class _Write:
         self._clock = clock
         self._check = check
         self._is_in_doubt = False
+        self._write_id = uuid.uuid4().hex
+        self._attempt = attempt_dir(save.generation, self._write_id)
+        self._payload = payload_name(save.step, self._attempt)
 
-    def record(self, sha256: str, size_bytes: int) -> CommitRecord:
-        write_id = uuid.uuid4().hex
+    def record(self, hashes: Hashes, size_bytes: int) -> CommitRecord:
         return CommitRecord(
             format=FORMAT,
-            write_id=write_id,
-            attempt=attempt_dir(self._save.generation, write_id),
+            write_id=self._write_id,
+            attempt=self._attempt,
             size_bytes=size_bytes,
-            sha256=sha256,
             created=self._clock.wall(),
             **asdict(self._save),
+            **asdict(hashes),
         )
 
     def may_go_on(self) -> None:
@@ -139,16 +145,16 @@ class _Write:
                 f"the save of step {self._save.step} was not committed before its deadline; is the storage slow?"
             )
 
-    def upload(self, payload: Payload, record: CommitRecord, reached: Callable[[str], None]) -> None:
+    def upload(self, payload: Payload, reached: Callable[[str], None]) -> None:
         def once() -> int:
             # Before every try: a save that waits for its storage must not go on for ever.
             self.may_go_on()
-            return self._store.write(record.payload, payload, lambda: reached("upload"))
+            return self._store.write(self._payload, payload, lambda: reached("upload"))
 
         stored_bytes = retrying(once, clock=self._clock, deadline=self._limits.deadline)
         if stored_bytes != payload.size_bytes:
             raise StoreFailed(
-                f"the store reports {stored_bytes} bytes for {record.payload}, expected {payload.size_bytes}; it is not committed"
+                f"the store reports {stored_bytes} bytes for {self._payload}, expected {payload.size_bytes}; it is not committed"
             )
 
     def publish(self, record: CommitRecord) -> Committed:
@@ -222,12 +228,12 @@ class _Write:
                 " is the storage slow, or did this process stand still?"
             ) from error
 
-    def drop(self, record: CommitRecord) -> None:
+    def drop(self) -> None:
         """Delete an attempt that was not committed, unless its record may yet appear."""
         if not self._is_in_doubt:
             # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
-                self._store.delete(record.payload)
+                self._store.delete(self._payload)
 
 
 def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:

@@ -14,7 +14,10 @@ from typing import Annotated, Any
 from elastic.errors import CheckpointDamaged
 from elastic.system.untrusted import Count, FieldRule, Positive, decode, exactly, parse_json, pattern
 
-FORMAT = 1
+FORMAT = 2
+FIRST_FORMAT = 1  # had the sha256 of the payload's bytes, and did not name it
+OF_BYTES = "sha256"
+OF_PARTS = "sha256 of parts"  # of the head and of each tensor: snapshot/image_hash.py
 PAYLOAD = "state.safetensors"
 RECORD_LIMIT_BYTES = 64 * 1024
 RECORDS_PER_STEP = 8
@@ -24,6 +27,7 @@ _IN_STEP = re.compile(rf"{_STEP}(?=/|\Z)")
 _ATTEMPT_DIR = re.compile(_ATTEMPT)
 _IN_ATTEMPT = re.compile(rf"({_STEP}/{_ATTEMPT})/.*", re.DOTALL)
 _COMMIT = re.compile(rf"({_STEP})/COMMIT(?:-([1-7]))?\.json")
+_Hash = Annotated[str, FieldRule((OF_BYTES, OF_PARTS).__contains__, f"{OF_BYTES!r} or {OF_PARTS!r}")]
 _Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 
@@ -31,22 +35,32 @@ _Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 class Save:
     """The training side's facts about one image, which become a record once the image is stored.
 
-    `step` counts completed updates from 1 (0: the untrained state). `digest` is the sha256 of the
-    training state, in hexadecimal.
+    `step` counts completed updates from 1 (0: the untrained state).
     """
 
     run_id: str
     step: Count
     epoch: Count
     generation: Count
-    digest: _Sha256
     world_size: Positive
     torch: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hashes:
+    """What is known of a payload's bytes: `digest` is of the training state, `sha256` of all bytes.
+
+    hash: in which way; OF_PARTS, and OF_BYTES where earlier code wrote the record.
+    """
+
+    digest: _Sha256
+    sha256: _Sha256
+    hash: _Hash = OF_PARTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord(Save):
-    """`sha256` is of the payload's bytes, `digest` of the training state.
+    """A save whose payload is stored; `digest`, `sha256` and `hash` are those of `Hashes`.
 
     `write_id` is new for each attempt: a writer recognises its own record by it. `created` is in
     seconds since 1970, for people.
@@ -56,13 +70,15 @@ class CommitRecord(Save):
     write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
     attempt: Annotated[str, FieldRule(_ATTEMPT_DIR.fullmatch, "the name of an attempt")]
     size_bytes: Count
+    digest: _Sha256
     sha256: _Sha256
+    hash: _Hash
     created: float
 
     @property
     def payload(self) -> str:
         """Name of the payload relative to the checkpoints' URL."""
-        return f"{step_dir(self.step)}/{self.attempt}/{PAYLOAD}"
+        return payload_name(self.step, self.attempt)
 
     def to_json(self) -> bytes:
         body = asdict(self)
@@ -90,7 +106,7 @@ def parse(data: bytes) -> CommitRecord:
             "the commit record does not match its own checksum: it was changed after it was written"
         )
     try:
-        record = decode(CommitRecord, body, what="the commit record")
+        record = decode(CommitRecord, _upgraded(body), what="the commit record")
     except ValueError as error:
         raise CheckpointDamaged(str(error)) from error
     if parse_attempt_dir(record.attempt) != record.generation:
@@ -100,6 +116,12 @@ def parse(data: bytes) -> CommitRecord:
     return record
 
 
+def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
+    """A record of the first format as one of this format."""
+    is_first = type(body.get("format")) is int and body["format"] == FIRST_FORMAT and "hash" not in body
+    return body | {"format": FORMAT, "hash": OF_BYTES} if is_first else body
+
+
 def step_dir(step: int) -> str:
     """12000 is 000000012000, so that names sort as steps do."""
     return f"{step:012d}"
@@ -107,6 +129,10 @@ def step_dir(step: int) -> str:
 
 def attempt_dir(generation: int, write_id: str) -> str:
     return f"a-{generation:06d}-{write_id[:8]}"
+
+
+def payload_name(step: int, attempt: str) -> str:
+    return f"{step_dir(step)}/{attempt}/{PAYLOAD}"
 
 
 def commit_name(step: int, number: int = 0) -> str:

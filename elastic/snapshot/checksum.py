@@ -5,7 +5,7 @@ there do, nor those of a forger.
 
 A state has three fingerprints, each for one question:
 
-- The *digest* (safetensors_header.py): sha256 of the state in a canonical order, wherever its
+- The *digest* (image_hash.py): sha256 of the state in a canonical order, wherever its
   tensors lie in an image. It stands in commit records and tells whether two runs ended with the
   same state.
 - The checksum of an *image* (`of_image`, `ImageChecksum`, here): one pass over an image as it lies
@@ -14,7 +14,8 @@ A state has three fingerprints, each for one question:
 - The checksum of a *state* (`checksum_of`, train/state.py), entry by entry, over `tensor_sums`
   (here). It tells whether two ranks train the same state, and which entry differs first.
 
-A payload in storage has the sha256 of its bytes besides, because storage may be written by anyone.
+A payload in storage has a sha256 of its parts besides (image_hash.py), because storage may be
+written by anyone.
 
 Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth
 of a step. Each of some 64 stretches is summed by itself, so that parts that changed places are

@@ -2,13 +2,11 @@
 
 An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that
 share their memory are stored once; `ties` names the others. All are stored in row-major order;
-`strides` has those of tensors that had others. The digest of a state is computed here
-from an image's bytes alone, without torch, so that the uploader can say which state it stores.
+`strides` has those of tensors that had others.
 
 It does not promise that the bytes are those that were written.
 """
 
-import hashlib
 import json
 import math
 import struct
@@ -90,85 +88,6 @@ def parse(image: Buffer, size_bytes: int | None = None) -> Header:
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     return Header(entries=entries, ties=ties, strides=strides, document=document)
-
-
-class StateDigest:
-    """sha256 of the whole state in a canonical order, from an image whose bytes come in pieces.
-
-    It is computed from the sha256 of each entry, sorted by name: of each tensor (name, dtype, shape
-    and bytes, tied ones included), and of the other values of each object. Where the tensors lie in
-    the image does not count. The state is in the document under "state".
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._at = 0  # bytes of the image so far
-        self._head = b""  # those bytes, until the header is whole
-        self._header: Header | None = None
-        self._begun: list[tuple[TensorEntry, Any]] = []  # of each tensor, tied ones included
-
-    def add(self, piece: Buffer) -> None:
-        """The next bytes of the image. Raises CheckpointDamaged."""
-        view, at = memoryview(piece), self._at
-        self._at += len(view)
-        if self._header is None:
-            if self._head:
-                self._head += view
-                view, at = memoryview(self._head), 0
-            if len(view) < min(_header_bytes(view, self._size_bytes), self._size_bytes):
-                self._head = bytes(view)
-                return
-            self._begin(parse(view, self._size_bytes))
-        for entry, digest in self._begun:
-            # One call for all bytes: hashlib lets other threads run only during a call with a large
-            # piece.
-            start, end = max(0, entry.start - at), max(0, entry.end - at)
-            if part := view[start:end]:
-                digest.update(part)
-
-    def _begin(self, header: Header) -> None:
-        self._header, self._head = header, b""
-        named = header.entries | {name: header.entries[first] for name, first in header.ties.items()}
-        for name, entry in named.items():
-            dtype, _ = DTYPES[entry.dtype]
-            self._begun.append((entry, hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())))
-        self._names = list(named)
-
-    def hexdigest(self) -> str:
-        """64 hexadecimal digits, after the last piece. Raises CheckpointDamaged."""
-        if self._header is None:  # too short; this says so
-            self._begin(parse(self._head, self._size_bytes))
-        assert self._header is not None
-        document = self._header.document
-        values = document.get("state") if isinstance(document, dict) else None
-        if not isinstance(values, dict):
-            raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
-        digests = {
-            name: digest.hexdigest() for name, (_, digest) in zip(self._names, self._begun, strict=True)
-        }
-        for name, value in values.items():
-            digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-        return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
-
-
-def digest(image: Buffer) -> str:
-    """`StateDigest` of a whole image. Raises CheckpointDamaged."""
-    found = StateDigest(memoryview(image).nbytes)
-    found.add(image)
-    return found.hexdigest()
-
-
-def check_digest(found: str, expected: str) -> None:
-    """Raises CheckpointDamaged where a payload holds another state than its record says."""
-    if found != expected:
-        raise CheckpointDamaged(f"expected a state of the digest {expected[:16]}, found {found[:16]}")
-
-
-def _header_bytes(view: memoryview, size_bytes: int) -> int:
-    """Bytes of the header and its length word, as far as they are known."""
-    if len(view) < LENGTH.size:
-        return min(LENGTH.size, size_bytes)
-    return LENGTH.size + int(LENGTH.unpack_from(view)[0])
 
 
 def _entry(fields: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntry:

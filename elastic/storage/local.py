@@ -18,10 +18,12 @@ from elastic.storage.store import (
     StoredObject,
     StoreUnavailable,
     as_store_failure,
+    chunk_sizes,
 )
 from elastic.system.files import (
     NoHardLinks,
     NotRegularFile,
+    begin_writeback,
     create_whole,
     make_folders,
     open_regular,
@@ -46,10 +48,13 @@ class LocalStore:
             f"{self._root} changes while it is listed, {MOST_LISTINGS} times in a row; does another process delete files there?"
         )
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         path = self._inside(name)
         with _classified(f"reading {path}"), open_regular(path, follow=True) as file:
-            while chunk := file.read(CHUNK_BYTES):
+            file.seek(start)
+            for size_bytes in chunk_sizes(start, end, CHUNK_BYTES):
+                if not (chunk := file.read(size_bytes)):
+                    return
                 yield chunk
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
@@ -164,4 +169,6 @@ def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None
             if number == middle:
                 midway()
             write_all(file.fileno(), chunk)
+            # The disk works while the next chunk is copied and the payload is hashed.
+            begin_writeback(file.fileno(), number * chunk_bytes, len(chunk))
         os.fsync(file.fileno())

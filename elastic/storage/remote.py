@@ -16,7 +16,15 @@ from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
-from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, StoreRefused, as_store_failure
+from elastic.storage.store import (
+    CHUNK_BYTES,
+    Payload,
+    Store,
+    StoredObject,
+    StoreRefused,
+    as_store_failure,
+    chunk_sizes,
+)
 from elastic.system.files import write_all
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -88,14 +96,17 @@ class FsspecStore:
             ]
         return sorted(entries, key=lambda entry: entry.name)
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes
         # that are read once.
         with (
             classified(f"reading {self._url}/{name}"),
             self._fs.open(self._path(name), "rb", cache_type="none") as file,
         ):
-            while chunk := file.read(4 * CHUNK_BYTES):
+            file.seek(start)
+            for size_bytes in chunk_sizes(start, end, 4 * CHUNK_BYTES):
+                if not (chunk := file.read(size_bytes)):
+                    return
                 yield chunk
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:

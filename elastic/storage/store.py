@@ -7,7 +7,6 @@ StoreRefused is for a person to change, and ObjectNotFound and OutsideStore are 
 """
 
 import errno
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -80,12 +79,6 @@ class Payload:
             position += len(chunk)
             yield chunk
 
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for chunk in self.chunks():
-            digest.update(chunk)
-        return digest.hexdigest()
-
 
 class Store(Protocol):
     """Names are relative, with `/` between folders.
@@ -96,8 +89,11 @@ class Store(Protocol):
     def list(self) -> list[StoredObject]:
         """Every object, sorted by name; an empty list when the store's folder does not exist."""
 
-    def read(self, name: str) -> Iterator[bytes]:
-        """The object in chunks. Raises ObjectNotFound or OutsideStore."""
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Its bytes from `start` to `end`, or to its own end, in chunks; threads may share a store.
+
+        Raises ObjectNotFound or OutsideStore.
+        """
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         """Store a payload under a name that no other writer uses; the size in bytes that the store
@@ -115,6 +111,13 @@ class Store(Protocol):
 
     def delete(self, name: str) -> None:
         """Deleting an object that does not exist is no error."""
+
+
+def chunk_sizes(start: int, end: int | None, chunk_bytes: int) -> Iterator[int]:
+    """How much to read at a time from `start` to `end`; without an end they never stop."""
+    while end is None or start < end:
+        yield chunk_bytes if end is None else min(chunk_bytes, end - start)
+        start += chunk_bytes
 
 
 def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attempts: int = 1000) -> Answer:

@@ -44,11 +44,11 @@ class FakeStore:
         self.after("list", "")
         return entries
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         self.before("read", name)
         if name not in self.objects:
             raise ObjectNotFound(name)
-        yield self.objects[name]
+        yield self.objects[name][start:end]
         self.after("read", name)
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:

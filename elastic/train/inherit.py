@@ -9,23 +9,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.fit_entries import Problems, load_entries
 from elastic.train.flat_state import FlatState
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.spread_state import Copy, read_copy, spread
 from elastic.train.state import State
 
 STORAGE_PATIENCE_S = 60.0
@@ -69,26 +68,21 @@ class Inheritance:
 
     def _data(self, groups: ProcessGroups, clock: Clock) -> Tensor:
         """The parent's image, uint8 [n] in host memory, on every rank."""
-        data = self._read(clock) if groups.rank == 0 else None
-        if groups.world_size > 1:
-            size_bytes = groups.from_rank0(0 if data is None else len(data))
-            data = groups.broadcast(data, size_bytes, source=0)
-        assert data is not None, "rank 0 has read it"
-        return data
+        found = spread(groups, self._read(clock) if groups.rank == 0 else Copy())
+        assert isinstance(found, Tensor), "rank 0 has read it"
+        return found
 
-    def _read(self, clock: Clock) -> Tensor:
+    def _read(self, clock: Clock) -> Copy:
         store = open_store(RunDir.parse(self.parent.url).checkpoints_url)
         deadline = clock.monotonic() + STORAGE_PATIENCE_S
         try:
             record = retrying(partial(record_of, self.parent, store, clock), clock=clock, deadline=deadline)
-            payload = retrying(partial(read_payload, store, record, clock), clock=clock, deadline=deadline)
-            safetensors_header.check_digest(safetensors_header.digest(payload), record.digest)
+            return retrying(partial(read_copy, store, record, clock), clock=clock, deadline=deadline)
         except CheckpointDamaged as error:
             raise UsageError(
                 f"expected {self.parent}, from which this run begins, found it damaged: {error}; "
                 "take another state with --from, and another --run-dir"
             ) from error
-        return torch.frombuffer(payload, dtype=torch.uint8)
 
     def _sentence(self, misfits: Problems, saved: FlatState, state: State) -> str:
         words = [each for of_entry in misfits.values() for each in of_entry]

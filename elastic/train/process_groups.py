@@ -10,7 +10,7 @@ groups.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from elastic.reduce.exchange import peers_may_die
 from elastic.system.own_sockets import closing_with_this_process
 from elastic.system.untrusted import decode, encode
 
-BROADCAST_BYTES = 64 * 1024 * 1024
+PIECE_BYTES = 16 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -76,18 +76,39 @@ class ProcessGroups:
     def broadcast(self, data: Tensor | None, size_bytes: int, *, source: int) -> Tensor:
         """uint8 [size_bytes] in host memory: what rank `source` passes, on every rank.
 
-        A rank that passes data of its own keeps it. Raises PeerLost.
+        Raises PeerLost.
         """
         found = torch.empty(size_bytes, dtype=torch.uint8) if data is None else data
-        with peers_may_die("the sending of a state"):
-            for start in range(0, size_bytes, BROADCAST_BYTES):
-                piece = found[start : start + BROADCAST_BYTES]
-                # All ranks take part in a broadcast. One that has the state discards what it
-                # receives.
-                discards = data is not None and self.rank != source
-                with self.waiting():  # once per piece, so that the agent sees progress
-                    dist.broadcast(torch.empty_like(piece) if discards else piece, source, group=self.control)
+        with self.waiting(), peers_may_die("the sending of a record"):
+            dist.broadcast(found, source, group=self.control)
         return found
+
+    def pass_along(
+        self, chain: Sequence[int], size_bytes: int, data: Tensor | Callable[[int, memoryview], None]
+    ) -> None:
+        """Bring bytes in host memory from the first rank of `chain` to the others.
+
+        Every rank of the chain calls it: the first with the uint8 [size_bytes], each other with
+        what keeps a piece at an offset. It passes a piece on while it receives the next. Raises
+        PeerLost, and what `data` raises.
+        """
+        place, sending = chain.index(self.rank), None
+        with peers_may_die("the sending of a state"):
+            for start in range(0, size_bytes, PIECE_BYTES):
+                with self.waiting():  # once per piece, so that the agent sees progress
+                    if isinstance(data, Tensor):
+                        piece = data[start : start + PIECE_BYTES]
+                    else:
+                        piece = torch.empty(min(PIECE_BYTES, size_bytes - start), dtype=torch.uint8)
+                        dist.recv(piece, chain[place - 1], group=self.control)
+                        data(start, piece.numpy().data)
+                    if sending is not None:
+                        sending.wait()
+                    if place < len(chain) - 1:
+                        sending = dist.isend(piece, chain[place + 1], group=self.control)
+            if sending is not None:
+                with self.waiting():
+                    sending.wait()
 
     def tell(self, key: str, value: str) -> None:
         """Write a value down for all ranks of this generation; each finds it once this returns."""

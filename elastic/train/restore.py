@@ -1,7 +1,7 @@
 """Training resumes from the newest state that any node has, and every rank has the same state.
 
-All ranks report what is available, and restore_order.py puts it in order. One rank that has the
-best candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all
+All ranks report what is available, and restore_order.py puts it in order. The best candidate is
+brought to the ranks that lack it (spread_state.py), each rank loads it onto its own device, and all
 compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and the
 next one is tried; a checkpoint that is gone since the listing made way for a newer one, so the
 storage is listed again. One that is whole and does not fit the recipe's objects ends the restore:
@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import (
@@ -29,7 +28,6 @@ from elastic.checkpoint.catalog import (
     commits_of_step,
     list_commits,
     of_run,
-    read_payload,
 )
 from elastic.checkpoint.record import CommitRecord
 from elastic.data import record
@@ -48,7 +46,7 @@ from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train import restore_reasons, trial_load
@@ -66,6 +64,7 @@ from elastic.train.restore_order import (
     newest_divergence,
     order_candidates,
 )
+from elastic.train.spread_state import Copy, read_copy, spread
 from elastic.train.state import State
 
 STORAGE_PATIENCE_S = 60.0
@@ -101,14 +100,13 @@ class _Report:
     """What one rank reports of a candidate: what is wrong, and what the others must know.
 
     misfit: why the state, which is whole, is not that of this rank's objects. is_recipes: because
-    of a mistake of the recipe. size_bytes: of the copy that this rank has to send. state: the
-    checksum of what it loaded. line: of the metrics, as JSON.
+    of a mistake of the recipe. state: the checksum of what it loaded. line: of the metrics, as
+    JSON.
     """
 
     problem: str
     misfit: str = ""
     is_recipes: bool = False
-    size_bytes: int = 0
     state: str = ""
     line: str | None = None
 
@@ -226,13 +224,15 @@ class Restorer:
         All ranks return alike, because they decide by what they gathered.
         """
         groups = self.groups
-        data, problem = self._own_copy(candidate)
+        own = self._own_copy(candidate)
+        data, problem = own.data, own.problem
         if len(candidate.ranks) < groups.world_size:
-            copies = groups.all_gather(_Report(problem=problem, size_bytes=0 if data is None else len(data)))
-            if problems := [each.problem for each in copies if each.problem]:
-                return problems[0]
-            sender = candidate.ranks[0]
-            data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
+            found_or_problem = spread(groups, own)
+            if isinstance(found_or_problem, str):
+                return found_or_problem
+            data = found_or_problem
+        elif own.memory is not None:
+            own.memory.close()
         assert data is not None or problem
         chain, trained_on, found = "", None, StateChecksum(whole="", entries={})
         refused = _Report(problem="")
@@ -272,21 +272,17 @@ class Restorer:
             checksum=found.whole,
         )
 
-    def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
-        """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong.
-
-        Raises StoreFailed.
-        """
+    def _own_copy(self, candidate: Candidate) -> Copy:
+        """Raises StoreFailed."""
         if self.groups.rank not in candidate.ranks:
-            return None, ""
+            return Copy()
         if candidate.record is None:
             try:
-                return self.local.image(candidate.step), ""
+                return Copy(data=self.local.image(candidate.step))
             except CheckpointDamaged as error:
-                return None, str(error)
+                return Copy(problem=str(error))
         try:
-            payload = self._asked(partial(read_payload, self.store, candidate.record, self.clock))
-            safetensors_header.check_digest(safetensors_header.digest(payload), candidate.record.digest)
+            return self._asked(partial(read_copy, self.store, candidate.record, self.clock))
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
@@ -294,8 +290,7 @@ class Restorer:
                 " (with etcd or c10d, give another --rdzv-id)"
             ) from error
         except (CheckpointDamaged, OSError) as error:
-            return None, f"{type(error).__name__}: {error}"
-        return torch.frombuffer(payload, dtype=torch.uint8), ""
+            return Copy(problem=f"{type(error).__name__}: {error}")
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""

@@ -6,6 +6,7 @@ second result. It does not promise that a client receives them: the client may b
 goes on without it.
 """
 
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -25,6 +26,10 @@ from elastic.uploader.save import Saver
 
 OVERTIME_S = 5.0
 MOST_WAITING = 4
+# Of a save beside training, and of the threads that it starts. It cannot be taken back, and a
+# thread that gets no processor may hold Python's lock, which the loop needs that takes offers: so
+# not 19.
+NICENESS = 10
 
 
 def answer(client: JsonLineSocket, message: dict[str, Any]) -> None:
@@ -179,6 +184,10 @@ class Jobs:
             save.start()
 
     def _run(self, job: Job) -> None:
+        if not job.offer.is_final:
+            # Training comes first. After a final save there is none.
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         result = self.saver.save(job.offer, job.slots)
         # Before old checkpoints are deleted: deleting may hang, and a committed save has not
         # failed.

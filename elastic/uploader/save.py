@@ -16,12 +16,12 @@ from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, StoreUnavailable, read_small, retrying
 from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import MirrorStale, NewestGeneration, open_fence
+from elastic.uploader.hash_beside import HashBeside
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.state_check import check_state
 
@@ -108,15 +108,11 @@ class Saver:
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
             raise StoreFailed(OVERWRITTEN.format(step=offer.step))
         image = slots.body(offer.slot)[: offer.size_bytes]
-        expected = snapshot.info.checksum
-        if expected and expected != checksum.of_image(image):
-            raise StoreFailed(f"the snapshot of step {offer.step} changed in memory before it was saved")
         save = Save(
             run_id=self._config.run_id,
             step=offer.step,
             epoch=offer.epoch,
             generation=offer.generation,
-            digest=safetensors_header.digest(image),
             world_size=offer.world_size,
             torch=offer.torch,
         )
@@ -131,15 +127,17 @@ class Saver:
             return self._is_fenced(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
-        return commit(
-            self._store,
-            Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
-            save,
-            limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
-            clock=self._clock,
-            reached=lambda point: self._reached(point, offer.step),
-            check=check_state,
-        )
+        with HashBeside(image, snapshot.info) as hashing:
+            return commit(
+                self._store,
+                Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
+                save,
+                limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
+                clock=self._clock,
+                reached=lambda point: self._reached(point, offer.step),
+                hashed=hashing.result,
+                check=check_state,
+            )
 
     def _check_run_dir(self) -> None:
         """Raises StoreFailed where another run has the name of a directory that was set aside.

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import elastic
 from elastic.errors import CheckpointDamaged, UsageError
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image, image_hash
 from elastic.train.as_built import Built, as_built, check_alike
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
@@ -256,7 +256,7 @@ def test_what_stands_beside_the_state_is_no_part_of_its_digest():
         laid_out = image.layout(flat.tensors, flat.to_json())
         body = bytearray(laid_out.size_bytes)
         image.copy_into(laid_out, body)
-        digests.add(safetensors_header.digest(body))
+        digests.add(image_hash.digest(body))
     assert len(digests) == 1
 
 

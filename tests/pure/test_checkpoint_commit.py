@@ -12,47 +12,63 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payloads import bytes_of, hashes_of, payload_of
 
-from elastic.checkpoint.catalog import list_commits, read_payload, verify
+from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import Fenced, StoreFailed
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
+from elastic.uploader.state_check import check_state
 
 
 class Crash(BaseException):
     """The process is gone: nothing of it runs any more, no cleaning up either."""
 
 
-def save_of(step, generation=1, digest="d"):
+def save_of(step, generation=1):
     return Save(
         run_id="r",
         step=step,
         epoch=0,
         generation=generation,
-        digest=digest.encode().hex().ljust(64, "0"),
         world_size=1,
         torch="2",
     )
 
 
-def image_of(step, generation=1):
-    return f"image of step {step} by generation {generation}".encode() * 3
+def image_of(step, generation=1, state="d"):
+    """Other bytes by each generation, and the same state."""
+    return payload_of(f"{state} of step {step}".encode() * 3, generation=generation)
 
 
 def run_commit(
-    store, save, *, clock=None, is_fenced=lambda: False, reached=lambda point: None, deadline_s=100.0
+    store,
+    save,
+    *,
+    state="d",
+    clock=None,
+    is_fenced=lambda: False,
+    reached=lambda point: None,
+    deadline_s=100.0,
 ):
     clock = clock or FakeClock()
-    image = image_of(save.step, save.generation)
+    image = image_of(save.step, save.generation, state)
     fd = os.memfd_create("image")
     try:
         os.write(fd, image)
         limits = WriteLimits(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
         return commit(
-            store, Payload(fd=fd, size_bytes=len(image)), save, limits=limits, clock=clock, reached=reached
+            store,
+            Payload(fd=fd, size_bytes=len(image)),
+            save,
+            limits=limits,
+            clock=clock,
+            reached=reached,
+            hashed=lambda: hashes_of(image),
+            check=check_state,
         )
     finally:
         os.close(fd)
@@ -72,7 +88,7 @@ def loadable_steps(store):
     records, damages = list_commits(store, clock)
     assert damages == []
     for record in records:
-        assert bytes(read_payload(store, record, clock)) == image_of(record.step, record.generation)
+        assert bytes_of(store, record, clock) == image_of(record.step, record.generation)
     return [record.step for record in records]
 
 
@@ -468,12 +484,12 @@ def test_a_step_that_another_writer_committed_stays_theirs():
 def test_another_state_at_the_same_step_is_reported():
     """Two trajectories that differ. The first one stays, and nothing says that it is right."""
     store = FakeStore()
-    first = run_commit(store, save_of(1, digest="one"))
-    second = run_commit(store, save_of(1, generation=2, digest="two"))
+    first = run_commit(store, save_of(1), state="one")
+    second = run_commit(store, save_of(1, generation=2), state="two")
     assert second.differs
     assert "move checkpoints/000000000001 out" in second.reason
     assert second.record == first.record
-    assert not run_commit(store, save_of(1, generation=3, digest="one")).differs
+    assert not run_commit(store, save_of(1, generation=3), state="one").differs
 
 
 @pytest.mark.parametrize("what", ["record", "payload", "missing"])
@@ -496,8 +512,8 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what)
     assert before.items() <= store.objects.items()
     newest = list_commits(store, FakeClock())[0][0]
     assert newest == new.record
-    assert bytes(read_payload(store, newest, FakeClock())) == image_of(5, 2)
-    assert [damage.step for damage in verify(store, FakeClock())] == [5]
+    assert bytes_of(store, newest, FakeClock()) == image_of(5, 2)
+    assert [damage.step for damage in verify(store, FakeClock(), check_state)] == [5]
 
 
 def test_a_payload_that_the_store_reports_shorter_is_not_committed():
@@ -608,7 +624,7 @@ def test_what_retention_deletes_while_it_is_verified_is_no_damage():
     listed = []
     store.after = lambda verb, name: listed.append(verb)
     store.before = lambda verb, name: before(verb, name) if listed.count("read") >= 2 else None
-    assert verify(store, FakeClock()) == []
+    assert verify(store, FakeClock(), check_state) == []
     assert loadable_steps(store) == [2]
 
 

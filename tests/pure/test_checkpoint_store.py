@@ -3,16 +3,19 @@ loopback speaks it.
 """
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import uuid
 
 import fsspec
 import pytest
+from payloads import bytes_of, hashes_of, payload_of
 
-from elastic.checkpoint.catalog import check_payload, list_commits, read_payload, verify
+from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
-from elastic.checkpoint.record import Save, commit_name
+from elastic.checkpoint.record import FIRST_FORMAT, OF_BYTES, Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage import local
 from elastic.storage.remote import open_store
@@ -29,6 +32,7 @@ from elastic.storage.store import (
 )
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
+from elastic.uploader.state_check import check_state
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -59,9 +63,18 @@ def whole(store, name):
 
 def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
     clock = clock or SystemClock()
-    save = Save(run_id="r", step=step, epoch=0, generation=1, digest="0" * 64, world_size=1, torch="2")
+    save = Save(run_id="r", step=step, epoch=0, generation=1, world_size=1, torch="2")
     limits = WriteLimits(deadline=clock.monotonic() + 60.0, is_fenced=lambda: False)
-    return commit(store, payload, save, limits=limits, clock=clock, reached=reached)
+    return commit(
+        store,
+        payload,
+        save,
+        limits=limits,
+        clock=clock,
+        reached=reached,
+        hashed=lambda: hashes_of(os.pread(payload.fd, payload.size_bytes, payload.offset)),
+        check=check_state,
+    )
 
 
 def test_a_written_payload_is_listed_and_read_back(url, image):
@@ -187,11 +200,12 @@ def test_the_size_of_a_payload_is_that_of_the_file_which_has_its_name(tmp_path, 
 
 def test_a_checkpoint_is_saved_listed_and_loaded(url, image):
     """The whole protocol, each part through an instance of its own."""
-    done = save_now(open_store(url), image(b"state" * 1000), 7)
+    data = payload_of(b"state" * 1000)
+    done = save_now(open_store(url), image(data), 7)
     records, damages = list_commits(open_store(url), SystemClock())
     assert (records, damages) == ([done.record], [])
-    assert bytes(read_payload(open_store(url), records[0], SystemClock())) == b"state" * 1000
-    assert verify(open_store(url), SystemClock()) == []
+    assert bytes_of(open_store(url), records[0], SystemClock()) == data
+    assert verify(open_store(url), SystemClock(), check_state) == []
 
 
 def rewrite(store, name, data, image):
@@ -201,9 +215,9 @@ def rewrite(store, name, data, image):
 
 
 HARMS = {
-    "999 bytes, expected 1000": lambda data: data[:-1],
-    "more bytes, expected 1000": lambda data: data + b"x",
-    "sha256": lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
+    "has [0-9]+ bytes, expected": lambda data: data[:-1],
+    "has more bytes, expected": lambda data: data + b"x",
+    "sha256": lambda data: data[:-500] + bytes([data[-500] ^ 1]) + data[-499:],
     "missing": lambda data: None,
 }
 
@@ -212,21 +226,50 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
     """Changes stored payloads behind their records' backs: each kind of damage at another step."""
     store = open_store(url)
     for step, (reason, harm) in enumerate(HARMS.items(), 1):
-        data = os.urandom(1000)
+        data = payload_of(os.urandom(1000))
         record = save_now(store, image(data), step).record
         rewrite(store, record.payload, harm(data), image)
-        for read in (read_payload, check_payload):
+        for read in (bytes_of, check_state):
             with pytest.raises(CheckpointDamaged, match=reason):
                 read(store, record, SystemClock())
-    assert sorted(damage.step for damage in verify(store, SystemClock())) == [1, 2, 3, 4]
+    assert sorted(damage.step for damage in verify(store, SystemClock(), check_state)) == [1, 2, 3, 4]
+
+
+def as_the_first_format(store, step, data):
+    """The record of a step as earlier code wrote it: of all bytes, and without a word for that."""
+    name = commit_name(step)
+    body = json.loads(whole(store, name)) | {"format": FIRST_FORMAT}
+    body["sha256"] = hashlib.sha256(data).hexdigest()
+    del body["hash"], body["self_sha256"]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    store.delete(name)
+    store.create(name, json.dumps(body | {"self_sha256": hashlib.sha256(text).hexdigest()}).encode())
+
+
+def test_a_checkpoint_of_the_first_format_verifies_and_is_read(url, image):
+    """And each kind of damage is seen, that of a byte that the digest does not cover too."""
+    store, clock = open_store(url), SystemClock()
+    data = payload_of(os.urandom(1000), chain="12" * 32)
+    save_now(store, image(data), 1)
+    as_the_first_format(store, 1, data)
+    (record,), _ = list_commits(store, clock)
+    assert record.hash == OF_BYTES
+    assert bytes_of(store, record, clock) == data
+    assert verify(store, clock, check_state) == []
+    harms = [*HARMS.items(), ("sha256", lambda data: data.replace(b"1212", b"1213", 1))]
+    for reason, harm in harms:
+        rewrite(store, record.payload, harm(data), image)
+        for read in (bytes_of, check_state):
+            with pytest.raises(CheckpointDamaged, match=reason):
+                read(store, record, clock)
 
 
 def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, image):
     """Replaces all records but the oldest; the listing must go on to the older checkpoint."""
     store = open_store(url)
-    save_now(store, image(b"one"), 1)
+    save_now(store, image(payload_of(b"one")), 1)
     for step, data in enumerate([b" ", b"{}", b"\0" * 700, b"[" * 100_000], 2):
-        save_now(store, image(b"two"), step)
+        save_now(store, image(payload_of(b"two")), step)
         rewrite(store, commit_name(step), data, image)
     records, damages = list_commits(store, SystemClock())
     assert [record.step for record in records] == [1]
@@ -236,7 +279,7 @@ def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, im
 def test_a_record_that_was_copied_to_another_step_is_damage(url, image):
     """A person restores a backup into the wrong folder."""
     store = open_store(url)
-    save_now(store, image(b"one"), 1)
+    save_now(store, image(payload_of(b"one")), 1)
     store.create(commit_name(2), whole(store, commit_name(1)))
     _, damages = list_commits(store, SystemClock())
     assert [damage.step for damage in damages] == [2]
@@ -295,7 +338,7 @@ def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch
 
     monkeypatch.setattr(local.os, "fsync", refuse)
     with pytest.raises(StoreFailed, match=said):
-        save_now(store, image(b"state"), 1, clock=clock)
+        save_now(store, image(payload_of(b"state")), 1, clock=clock)
     assert clock.now == 1000.0
     monkeypatch.undo()
     assert list_commits(store, SystemClock()) == ([], [])
@@ -313,9 +356,10 @@ def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
         real(fd)
 
     monkeypatch.setattr(local.os, "fsync", flaky)
-    record = save_now(store, image(b"state"), 1, clock=clock).record
+    data = payload_of(b"state")
+    record = save_now(store, image(data), 1, clock=clock).record
     assert clock.now > 1000.0
-    assert bytes(read_payload(store, record, clock)) == b"state"
+    assert bytes_of(store, record, clock) == data
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypatch):
@@ -409,7 +453,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
 
 def test_an_image_that_was_cut_while_it_was_saved_is_not_committed(tmp_path, image):
     """The worker truncates its memory half-way through the upload."""
-    payload = image(b"state" * CHUNK_BYTES)
+    payload = image(payload_of(b"state" * CHUNK_BYTES))
     store = open_store(str(tmp_path / "c"))
     with pytest.raises(StoreFailed, match="the image ends"):
         save_now(store, payload, 1, reached=lambda point: os.ftruncate(payload.fd, 1))
@@ -419,15 +463,16 @@ def test_an_image_that_was_cut_while_it_was_saved_is_not_committed(tmp_path, ima
 @pytest.mark.parametrize("url", ["{}/c", "memory://{}/c"])
 def test_an_image_inside_a_larger_file_is_stored_without_what_is_around_it(tmp_path, image, url):
     """A slot of the memory for snapshots; storage libraries upload whole files."""
-    whole = image(b"before" + b"state" + b"after")
+    data = payload_of(b"state")
+    whole = image(b"before" + data + b"after")
     store = open_store(url.format(tmp_path))
-    save_now(store, Payload(fd=whole.fd, offset=6, size_bytes=5), 1)
+    save_now(store, Payload(fd=whole.fd, offset=6, size_bytes=len(data)), 1)
     (payload,) = [entry for entry in store.list() if entry.name.endswith("safetensors")]
-    assert b"".join(store.read(payload.name)) == b"state"
+    assert b"".join(store.read(payload.name)) == data
 
 
 def test_an_image_that_goes_beyond_the_end_of_its_file_is_not_stored(tmp_path, image):
-    """Its first pass, which hashes it, finds that: nothing was written yet."""
+    """What was written of it is gone again."""
     whole, store = image(b"state"), open_store(str(tmp_path / "c"))
     with pytest.raises(StoreFailed, match="the image ends after 4 bytes, expected 5"):
         save_now(store, Payload(fd=whole.fd, offset=1, size_bytes=5), 1)

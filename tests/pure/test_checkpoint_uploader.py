@@ -21,15 +21,16 @@ import run_records
 from committed import commit_image
 from hypothesis import given
 from hypothesis import strategies as st
+from payloads import bytes_of
 
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint import deadline
-from elastic.checkpoint.catalog import list_commits, read_payload
+from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.record import commit_name
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.observe.log import EventLog
-from elastic.snapshot import checksum, safetensors_header
+from elastic.snapshot import checksum, image_hash, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import StoreUnavailable
@@ -168,7 +169,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     uploads = UploaderClient(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
-    digest = safetensors_header.digest(data)
+    digest = image_hash.digest(data)
     hand_over(uploads, slots, 6, image_of(6))
     hand_over(uploads, slots, 7, data, final=True)
     result = uploads.wait(7, LIMIT_S)
@@ -177,7 +178,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     store = open_store(config.checkpoints_url)
     (record, *_), _ = list_commits(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
-    assert bytes(read_payload(store, record, SystemClock())) == data
+    assert bytes_of(store, record, SystemClock()) == data
     assert process.stop(LIMIT_S)
     event = run_records.events(tmp_path / "events")[-1]
     assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from payloads import bytes_of, hashes_of, payload_of
 from power_cut import cuts, last_tree, read_tree, recording, write_tree
 from records import IDENTITY
 
 from elastic.checkpoint import stop_record
-from elastic.checkpoint.catalog import list_commits, read_payload
+from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
@@ -33,6 +34,7 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, create_or_read
 from elastic.system.files import make_folders
 from elastic.testing.fakes import FakeClock
+from elastic.uploader.state_check import check_state
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=600.0)
 STOPPED_AT = 6
@@ -98,14 +100,20 @@ class Agent:
                 step=step,
                 epoch=0,
                 generation=generation,
-                digest="d" * 64,
                 world_size=1,
                 torch="2",
             )
             limits = WriteLimits(deadline=self.clock.monotonic() + 100, is_fenced=lambda: False)
             payload = Payload(fd=fd, size_bytes=len(image(step)))
             commit(
-                self.checkpoints, payload, save, limits=limits, clock=self.clock, reached=lambda _point: None
+                self.checkpoints,
+                payload,
+                save,
+                limits=limits,
+                clock=self.clock,
+                reached=lambda _point: None,
+                hashed=lambda: hashes_of(image(step)),
+                check=check_state,
             )
         finally:
             os.close(fd)
@@ -118,7 +126,7 @@ class Agent:
         records, _ = list_commits(self.checkpoints, self.clock)
         for record in records:
             try:
-                payload = read_payload(self.checkpoints, record, self.clock)
+                payload = bytes_of(self.checkpoints, record, self.clock)
             except CheckpointDamaged:
                 continue
             assert bytes(payload) == image(record.step)
@@ -127,7 +135,7 @@ class Agent:
 
 
 def image(step: int) -> bytes:
-    return f"the weights after step {step}, ".encode() * 200
+    return payload_of(f"the weights after step {step}, ".encode() * 200)
 
 
 def live(folder: Path, mark: Any) -> None:

@@ -1,16 +1,19 @@
 """Attacks on a restore: ranks whose agents count differently, and states that load half-way."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from committed import commit_state
+from payloads import hashes_of
 from torch import nn
 
 from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed, UsageError
-from elastic.report.verify import check_state
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
 from elastic.testing.fakes import FakeClock, FakeStore
@@ -21,6 +24,7 @@ from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
 from elastic.train.restore_order import RESTORES_OF_ONE_STATE
 from elastic.train.state import State
+from elastic.uploader.state_check import check_state
 
 ALONE = Member(rank=0, world_size=1, group=None)
 
@@ -154,15 +158,22 @@ def store_with(*steps, digest=None):
                 step=step,
                 epoch=0,
                 generation=1,
-                digest=digest or safetensors_header.digest(slots.body(newest.slot)[: newest.size_bytes]),
                 world_size=1,
                 torch=torch.__version__,
             ),
             limits=WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False),
             clock=clock,
             reached=lambda _point: None,
+            hashed=partial(_hashes, slots, digest),
+            check=check_state,
         )
     return store
+
+
+def _hashes(slots, digest):
+    newest = slots.newest()
+    found = hashes_of(slots.body(newest.slot)[: newest.size_bytes])
+    return replace(found, digest=digest or found.digest)
 
 
 def fails_until(store, moment_s, clock, *, error=StoreUnavailable):

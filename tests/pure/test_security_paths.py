@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from payloads import bytes_of, hashes_of, payload_of
 
-from elastic.checkpoint.catalog import list_commits, of_run, read_payload, verify
+from elastic.checkpoint.catalog import list_commits, of_run, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, step_dir
@@ -25,10 +26,14 @@ from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
 from elastic.storage.store import OutsideStore, Payload, read_small
 from elastic.testing.fakes import FakeClock
+from elastic.uploader.state_check import check_state
 
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 28
 MOST_BYTES = 32 << 20
+
+
+IMAGE, PRECIOUS = payload_of(b"image"), payload_of(b"precious")
 
 
 @pytest.fixture
@@ -46,19 +51,17 @@ def store(root):
 def outside(tmp_path):
     """A folder that is none of the program's business."""
     (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "precious").write_bytes(b"precious")
+    (tmp_path / "outside" / "precious").write_bytes(PRECIOUS)
     yield tmp_path / "outside"
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["precious"]
-    assert (tmp_path / "outside" / "precious").read_bytes() == b"precious"
+    assert (tmp_path / "outside" / "precious").read_bytes() == PRECIOUS
 
 
-def save(store, step, *, run_id="r", data=b"image"):
+def save(store, step, *, run_id="r", data=IMAGE):
     fd = os.memfd_create("image")
     try:
         os.write(fd, data)
-        about = Save(
-            run_id=run_id, step=step, epoch=0, generation=1, digest="0" * 64, world_size=1, torch="2"
-        )
+        about = Save(run_id=run_id, step=step, epoch=0, generation=1, world_size=1, torch="2")
         return commit(
             store,
             Payload(fd=fd, size_bytes=len(data)),
@@ -66,6 +69,8 @@ def save(store, step, *, run_id="r", data=b"image"):
             limits=WriteLimits(deadline=CLOCK.monotonic() + 100.0, is_fenced=lambda: False),
             clock=CLOCK,
             reached=lambda point: None,
+            hashed=lambda: hashes_of(data),
+            check=check_state,
         )
     finally:
         os.close(fd)
@@ -86,12 +91,12 @@ def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outsi
 @pytest.mark.parametrize("target", ["precious", "nothing"])
 def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
     """Its target has the right bytes, or does not exist."""
-    record = save(store, 7, data=b"precious").record
+    record = save(store, 7, data=PRECIOUS).record
     (root / record.payload).unlink()
     (root / record.payload).symlink_to(outside / target)
     with pytest.raises(CheckpointDamaged, match="link"):
-        read_payload(store, record, CLOCK)
-    assert [damage.step for damage in verify(store, CLOCK)] == [7]
+        bytes_of(store, record, CLOCK)
+    assert [damage.step for damage in verify(store, CLOCK, check_state)] == [7]
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10**6, 10**11, 10**15])
@@ -99,9 +104,11 @@ def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(stor
     """A hundred gigabytes would end this process if they were touched; the largest there is no room
     for at all.
     """
-    record = replace(save(store, 7, data=b"image").record, size_bytes=size_bytes)
-    with pytest.raises(CheckpointDamaged, match=r"bytes, expected|more than this process can hold"):
-        read_payload(store, record, CLOCK)
+    record = replace(save(store, 7, data=IMAGE).record, size_bytes=size_bytes)
+    with pytest.raises(
+        CheckpointDamaged, match=r"bytes, expected|no tensor's|more than this process can hold"
+    ):
+        bytes_of(store, record, CLOCK)
 
 
 def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, tmp_path, outside):
@@ -119,11 +126,11 @@ def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_
     (tmp_path / "link").symlink_to(root)
     through = LocalStore(tmp_path / "link")
     record = save(through, 7).record
-    assert bytes(read_payload(through, record, CLOCK)) == b"image"
+    assert bytes_of(through, record, CLOCK) == IMAGE
     payload = root / record.payload
     payload.rename(payload.with_name("elsewhere"))
     payload.symlink_to("elsewhere")
-    assert bytes(read_payload(through, record, CLOCK)) == b"image"
+    assert bytes_of(through, record, CLOCK) == IMAGE
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
@@ -133,7 +140,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_damage_and_blocks_no_reader(stor
     (root / record.payload).unlink()
     make(root / record.payload)
     with pytest.raises(CheckpointDamaged):
-        read_payload(store, record, CLOCK)
+        bytes_of(store, record, CLOCK)
     (root / commit_name(7)).unlink()
     make(root / commit_name(7))
     if make is os.mkfifo:
@@ -168,11 +175,11 @@ def test_a_record_of_another_run_is_damage_and_never_counts(store):
 
 def test_a_step_that_another_run_committed_is_committed_again_beside_it(store):
     """The record's name is taken, by a state that is none of ours."""
-    save(store, 7, run_id="other", data=b"theirs")
-    done = save(store, 7, data=b"ours")
+    save(store, 7, run_id="other", data=payload_of(b"theirs"))
+    done = save(store, 7, data=payload_of(b"ours"))
     assert done.is_ours
     (record,) = of_run(list_commits(store, CLOCK), "r")[0]
-    assert bytes(read_payload(store, record, CLOCK)) == b"ours"
+    assert bytes_of(store, record, CLOCK) == payload_of(b"ours")
 
 
 def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
@@ -180,7 +187,7 @@ def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
     forged = replace(save(store, 7).record, step=9)
     assert forged.payload.startswith(step_dir(9))
     with pytest.raises(CheckpointDamaged, match="missing"):
-        read_payload(store, forged, CLOCK)
+        bytes_of(store, forged, CLOCK)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "n.jsonl"])
@@ -286,7 +293,7 @@ def test_a_payload_that_grew_is_read_no_further_than_its_record_says(store, root
     sparse(root / record.payload)
     tracemalloc.start()
     try:
-        refused(lambda: read_payload(store, record, CLOCK), CheckpointDamaged)
+        refused(lambda: bytes_of(store, record, CLOCK), CheckpointDamaged)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -40,7 +40,7 @@ from elastic.report.diff import compare
 from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
-from elastic.snapshot import safetensors_header
+from elastic.snapshot import image_hash, safetensors_header
 from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
@@ -93,7 +93,7 @@ def group() -> Group:
 
 
 def decode(data: bytes) -> None:
-    safetensors_header.digest(safetensors_header.LENGTH.pack(len(data)) + data)
+    image_hash.digest(safetensors_header.LENGTH.pack(len(data)) + data)
 
 
 def offers(data: bytes) -> None:
@@ -108,7 +108,7 @@ def agent_link(text: str) -> environment.AgentLink:
 READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "run.json": (identity.parse, UsageError),
     "COMMIT.json": (commit_record.parse, CheckpointDamaged),
-    "payload": (safetensors_header.digest, CheckpointDamaged),
+    "payload": (image_hash.digest, CheckpointDamaged),
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),

@@ -4,16 +4,18 @@ import os
 from pathlib import Path
 
 import torch
+from payloads import hashes_of
 
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import CommitRecord, Save
 from elastic.config import identity
 from elastic.config.identity import Identity
-from elastic.snapshot import image, safetensors_header
+from elastic.snapshot import image
 from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import SystemClock
 from elastic.train.state import State
+from elastic.uploader.state_check import check_state
 
 
 def begin_run(folder: Path, ours: Identity) -> Path:
@@ -47,13 +49,14 @@ def commit_image(store: Store, run_id: str, step: int, data: bytearray) -> Commi
                 step=step,
                 epoch=0,
                 generation=1,
-                digest=safetensors_header.digest(data),
                 world_size=1,
                 torch=torch.__version__,
             ),
             limits=WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False),
             clock=clock,
             reached=lambda _point: None,
+            hashed=lambda: hashes_of(data),
+            check=check_state,
         )
     finally:
         os.close(fd)

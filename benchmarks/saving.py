@@ -1,0 +1,262 @@
+"""What a checkpoint costs beside plain reads and writes of the same bytes, in one run.
+
+python benchmarks/saving.py [--layers 6] [--width 4096] [--turns 5] [--json FILE]
+
+The state is that of an MLP with Adam (6 layers of 4096 x 4096: 1.2 GB). In each turn:
+
+- `copy`: a snapshot into a slot, beside NumPy's copy of the same tensors;
+- `save`: from the offer to the commit, beside a write of the same bytes with fsync;
+- `verify` and `read`, which keeps the state in memory for all ranks of a machine, beside a plain
+  read that keeps nothing, of a file that lies on the disk alone, and of one in the page cache; and
+  beside a plain read into fresh memory;
+- `step`: the steps of a small MLP in another process while the save went on, beside those right
+  before it.
+
+A save and its twin take turns, so that other load on the machine hits each alike; the table shows
+medians with the range, and the median of the ratios of the turns. The trainer runs in the last
+turns alone, on one processor. `chrt -f 50` before the command keeps other programs away; the
+trainer then runs above it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from elastic.checkpoint.catalog import list_commits
+from elastic.config.run_dir import RunDir
+from elastic.report.verify import verify_run
+from elastic.snapshot import image
+from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
+from elastic.uploader.client import UploaderClient, UploaderProcess
+from elastic.uploader.protocol import UploaderConfig
+from elastic.uploader.state_check import read_state
+
+CHUNK_BYTES = 1 << 22
+WINDOW_S = 1.5  # of steps without a save
+LIMIT_S = 300.0
+TWINS = {
+    "copy": "numpy copy",
+    "save": "write and fsync",
+    "verify": "read from the disk",
+    "verify, cached": "read from the cache",
+    "read": "read from the disk",
+    "read, cached": "read into memory",
+    "step": "step before",
+    "save beside training": "write and fsync",
+}
+
+
+def state(layers: int, width: int) -> dict[str, Tensor]:
+    names = (f"{kind}.{number}" for kind in ("model", "exp_avg", "exp_avg_sq") for number in range(layers))
+    return {name: torch.randn(width, width) for name in names}
+
+
+def timed(call: Callable[[], Any]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def train(stop: Any, answers: Connection) -> None:
+    """Until `stop`; sends (begin, seconds) of each step."""
+    torch.set_num_threads(1)
+    with suppress(PermissionError):
+        if os.sched_getscheduler(0) == os.SCHED_FIFO:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(60))
+    answers.send("ready")
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
+    optimizer, batch, steps = torch.optim.Adam(model.parameters()), torch.randn(256, 1024), []
+    while not stop.is_set():
+        began_s = time.perf_counter()
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        steps.append((began_s, time.perf_counter() - began_s))
+    answers.send(steps)
+
+
+class Bench:
+    def __init__(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        self.folder = folder
+        self.tensors = tensors
+        self.layout = image.layout(tensors, {"state": {"model": {}, "optimizer": {}}, "step": 1})
+        self.slots = SnapshotSlots.create(self.layout.size_bytes, 1)
+        self.run = RunDir.parse(str(folder / "run"))
+        self.run.events.mkdir(parents=True)
+        config = UploaderConfig.of(self.run, folder, run_id="r", node="n", keep=1)
+        self.process = UploaderProcess.start(config)
+        self.process.wait_ready()
+        self.window = 0.0, 0.0  # of the last save
+
+    def turn(self, step: int) -> dict[str, tuple[float, float]]:
+        """Seconds, and those of the twin."""
+        spare = np.empty(max(tensor.numel() for tensor in self.tensors.values()), dtype=np.float32)
+        snapshot, copy_s = self._snapshot(step)
+        flat = [each.numpy().ravel() for each in self.tensors.values()]
+        found = {"copy": (copy_s, timed(lambda: [np.concatenate([each], out=spare) for each in flat]))}
+        plain = self.folder / "plain"
+        write_s = timed(lambda: self._write_plainly(plain, snapshot))
+        plain.unlink()  # both find the memory of the page cache as the other left it
+        found["save"] = (self._save(snapshot), write_s)
+        payload = next((self.folder / "run" / "checkpoints").rglob("*.safetensors"))
+        for suffix in ("", ", cached"):
+            times = []
+            for call in (
+                self._verify,
+                self._read,
+                lambda: read_plainly(payload),
+                lambda: read_whole(payload),
+            ):
+                if not suffix:
+                    forget(payload)
+                times.append(timed(call))
+            found[f"verify{suffix}"] = (times[0], times[2])
+            found[f"read{suffix}"] = (times[1], times[3] if suffix else times[2])
+        shutil.rmtree(self.folder / "run" / "checkpoints")
+        return found
+
+    def beside_training(self, step: int) -> tuple[float, float]:
+        """When a save beside training began and ended."""
+        snapshot, _ = self._snapshot(step)
+        time.sleep(WINDOW_S)
+        self._save(snapshot)
+        shutil.rmtree(self.folder / "run" / "checkpoints")
+        return self.window
+
+    def close(self) -> None:
+        self.process.stop()
+
+    def _snapshot(self, step: int) -> tuple[Snapshot, float]:
+        slot = self.slots.begin()
+        assert slot is not None
+        began_s = time.perf_counter()
+        checksum = image.copy_into(self.layout, self.slots.body(slot))
+        took_s = time.perf_counter() - began_s
+        info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="2", checksum=checksum)
+        return self.slots.publish(slot, size_bytes=self.layout.size_bytes, info=info), took_s
+
+    def _write_plainly(self, path: Path, snapshot: Snapshot) -> None:
+        with path.open("xb", buffering=0) as file:
+            for start in range(0, snapshot.size_bytes, CHUNK_BYTES):
+                size_bytes = min(CHUNK_BYTES, snapshot.size_bytes - start)
+                file.write(os.pread(self.slots.fd, size_bytes, snapshot.offset + start))
+            os.fsync(file.fileno())
+
+    def _save(self, snapshot: Snapshot) -> float:
+        with closing(UploaderClient(self.process.socket_path)) as client:
+            began_s = time.perf_counter()
+            client.offer(self.slots, snapshot, resumed_from=None, final=False)
+            result = client.wait(snapshot.info.step, LIMIT_S)
+            ended_s = time.perf_counter()
+        assert result is not None, "no answer"
+        assert result.state == "committed", result
+        self.window = began_s, ended_s
+        return ended_s - began_s
+
+    def _verify(self) -> None:
+        assert not verify_run(self.run, SystemClock()).damage
+
+    def _read(self) -> None:
+        store, clock = open_store(self.run.checkpoints_url), SystemClock()
+        read_state(store, list_commits(store, clock)[0][0], clock).close()
+
+
+def read_plainly(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(CHUNK_BYTES):
+            pass
+
+
+def read_whole(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        file.readall()
+
+
+def forget(path: Path) -> None:
+    """Let the kernel drop a file's pages, so that the next read goes to the disk."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def slowed(steps: list[tuple[float, float]], window: tuple[float, float]) -> tuple[float, float]:
+    """Mean seconds of the steps during a save, and of those right before it."""
+    began_s, ended_s = window
+    during = [took for at, took in steps if at >= began_s and at + took <= ended_s]
+    before = [took for at, took in steps if began_s - WINDOW_S <= at and at + took <= began_s]
+    return statistics.mean(during), statistics.mean(before)
+
+
+def measured(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    context = multiprocessing.get_context("spawn")
+    stop, (ours, theirs) = context.Event(), context.Pipe(duplex=False)
+    trainer = context.Process(target=train, args=(stop, theirs), daemon=True)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in TWINS}
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        bench = Bench(Path(name), state(args.layers, args.width))
+        try:
+            for number in range(1, args.turns + 1):
+                for each, pair in bench.turn(number).items():
+                    found[each].append(pair)
+            trainer.start()
+            assert ours.recv() == "ready"
+            windows = [bench.beside_training(args.turns + number + 1) for number in range(args.turns)]
+            stop.set()
+            steps = ours.recv()
+        finally:
+            stop.set()
+            bench.close()
+        found["step"] = [slowed(steps, window) for window in windows]
+        found["save beside training"] = [
+            (end - begin, write_s) for (begin, end), (_, write_s) in zip(windows, found["save"], strict=True)
+        ]
+    trainer.join()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--folder", help="on the disk to be measured; the temporary directory if not given")
+    parser.add_argument("--json", type=Path, help="write all seconds there")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measured(args)
+    size_bytes = 12 * args.layers * args.width**2
+    table = Table("", "s", "beside", "s", "ratio", "of the turns", title=f"{size_bytes / 1e9:.2f} GB")
+    for name, pairs in found.items():
+        texts = [
+            f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})"
+            for each in zip(*pairs, strict=True)
+        ]
+        ratios = [ours / plain for ours, plain in pairs]
+        row = name, texts[0], TWINS[name], texts[1], f"{statistics.median(ratios):.2f}"
+        table.add_row(*row, " ".join(f"{ratio:.2f}" for ratio in ratios))
+    Console(width=150).print(table)
+    if args.json:
+        args.json.write_text(json.dumps({"size_bytes": size_bytes, "seconds": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
