@@ -1,5 +1,7 @@
 """Shards move from slow ranks to fast ones while a run trains, and its result stays the same."""
 
+import signal
+
 import pytest
 import run_records
 
@@ -27,6 +29,27 @@ def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturb
     drill.is_like(undisturbed)
     assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
     assert has_idle(drill) and drill.output.count("in case that those with more lacked memory") == 1
+
+
+def test_a_join_and_a_drain_among_changing_spans_leave_the_same_bits(drill, undisturbed_sum):
+    """A loss over the whole batch; a node with a worker joins at step 6 and leaves at step 15."""
+    options, form = ("--max-nodes", "2", "--last-call", "0s"), ("--form", "sum")
+    drill.shut(6, 15)
+    first = drill.start("--nproc-per-node", "2", *options, arguments=form, env=TURN)
+    drill.stands(6, ranks=2)
+    second = drill.start(*options, arguments=form, env=TURN)
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    drill.stands(15, ranks=3)
+    second.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=2)
+    drill.open(15)
+    second.ends_with(75)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed_sum)
+    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2, 3}
+    assert has_idle(drill)
 
 
 def test_off_leaves_spans_equal(drill, undisturbed):
