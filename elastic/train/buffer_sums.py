@@ -116,9 +116,12 @@ class BufferSums:
         """float64 [rows, 2]: h of each row of int64 [rows, n], and h²."""
         count = rows.shape[1]
         if count not in self._weights:
-            self._weights[count] = torch.arange(1, count + 1, device=rows.device) * MIX
+            # Of weights in proportion to the place, [0, 2] and [1, 0] would have one sum.
+            places = torch.arange(1, count + 1, device=rows.device) * MIX
+            self._weights[count] = (places ^ places >> HALF_BITS) * MIX | 1
         bits = HASH_BITS - (self._shards - 1).bit_length()
-        h = ((rows * self._weights[count]).sum(1) >> HALF_BITS & ((1 << bits) - 1)).double()
+        # The top bits: each bit of each integer reaches one of them.
+        h = ((rows * self._weights[count]).sum(1) >> (64 - bits) & ((1 << bits) - 1)).double()
         return torch.stack([h, h * h], dim=1)
 
     def _count(self, which: list[int]) -> int:

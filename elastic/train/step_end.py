@@ -41,7 +41,7 @@ class StepEnd:
         differ between shards, PeerLost when another rank is gone, and what a vote on the states
         raises.
         """
-        parts = self.parts
+        parts, is_right_after = self.parts, loss is None  # the end of the pass, or of sums before
         with parts.heartbeat.waiting():
             flats = parts.gradients.wait()
         self.fault_point("mid-sum")
@@ -68,8 +68,9 @@ class StepEnd:
             parts.agreement.read(votes, undo=parts.buffers.load)
         if not are_equal((hashes, squares), parts.exchange.shards):
             self._refuse_modes()
-        with parts.heartbeat.waiting():
-            follow_modes(parts, self.modes)
+        if is_right_after:  # after a sum the body may have set others, on every rank
+            with parts.heartbeat.waiting():
+                follow_modes(parts, self.modes)
         parts.gradients.assign(flats, used)
         with parts.heartbeat.waiting():
             parts.gradients.add_late(used)

@@ -96,6 +96,29 @@ def test_integers_that_differ_between_shards_are_found_by_name(shards):
     assert buffers.different_integers(reduce(torch.add, hashes)) == ["net.counts"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([0, 2, 0], [1, 0, 1]), ([2, 0], [0, 1]), ([0, 0], [0, -(2**63)]), ([1 << 60], [1 << 61]), ([0], [-1])],
+)
+def test_integers_of_equal_moment_are_told_apart(one, other):
+    """Two shards count the labels 1, 1 and 0, 2: as many samples, with the same mean label.
+
+    Or only the highest bits differ, as in a mask of 64 bits.
+    """
+    counts = torch.zeros(len(one), dtype=torch.int64)
+    buffers = Buffers(State(net=holder(counts=counts)), 2, CPU)
+    buffers.begin()
+    after = {}
+    for shard, added in enumerate((one, other)):
+        buffers.load()
+        counts.add_(torch.tensor(added))
+        after[shard] = buffers.save()
+    total = reduce(torch.add, buffers.contributions(after).values())
+    assert not buffers.have_same_integers(buffers.signs(total).tolist())
+    hashes = reduce(torch.add, map(buffers.hashes, after.values()))
+    assert buffers.different_integers(hashes) == ["net.counts"]
+
+
 def test_every_shard_starts_from_the_opening_values():
     """A shard must not see what another one left in a buffer: the result would depend on which
     shards a rank has.

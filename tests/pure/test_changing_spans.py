@@ -89,7 +89,9 @@ def sum_form(step, net, scaler):
     loss = (
         (coupled / 24).square().mean() + (noise / 24).exp().sum() + 1e-2 * net.body[0].weight.square().sum()
     )
+    net.body.eval()  # after the last sum: the body's own, which no rank takes back
     step.backward(loss * net.strength * counted.sum(), scaler)
+    assert net.training and not net.body.training
 
 
 def by_hand(step, net, scaler):
