@@ -138,14 +138,18 @@ def check_digest(found: str, expected: str) -> None:
 
 
 def _read_head(source: Source, size_bytes: int) -> Buffer:
-    """The length word and the header, or all that there is where that is less."""
+    """The length word and the header; of a header that cannot be there, some of its bytes.
+
+    A bit that flips in the length word must not have the whole payload kept in memory.
+    """
     head = bytearray()
     with closing(source(0, size_bytes)) as pieces:
         for piece in pieces:
             head += piece
-            if len(head) >= LENGTH.size and len(head) >= (
-                length := LENGTH.size + LENGTH.unpack_from(head)[0]
-            ):
+            if len(head) < LENGTH.size:
+                continue
+            length = LENGTH.size + LENGTH.unpack_from(head)[0]
+            if not len(head) < length <= size_bytes:
                 return head[:length]
     return head
 

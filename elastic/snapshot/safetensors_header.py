@@ -72,7 +72,7 @@ def parse(image: Buffer, size_bytes: int | None = None) -> Header:
         (length,) = LENGTH.unpack_from(view)
         data_at = LENGTH.size + length
         if data_at > len(view):
-            raise ValueError(f"a header of {length} bytes is announced, {len(view)} bytes are there in all")
+            raise ValueError(f"a header of {length} bytes is announced, {size_bytes} bytes are there in all")
         header = json.loads(bytes(view[LENGTH.size : data_at]))
         metadata = header.pop(METADATA)
         document = json.loads(metadata[DOCUMENT])

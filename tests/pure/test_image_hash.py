@@ -151,6 +151,21 @@ def test_bytes_that_belong_to_no_tensor_are_damage():
             hashes_by(in_memory(body), len(body), 1)
 
 
+def test_a_header_that_cannot_be_there_is_not_collected():
+    """A bit that flips in the length word: `verify` has no memory for the whole payload."""
+    body, read = bytearray(written({"x": torch.zeros(100_000)}, {"state": {}})), []
+    body[5] ^= 1
+
+    def pieces(start, end):
+        for at in range(start, end, 1000):
+            read.append(at)
+            yield body[at : min(at + 1000, end)]
+
+    with pytest.raises(CheckpointDamaged, match=f"is announced, {len(body)} bytes are there in all"):
+        ImageHash(pieces, len(body))
+    assert read == [0]
+
+
 def test_a_source_that_fails_on_one_thread_ends_the_others(monkeypatch):
     """A store that does not answer: the error comes out, and the other tensors are not read on."""
     tensors = {f"x{number}": torch.zeros(1000, dtype=torch.uint8) for number in range(40)}
