@@ -31,6 +31,9 @@ from torch import Tensor
 from elastic.errors import PeerLost
 from elastic.reduce.tree import Block, Stack, blocks, fold, span
 
+# The second name is that of torch before 2.13, and deprecated.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @contextmanager
 def peers_may_die(what: str) -> Iterator[None]:
@@ -184,5 +187,5 @@ class Exchange:
         every = [block for of_rank in self._blocks for block in of_rank]
         root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
         gathered = send.new_empty(chunk * self.world_size)
-        dist.all_gather_into_tensor(gathered, root, group=self._group)
+        _all_gather(gathered, root, group=self._group)
         return gathered[:length]

@@ -75,10 +75,6 @@ class SideEffects:
         many = 1 if is_again else MANY_OTHERS
         return FirstCall(self._auditor, function, [*of_others.values()], known, many_others=many)
 
-    def has_none(self, function: Callable[..., Any]) -> bool:
-        """Whether a look at this function has found that it leaves nothing behind."""
-        return self._seen.get(key_of(function)) == set()
-
 
 def key_of(function: Callable[..., Any]) -> object:
     """Two partials, or closures, of one function may change two modules or objects.

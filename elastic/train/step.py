@@ -380,14 +380,12 @@ class Step:
 
     def _call_for_effects(
         self, function: Callable[[Batch], Tensor], modes: Modes, first_call: FirstCall | None
-    ) -> Call | None:
+    ) -> Call:
         """In a rank without a shard: what a call leaves behind is there on every rank.
 
-        A function that is known to leave nothing behind is not called.
+        Also of a function that has left nothing behind so far: it may begin at any step.
         """
-        effects, load = self._parts.side_effects, self._parts.any_shard
-        if first_call is None and effects is not None and effects.has_none(function):
-            return None
+        load = self._parts.any_shard
         assert load is not None, "a rank without a shard has nothing to call a function with"
         call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
         self._parts.heartbeat.enter(Phase.STEP)

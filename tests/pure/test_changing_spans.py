@@ -157,14 +157,16 @@ def test_audits_agree_where_ranks_have_no_shard(trained, world_size, form):
     assert trained(world_size, "turning", form, False, more) == alone * world_size
 
 
-def train_idle(member, leaves_something, looks):
-    """Rank 1 has no shard from step 2 on. In each step: its calls, and what the function left."""
+def train_idle(member, begins, looks):
+    """begins: the step at which the function begins to leave something behind.
+
+    Rank 1 has no shard from step 2 on. In each step: its calls, and what the function left."""
     net, found = nn.Linear(6, CLASSES), []
     net.strength = 0.0
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def loss(batch):
-        if leaves_something:
+        if step.number >= begins:
             net.strength = step.number / 10
         return F.cross_entropy(net(batch.data[0]), batch.data[1])
 
@@ -179,14 +181,14 @@ def train_idle(member, leaves_something, looks):
     return found
 
 
-def test_an_idle_rank_has_what_the_function_leaves_behind(ranks):
+@pytest.mark.parametrize("begins", [1, 5])
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_idle_rank_has_what_the_function_leaves_behind(ranks, begins, looks):
     """An attribute that each call sets is of this step on both ranks, by one call in vain.
 
-    Without such an attribute there is none, once a look has found that. Where nothing was looked
-    at, nothing is known.
+    Also where the function begins with it long after a look has found nothing.
     """
-    one, idle = ranks.run(2, train_idle, True, True)
-    assert [left for _, left in one] == [left for _, left in idle] == [step / 10 for step in range(1, 7)]
+    expected = [step / 10 * (step >= begins) for step in range(1, 7)]
+    one, idle = ranks.run(2, train_idle, begins, looks)
+    assert [left for _, left in one] == [left for _, left in idle] == expected
     assert [calls for calls, _ in idle[1:]] == [1] * 5
-    assert [calls for calls, _ in ranks.run(2, train_idle, False, True)[1][1:]] == [0] * 5
-    assert [calls for calls, _ in ranks.run(2, train_idle, False, False)[1][1:]] == [1] * 5
