@@ -5,7 +5,9 @@ A signal that asks for a stop is not for them: the step under way still needs it
 
 import atexit
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +112,9 @@ def _ignore_stop_signals(_number: int) -> None:
 
 
 def _kill_loading_processes() -> None:
+    with suppress(ValueError):  # not the main thread
+        # Torch's handler would raise an error here because a loading process was killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in multiprocessing.active_children():
         if process.daemon and not forked_child.is_one():  # a child has its parent's list
             process.kill()

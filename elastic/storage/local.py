@@ -125,8 +125,9 @@ class LocalStore:
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
             # A link that leads nowhere is listed too: it may stand where a commit record should.
+            # `is_dir` would raise for one that leads to itself.
             is_broken = item.is_symlink() and not Path(item.path).exists()
-            if item.is_dir() or (is_broken and not prefix):
+            if (not is_broken and item.is_dir()) or (is_broken and not prefix):
                 # Raises OutsideStore: a link in the place of checkpoints must not look as if there
                 # were none, also while its disk is not mounted.
                 self._inside(name)

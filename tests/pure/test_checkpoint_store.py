@@ -141,10 +141,11 @@ def test_a_folder_that_is_removed_during_a_listing_never_hides_a_newer_one(tmp_p
     assert [entry.name for entry in store.list()] == ["2/COMMIT.json"]
 
 
-def test_a_link_that_leads_nowhere_is_listed(tmp_path):
+@pytest.mark.parametrize("target", ["absent", "COMMIT.json"], ids=["nowhere", "to itself"])
+def test_a_link_that_leads_nowhere_is_listed(tmp_path, target):
     """It may stand where a commit record should be."""
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "COMMIT.json").symlink_to("absent")
+    (tmp_path / "1" / "COMMIT.json").symlink_to(target)
     assert [entry.name for entry in open_store(str(tmp_path)).list()] == ["1/COMMIT.json"]
 
 

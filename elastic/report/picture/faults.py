@@ -143,7 +143,7 @@ def _survived(events: Events, began: float) -> list[Fault]:
         )
         for each in events
         if (text := text_of(each.event)) and sign_of(each.event) in ("save", "state")
-        if not isinstance(each.event, kinds.DivergenceDetected)
+        if not isinstance(each.event, kinds.DivergenceDetected | kinds.ShardsMoved)
     ]
 
 
