@@ -11,7 +11,6 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice, tee
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torch.utils.data import TensorDataset
 from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
 from elastic.data.loading_processes import KeyedBatches, load_in_processes, slices_ahead
-from elastic.data.order import SampleOrder, Samples
+from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
 from elastic.system.clock import Clock, SystemClock
@@ -230,15 +229,9 @@ class Loader:
         must not go on to steps whose shards are not known yet.
         """
         order, nothing = self.order, torch.empty(0, dtype=torch.int64)
-
-        @lru_cache(maxsize=1)
-        def of_epoch(epoch: int) -> tuple[Samples, Samples]:
-            samples = order.of_epoch(epoch)
-            return samples, order.streams(samples)
-
         for step in range(first_step, order.steps + 1):
             epoch, batch_in_epoch = order.position(step)
-            drawn, numbers = of_epoch(epoch)
+            drawn, numbers = order.drawn(epoch)
             samples = order.batch(drawn, batch_in_epoch)
             streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
             if not (shards := shards_of(step)):

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,19 @@ class SampleOrder:
     def ends_epoch(self, step: int) -> bool:
         """Whether it is the last step of its epoch; the last step of the run ends one too."""
         return step == self.steps or self.position(step)[0] != self.position(step + 1)[0]
+
+    @cached_property
+    def drawn(self) -> Callable[[int], tuple[Samples, Samples]]:
+        """Of an epoch, its samples and their streams: a sort of all, perhaps, or the recipe's own
+        function. The last two are kept, since loading reads ahead of what else loads a shard.
+        """
+
+        @lru_cache(maxsize=2)
+        def drawn(epoch: int) -> tuple[Samples, Samples]:
+            samples = self.of_epoch(epoch)
+            return samples, self.streams(samples)
+
+        return drawn
 
     def of_epoch(self, epoch: int) -> Samples:
         """int64 [n]: the samples of an epoch, in their order."""

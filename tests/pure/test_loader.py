@@ -504,3 +504,20 @@ def test_shards_of_steps_are_asked_no_further_ahead_than_said(workers):
     for step, of_step in enumerate(found):
         expected = whole[step * ORDER.shards : (step + 1) * ORDER.shards]
         assert of_step == [expected[shard] for shard in spans[(step + 1) % len(spans)]]
+
+
+def test_an_epoch_is_shuffled_once_however_many_shards_are_loaded_by_themselves(monkeypatch):
+    """In each step that a rank has no shard, and in audits: it may be a sort of a million."""
+    epochs, permutation = [], SampleOrder.permutation
+
+    def counted(order, epoch):
+        epochs.append(epoch)
+        return permutation(order, epoch)
+
+    monkeypatch.setattr(SampleOrder, "permutation", counted)
+    loader = Loader(dataset=Augmented(), order=replace(ORDER), device=CPU)
+    steps = loader.steps(range(2), 1)
+    for step in range(1, ORDER.steps + 1):
+        next(steps)
+        loader.shard(step, 0)
+    assert epochs == sorted(set(epochs))
