@@ -119,11 +119,12 @@ class StepEnd:
         buffers, modes = parts.buffers.contributions(self.buffers), self.modes.numbers()
         if not own_shards:
             return {}
-        nothing = [0.0] * len(of_rank)
-        # A rank's requests count once, whatever the number of its shards.
-        said = nothing if parts.exchange.has_idle else of_rank
-        rows = [[0.0, *modes[shard], *(nothing if index else said)] for index, shard in enumerate(own_shards)]
-        heads = torch.tensor(rows, dtype=torch.float64).to(parts.device)
+        heads = torch.zeros(len(own_shards), 3 + len(of_rank), dtype=torch.float64)
+        heads[:, 1:3] = torch.tensor([modes[shard] for shard in own_shards], dtype=torch.float64)
+        if not parts.exchange.has_idle:
+            # A rank's requests count once, whatever the number of its shards.
+            heads[0, 3:] = torch.tensor(of_rank, dtype=torch.float64)
+        heads = heads.to(parts.device)
         if losses:
             heads[:, 0] = torch.stack([losses[shard].view(()) for shard in own_shards])
         if parts.buffers.length:
