@@ -31,7 +31,7 @@ from torch import Tensor
 from elastic.errors import PeerLost
 from elastic.reduce.tree import Block, Stack, blocks, fold, span
 
-# The second name is that of torch before 2.13, and deprecated.
+# The second name is that of older versions of torch, and deprecated in newer ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 

@@ -284,7 +284,7 @@ class Gradients:
             return
         bucket.collect(parameter)
         if not self._is_last or self._thread is None:
-            return  # there is nobody to send it to
+            return  # after_backward sends it, or no other rank waits for it
         # Send in bucket order only: a bucket that is complete early waits for those before it. One
         # with gradients that come in parts is complete when backward is over.
         while self._layout.is_known and self._next < len(self._layout.buckets):

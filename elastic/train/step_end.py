@@ -46,8 +46,8 @@ class StepEnd:
             flats = parts.gradients.wait()
         self.fault_point("mid-sum")
         asks = self.requests(self.number)
-        votes = [] if parts.agreement is None else parts.agreement.numbers()
-        said = [*asks, *votes, *parts.pace.numbers()]
+        own_votes = [] if parts.agreement is None else parts.agreement.numbers()
+        said = [*asks, *own_votes, *parts.pace.numbers()]
         with parts.heartbeat.waiting():
             total = self._sum_up([*said, *parts.gradients.used()], losses)
         of_ranks = total.numel() - parts.buffers.length
@@ -62,8 +62,9 @@ class StepEnd:
             )
         _, hashes, squares, *numbers = found
         sums, used = numbers[: len(said)], numbers[len(said) :]
-        own_s = parts.pace.read(sums[len(asks) + len(votes) :])
-        asked, votes = sums[: len(asks)], sums[len(asks) : len(asks) + len(votes)]
+        rest = iter(sums)
+        asked, votes = list(islice(rest, len(asks))), list(islice(rest, len(own_votes)))
+        own_s = parts.pace.read(list(rest))
         if parts.agreement is not None:
             parts.agreement.read(votes, undo=parts.buffers.load)
         if not are_equal((hashes, squares), parts.exchange.shards):
