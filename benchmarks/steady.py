@@ -151,12 +151,12 @@ def main() -> int:
         choice = choose(takes_all=args.all, only=args.only, gpus=torch.cuda.device_count())
     except ValueError as error:
         parser.error(str(error))
-    for ends in (signal.SIGTERM, signal.SIGHUP):  # the programs are ended on the way out
-        signal.signal(ends, lambda number, _: sys.exit(128 + number))
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(each, lambda number, _: sys.exit(128 + number)) for each in ends]
     pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
     minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
     session = Session(about=machine(), choice=choice)
-    try:
+    try:  # the programs are ended on the way out
         session.measure(pace, 60 * minutes)
     except KeyboardInterrupt:
         return 130
@@ -169,6 +169,8 @@ def main() -> int:
     if session.failed or session.not_begun:
         return 1
     if not args.only:
+        for each, handler in zip(ends, before, strict=True):  # a loop refuses those of a recipe
+            signal.signal(each, handler)
         console.print(checks())
     return 0
 

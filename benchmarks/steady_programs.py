@@ -17,7 +17,7 @@ import tcp_sent
 from paired_turns import Turn, is_disturbed, whole_steps
 from steady_cells import Cell, Side
 
-from elastic.config.environment import HUGETLB
+from elastic.config.environment import MALLOC
 from elastic.config.run_dir import RunDir
 from elastic.events import WorkerStarted
 from elastic.observe.log import read_events
@@ -91,14 +91,14 @@ def command(side: Side, cell: Cell, folder: Path) -> Command:
 def _environment(of: Command) -> dict[str, str]:
     """Ours, without the options of elastic-train that it may have.
 
-    elastic-train asks malloc for large pages, with which any program takes a tenth less time. So
-    the others get them too: a ratio is to show what its loop costs.
+    elastic-train has malloc use large pages and keep what is freed, with which any program is
+    faster. So the others get that too: a ratio is to show what its loop costs.
     """
     found = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_")}
     # Killed programs leave temporary folders behind, which end with this one.
     found |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(of.folder)}
     if of.side is not Side.OURS:
-        found["GLIBC_TUNABLES"] = f"{HUGETLB}=1"
+        found["GLIBC_TUNABLES"] = MALLOC
     return found
 
 

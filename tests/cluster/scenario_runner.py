@@ -43,6 +43,8 @@ from scenario import (
 from volume import Volume
 from wall_clocks import WallClocks, jump_of
 
+from elastic.config.environment import MALLOC
+
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.
 SAVES = ("--save-every", "4steps", "--keep", "99")
@@ -56,8 +58,8 @@ _ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
-    # An agent without this setting would set it and execute itself once more.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # An agent without these settings would set them and execute itself once more.
+    "GLIBC_TUNABLES": MALLOC,
     "PYTHONHASHSEED": "0",
 }
 WAIT_LIMIT_S = 240.0

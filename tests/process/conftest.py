@@ -27,7 +27,7 @@ from browser import Browser, Page
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
 from elastic.cli import main
-from elastic.config.environment import HASH_SEED, HUGETLB, pin_threads
+from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 
@@ -206,7 +206,7 @@ class Drill:
     def _env(self, more: dict[str, str] | None) -> dict[str, str]:
         ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
         # Set already, so that an agent does not re-execute itself to set it.
-        return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1", HASH_SEED: "0"} | (more or {})
+        return os.environ | ours | {"GLIBC_TUNABLES": MALLOC, HASH_SEED: "0"} | (more or {})
 
     def _begin(self, begin: Callable[[IO[bytes]], AgentProcess]) -> Agent:
         printed = self.folder / f"printed-{len(self.agents)}"

@@ -10,6 +10,8 @@ from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink, Slu
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 
+KEPT = ":".join(environment.KEEP_FREED)
+
 NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
 LINK = AgentLink(
@@ -105,14 +107,27 @@ def test_a_malformed_number_of_threads_is_refused(bare, value):
 @pytest.mark.parametrize(
     ("mode", "before", "after"),
     [
-        ("always [madvise] never", None, "glibc.malloc.hugetlb=1"),
-        ("always [madvise] never", "glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
-        ("always [madvise] never", "glibc.malloc.hugetlb=0", None),
-        ("[always] madvise never", None, None),
-        ("always madvise [never]", None, None),
+        ("always [madvise] never", None, f"glibc.malloc.hugetlb=1:{KEPT}"),
+        (
+            "always [madvise] never",
+            "glibc.malloc.check=3",
+            f"glibc.malloc.check=3:glibc.malloc.hugetlb=1:{KEPT}",
+        ),
+        ("always [madvise] never", "glibc.malloc.hugetlb=0", f"glibc.malloc.hugetlb=0:{KEPT}"),
+        (
+            "always [madvise] never",
+            "glibc.malloc.trim_threshold=1:glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=2",
+            None,
+        ),
+        ("[always] madvise never", None, KEPT),
+        (
+            "always madvise [never]",
+            "glibc.malloc.mmap_threshold=2",
+            f"glibc.malloc.mmap_threshold=2:{environment.KEEP_FREED[1]}",
+        ),
     ],
 )
-def test_the_process_restarts_once_for_large_pages_where_they_help(bare, tmp_path, mode, before, after):
+def test_the_process_restarts_once_for_the_settings_of_malloc_that_help(bare, tmp_path, mode, before, after):
     """execv is recorded, not run; a second call changes nothing."""
     begun = []
     (tmp_path / "enabled").write_text(mode)
@@ -137,6 +152,7 @@ def test_the_process_restarts_once_for_fixed_string_hashing(bare, tmp_path, caps
     """
     begun = []
     bare.setattr(environment, "LARGE_PAGES", tmp_path / "none")
+    bare.setenv("GLIBC_TUNABLES", KEPT)
     bare.setattr(environment.os, "execv", lambda *words: begun.append(words))
     bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=0))
     bare.setenv("PYTHONHASHSEED", found or "")
