@@ -92,7 +92,7 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
             "resume it with the command that began it; begin another run from its state with these settings "
-            f"({new_run_from(run_dir, ours.recipe)}); take another --run-dir, or set it aside with --fresh"
+            f"({new_run_from(run_dir)}); take another --run-dir, or set it aside with --fresh"
         )
 
 

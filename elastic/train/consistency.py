@@ -158,7 +158,7 @@ def _entry_text(entry: str, count: int) -> str:
 def _redo_text(step: int, agreed: int) -> str:
     if step == agreed:
         return "It is loaded once more"
-    return f"The last state that all ranks agreed on is that of step {agreed}; from there the steps are done again"
+    return f"All ranks agreed up to step {agreed}: the steps since the newest state that is kept up to there are done again"
 
 
 def _unclear_text(steps: int) -> str:

@@ -129,6 +129,11 @@ class Saving:
             parts.output.log.record(Drained(step=step, committed=parts.commits_drains and not problem))
         if problem:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
+        if parts.commits_drains and parts.output is not None:  # else an agent says it
+            print(
+                f"interrupted; step {step} is saved in {parts.restorer.run_url}: the same command resumes",
+                flush=True,
+            )
         # The agent tells this exit from one that is the recipe's own by it, also if another node's
         # agent asked for the drain.
         parts.page.drain = True

@@ -214,6 +214,6 @@ def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
     if groups.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
         print(
             f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version"
-            f" ({new_run_from(run_dir, ours.recipe)} begins another run from its state, and keeps this one)",
+            f" ({new_run_from(run_dir)} begins another run from its state, and keeps this one)",
             file=sys.stderr,
         )
