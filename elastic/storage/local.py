@@ -5,10 +5,12 @@ stay in it. It does not promise either on a file system that answers fsync witho
 against another process that makes links there between the check and the call.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from elastic.errors import StoreFailed
 from elastic.storage.store import (
@@ -50,7 +52,7 @@ class LocalStore:
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         path = self._inside(name)
-        with _classified(f"reading {path}"), open_regular(path, follow=True) as file:
+        with _classified(f"reading {path}"), _opened(path) as file:
             file.seek(start)
             for size_bytes in chunk_sizes(start, end, CHUNK_BYTES):
                 if not (chunk := file.read(size_bytes)):
@@ -130,7 +132,11 @@ class LocalStore:
             if (not is_broken and item.is_dir()) or (is_broken and not prefix):
                 # Raises OutsideStore: a link in the place of checkpoints must not look as if there
                 # were none, also while its disk is not mounted.
-                self._inside(name)
+                path = self._inside(name)
+                if is_broken:  # to a name in the store, or to itself
+                    raise OutsideStore(
+                        f"expected a checkpoint in {path}, found a link that leads nowhere; remove the link"
+                    )
             yield StoredObject(name=name, size_bytes=item.stat(follow_symlinks=not is_broken).st_size)
 
     def _sync_folders(self, folder: Path) -> None:
@@ -159,6 +165,21 @@ def _classified(doing: str) -> Iterator[None]:
             # next attempt makes it again.
             raise StoreUnavailable(f"{doing} failed: {error}") from error
         raise as_store_failure(doing, error) from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Raises NotRegularFile, or OSError.
+
+    A link that leads nowhere was not deleted by retention: where a commit record should be, an
+    older checkpoint would be used without a word.
+    """
+    try:
+        return open_regular(path, follow=True)
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            sentence = "expected a plain file, found a link that leads nowhere"
+            raise NotRegularFile(errno.ENOENT, sentence, str(path)) from error
+        raise
 
 
 def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None:

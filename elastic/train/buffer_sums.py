@@ -23,7 +23,7 @@ class BufferSums:
     """Of some buffers, for S shards.
 
     length: numbers that a shard contributes. num_values: of them, those that make up the buffers,
-    which come first. The others are signs: of each float64 buffer, and two of all integers.
+    which come first. The others are signs: of each float64 buffer, and four of all integers.
     """
 
     def __init__(self, tensors: Sequence[Tensor], shards: int, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class BufferSums:
         self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
         self._num_floats, self._num_ints = self._count(self._floats), self._count(self._ints)
         self.num_values = self._num_floats + 2 * self._num_ints
-        self.length = self.num_values + len(self._wide) + (2 if self._ints else 0)
+        self.length = self.num_values + len(self._wide) + (4 if self._ints else 0)
 
     def contributions(
         self, after: Mapping[int, Sequence[Tensor]], opening: Sequence[Tensor]
@@ -47,8 +47,8 @@ class BufferSums:
 
         after: the values of the buffers, by shard. opening: those that each shard began with.
         Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
-        float64 buffer that this shard changed, then a hash of all its integers and the square of
-        it. It is of another length where a forward gave a buffer another size.
+        float64 buffer that this shard changed, then two hashes of all its integers and the square
+        of each. It is of another length where a forward gave a buffer another size.
         """
         if not self._tensors or not after:  # a rank without a shard adds nothing
             return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
@@ -90,18 +90,18 @@ class BufferSums:
         """
         if not self._ints:
             return True
-        total, squares = signs[len(self._wide) :][:2]
-        return self._shards * squares == total * total
+        one, one_squares, other, other_squares = signs[len(self._wide) :][:4]
+        return self._shards * one_squares == one * one and self._shards * other_squares == other * other
 
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
-        """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""
+        """float64 [integer buffers, 4]: as in a contribution, but for each buffer by itself."""
         rows = [self._hashes(values[i].reshape(1, -1).long()) for i in self._ints]
         return torch.cat(rows).to(self._device)
 
     @property
     def like_hashes(self) -> Tensor:
         """A tensor of the form of `hashes`."""
-        return torch.empty(len(self._ints), 2, dtype=torch.float64, device=self._device)
+        return torch.empty(len(self._ints), 4, dtype=torch.float64, device=self._device)
 
     def different_integers(self, total: Tensor) -> list[Tensor]:
         """The buffers whose integers differ, from the sum of all shards' `hashes`."""
@@ -109,20 +109,25 @@ class BufferSums:
         return [self._tensors[i] for i, is_so in zip(self._ints, different, strict=True) if is_so]
 
     def _differ(self, total: Tensor) -> Tensor:
-        sums, squares = total.unbind(1)
-        return self._shards * squares != sums.square()
+        sums, squares = total[:, ::2], total[:, 1::2]
+        return (self._shards * squares != sums.square()).any(1)
 
     def _hashes(self, rows: Tensor) -> Tensor:
-        """float64 [rows, 2]: h of each row of int64 [rows, n], and h²."""
+        """float64 [rows, 4]: h and h² of each row of int64 [rows, n], for two hashes.
+
+        One has 25 bits at most: among 30 522 places some pairs of counts would have the same.
+        """
         count = rows.shape[1]
         if count not in self._weights:
             # Of weights in proportion to the place, [0, 2] and [1, 0] would have one sum.
             places = torch.arange(1, count + 1, device=rows.device) * MIX
-            self._weights[count] = (places ^ places >> HALF_BITS) * MIX | 1
+            one = (places ^ places >> HALF_BITS) * MIX
+            self._weights[count] = torch.stack([one, (one ^ one >> HALF_BITS) * MIX]) | 1
         bits = HASH_BITS - (self._shards - 1).bit_length()
         # The top bits: each bit of each integer reaches one of them.
-        h = ((rows * self._weights[count]).sum(1) >> (64 - bits) & ((1 << bits) - 1)).double()
-        return torch.stack([h, h * h], dim=1)
+        sums = [(rows * weights).sum(1) for weights in self._weights[count]]
+        one, other = [(each >> (64 - bits) & ((1 << bits) - 1)).double() for each in sums]
+        return torch.stack([one, one * one, other, other * other], dim=1)
 
     def _count(self, which: list[int]) -> int:
         return sum(_real(self._tensors[i]).numel() for i in which)

@@ -343,7 +343,7 @@ class Buffers:
         return self._sums.have_same_integers(signs)
 
     def hashes(self, contents: Contents) -> Tensor:
-        """float64 [integer buffers, 2]: see BufferSums."""
+        """float64 [integer buffers, 4]: see BufferSums."""
         return self._sums.hashes(self._moving_of(contents))
 
     @property

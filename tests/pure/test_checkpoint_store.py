@@ -146,7 +146,28 @@ def test_a_link_that_leads_nowhere_is_listed(tmp_path, target):
     """It may stand where a commit record should be."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "COMMIT.json").symlink_to(target)
-    assert [entry.name for entry in open_store(str(tmp_path)).list()] == ["1/COMMIT.json"]
+    store = open_store(str(tmp_path))
+    assert [entry.name for entry in store.list()] == ["1/COMMIT.json"]
+    with pytest.raises(OutsideStore, match="found a link"):
+        read_small(store, "1/COMMIT.json", SystemClock())
+
+
+def test_a_record_that_is_a_link_to_nothing_is_damage(tmp_path):
+    """Beside others it passed for one that retention deletes, and verify found no damage."""
+    (tmp_path / "000000000002").mkdir()
+    (tmp_path / commit_name(2)).symlink_to("absent")
+    store = open_store(str(tmp_path))
+    records, damages = list_commits(store, SystemClock())
+    assert not records
+    assert [(each.step, "a link that leads nowhere" in each.reason) for each in damages] == [(2, True)]
+
+
+@pytest.mark.parametrize("target", ["absent", "000000000500"], ids=["nowhere", "to itself"])
+def test_a_step_that_is_a_link_to_nothing_within_the_store_is_refused(tmp_path, target):
+    """Else an older step would be loaded, as where its disk is not mounted."""
+    (tmp_path / "000000000500").symlink_to(target)
+    with pytest.raises(OutsideStore, match="a link that leads nowhere"):
+        open_store(str(tmp_path)).list()
 
 
 def test_a_folder_of_checkpoints_that_is_not_mounted_does_not_look_empty(tmp_path):
