@@ -55,11 +55,16 @@ class SameInputs:
     def refuse(self, groups: ProcessGroups) -> None:
         """Where `whole` differs between ranks. Raises UsageError on all of them."""
         of_ranks: list[Sums] = groups.all_gather(self._sums)
+        first = of_ranks[0]
         for rank, there in enumerate(of_ranks):
-            for path, found in there.items():
-                if of_ranks[0].get(path, found) != found:
+            # One rank may have a tensor where another has None, or nothing.
+            for path in [*there, *(each for each in first if each not in there)]:
+                if first.get(path) != there.get(path):
+                    is_on_both = path in first and path in there
+                    where = f"is another one on rank {rank} than on rank 0"
+                    alone = f"is there on rank {0 if path in first else rank} and not on rank {rank if path in first else 0}"
                     raise UsageError(
-                        f"run.evaluate: the function reads {path}, which is another one on rank {rank} than on rank 0: each rank computes a part of the "
+                        f"run.evaluate: the function reads {path}, which {where if is_on_both else alone}: each rank computes a part of the "
                         "data set, so that the sum would mix the two. Do on every rank what changes it: load the best weights and call eval() on all of "
                         "them, not below `if run.is_first:`, and compute a threshold from run.evaluate or step.sum"
                     )
