@@ -33,23 +33,29 @@ class SameInputs:
         """left_out: ids of tensors."""
         sites, self.modules = read_by(function)
         of_modules = {id(tensor) for module in self.modules for tensor in tensors_of(module)}
-        self._things = {
-            site.path: site.thing
+        # Pairs, since functions may call different things by one name (two closures' `scale`).
+        self._things = [
+            (site.path, site.thing)
             for site in sites
             if site.form in (Form.TENSOR, Form.ARRAY)
             and id(site.thing) not in left_out
             and (id(site.thing) in of_modules or not {".", "["} & set(site.path))
-        }
+        ]
         # Their dict of attributes has the mode, in which dropout and BatchNorm compute.
-        self._modules = {
-            site.path: site.thing for site in sites if site.form is Form.NAMES and "_parameters" in site.thing
-        }
+        self._modules = [
+            (site.path, site.thing)
+            for site in sites
+            if site.form is Form.NAMES and "_parameters" in site.thing
+        ]
         self._sums: Sums = {}
 
     def whole(self) -> str:
         """16 digits, of all that is compared, as it is now."""
-        modes = {f"{path}.training": str(each.get("training")) for path, each in self._modules.items()}
-        self._sums = {path: _sha256(thing) for path, thing in self._things.items()} | modes
+        found = [(path, _sha256(thing)) for path, thing in self._things]
+        found += [(f"{path}.training", str(each.get("training"))) for path, each in self._modules]
+        self._sums = {}
+        for path, text in found:
+            self._sums[path] = f"{self._sums.get(path, '')} {text}"
         return hashlib.sha256(repr(sorted(self._sums.items())).encode()).hexdigest()[:16]
 
     def refuse(self, groups: ProcessGroups) -> None:

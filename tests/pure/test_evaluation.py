@@ -387,6 +387,23 @@ def test_an_evaluation_of_a_tensor_that_one_rank_lacks_is_refused_on_all(ranks, 
         assert "the function reads threshold, which is there on rank 0 and not on rank " in said
 
 
+def evaluate_by_closures(member):
+    def scaled_by(scale):
+        return lambda value: value * scale
+
+    one = scaled_by(torch.full((1,), float(member.rank)))
+    two = scaled_by(torch.ones(1))
+    with pytest.raises(UsageError) as refused:
+        evaluation(member, TensorDataset(torch.ones(19, 6))).sum(lambda batch: two(one(batch.data[0])).sum())
+    return str(refused.value)
+
+
+def test_things_of_one_name_in_two_closures_are_compared_each(ranks):
+    """The second `scale` is alike on both ranks, and must not hide the first one."""
+    for said in ranks.run(2, evaluate_by_closures):
+        assert "the function reads scale, which is another one on rank 1 than on rank 0" in said
+
+
 @pytest.mark.parametrize("kind", ["nothing", "collected", "saved"])
 def test_what_ranks_may_have_of_their_own_is_no_reason_to_refuse_an_evaluation(ranks, kind):
     """Lists of their own blocks; and within a step what the comparison of states covers, because a
