@@ -39,6 +39,12 @@ HUGETLB = "glibc.malloc.hugetlb=1"
 # 32 MiB lie in the heap: as far as glibc moves its own threshold, which these settings fix.
 KEEP_FREED = "glibc.malloc.mmap_threshold=33554432", "glibc.malloc.trim_threshold=268435456"
 MALLOC = ":".join((HUGETLB, *KEEP_FREED))
+# The older variables that set the same, which glibc passes over where GLIBC_TUNABLES has it.
+_OLDER = {
+    "glibc.malloc.mmap_threshold": "MALLOC_MMAP_THRESHOLD_",
+    "glibc.malloc.trim_threshold": "MALLOC_TRIM_THRESHOLD_",
+}
+RESTARTED = "elastic-restarted"  # an option -X, which none of the restarted process's children has
 HASH_SEED = "PYTHONHASHSEED"
 
 T = TypeVar("T")
@@ -274,9 +280,16 @@ def restart_interpreter() -> None:
     another order on each node and after each resume. Raises UsageError where that has no effect.
     """
     lacks_hashing, lacks_malloc = _fix_hashing(), _set_up_malloc()
-    if lacks_hashing or lacks_malloc:
+    if RESTARTED in sys._xoptions:  # noqa: SLF001 - documented
+        # What starts this interpreter takes variables away: a wrapper, or the C library, which
+        # drops GLIBC_TUNABLES where the file has capabilities. It would restart for ever.
+        if lacks_hashing:
+            raise UsageError(
+                f"expected {sys.executable} to pass {HASH_SEED} on, found it taken away; set {HASH_SEED}=0 where the interpreter is started"
+            )
+    elif lacks_hashing or lacks_malloc:
         interrupt.hold()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
+        os.execv(sys.executable, [sys.executable, "-X", RESTARTED, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 
 def _fix_hashing() -> bool:
@@ -304,10 +317,12 @@ def _set_up_malloc() -> bool:
     in between, and its pages are zeroed anew: ResNet-18 on a CPU takes 7 % longer then. A large
     page costs one page fault in place of 512: a worker's first step is a quarter faster, and later
     steps a tenth. glibc reads GLIBC_TUNABLES only when a process starts; before 2.35 it does not
-    know the large pages. Nothing happens with another C library. What the variable sets, stays.
+    know the large pages. Nothing happens with another C library. What the variable sets, stays,
+    and so does what MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ set.
     """
     tunables = [*filter(None, os.environ.get("GLIBC_TUNABLES", "").split(":"))]
     known = {each.partition("=")[0] for each in tunables}
+    known |= {name for name, older in _OLDER.items() if older in os.environ}
     try:
         is_glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
     except (OSError, ValueError):

@@ -33,33 +33,44 @@ class SameInputs:
         """left_out: ids of tensors."""
         sites, self.modules = read_by(function)
         of_modules = {id(tensor) for module in self.modules for tensor in tensors_of(module)}
-        self._things = {
-            site.path: site.thing
+        # Pairs, since functions may call different things by one name (two closures' `scale`).
+        self._things = [
+            (site.path, site.thing)
             for site in sites
             if site.form in (Form.TENSOR, Form.ARRAY)
             and id(site.thing) not in left_out
             and (id(site.thing) in of_modules or not {".", "["} & set(site.path))
-        }
+        ]
         # Their dict of attributes has the mode, in which dropout and BatchNorm compute.
-        self._modules = {
-            site.path: site.thing for site in sites if site.form is Form.NAMES and "_parameters" in site.thing
-        }
+        self._modules = [
+            (site.path, site.thing)
+            for site in sites
+            if site.form is Form.NAMES and "_parameters" in site.thing
+        ]
         self._sums: Sums = {}
 
     def whole(self) -> str:
         """16 digits, of all that is compared, as it is now."""
-        modes = {f"{path}.training": str(each.get("training")) for path, each in self._modules.items()}
-        self._sums = {path: _sha256(thing) for path, thing in self._things.items()} | modes
+        found = [(path, _sha256(thing)) for path, thing in self._things]
+        found += [(f"{path}.training", str(each.get("training"))) for path, each in self._modules]
+        self._sums = {}
+        for path, text in found:
+            self._sums[path] = f"{self._sums.get(path, '')} {text}"
         return hashlib.sha256(repr(sorted(self._sums.items())).encode()).hexdigest()[:16]
 
     def refuse(self, groups: ProcessGroups) -> None:
         """Where `whole` differs between ranks. Raises UsageError on all of them."""
         of_ranks: list[Sums] = groups.all_gather(self._sums)
+        first = of_ranks[0]
         for rank, there in enumerate(of_ranks):
-            for path, found in there.items():
-                if of_ranks[0].get(path, found) != found:
+            # One rank may have a tensor where another has None, or nothing.
+            for path in [*there, *(each for each in first if each not in there)]:
+                if first.get(path) != there.get(path):
+                    is_on_both = path in first and path in there
+                    where = f"is another one on rank {rank} than on rank 0"
+                    alone = f"is there on rank {0 if path in first else rank} and not on rank {rank if path in first else 0}"
                     raise UsageError(
-                        f"run.evaluate: the function reads {path}, which is another one on rank {rank} than on rank 0: each rank computes a part of the "
+                        f"run.evaluate: the function reads {path}, which {where if is_on_both else alone}: each rank computes a part of the "
                         "data set, so that the sum would mix the two. Do on every rank what changes it: load the best weights and call eval() on all of "
                         "them, not below `if run.is_first:`, and compute a threshold from run.evaluate or step.sum"
                     )

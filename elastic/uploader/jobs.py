@@ -1,9 +1,9 @@
 """Every accepted offer gets a result as long as the uploader lives, and its slot is given back.
 
 The result comes when its save is over, when a newer offer takes its place, when its storage hangs,
-or when the uploader has to leave. A save that was reported as hung and is committed after all has a
-second result. It does not promise that a client receives them: the client may be dead, and its save
-goes on without it.
+or when the uploader has to leave. A save that was reported as hung has a second result where it is
+committed after all, or finds its step committed with another state. It does not promise that a
+client receives them: the client may be dead, and its save goes on without it.
 """
 
 import os
@@ -139,7 +139,7 @@ class Jobs:
         # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
         # slot.
         job.close()
-        if not self._is_reported or result.state is SaveState.COMMITTED:
+        if not self._is_reported or result.state in (SaveState.COMMITTED, SaveState.DIFFERS):
             self._report(job, result)
 
     def check_overdue(self) -> None:

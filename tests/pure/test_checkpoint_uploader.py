@@ -908,10 +908,11 @@ class HeldSaver:
 
     def __init__(self):
         self.go_on = threading.Event()
+        self.state = SaveState.COMMITTED
 
     def save(self, offer, slots):
         assert self.go_on.wait(LIMIT_S)
-        return SaveResult(step=offer.step, state=SaveState.COMMITTED, reason="at last", is_ours=True)
+        return SaveResult(step=offer.step, state=self.state, reason="at last", is_ours=True)
 
     def prune(self, offer):
         pass
@@ -932,11 +933,13 @@ def held_job(slots, listener, step=1):
     return Job.accept(Offer(**meta_of(step) | where), os.dup(slots.fd), listener)
 
 
-def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, slots):
+@pytest.mark.parametrize("state", [SaveState.COMMITTED, SaveState.DIFFERS])
+def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, slots, state):
     """The fake clock passes the deadline and the patience while the storage call is held; later the
-    call returns after all.
+    call returns after all. That its step has another state ends the run, so it is said as well.
     """
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
+    held.state = state
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
     jobs.add(held_job(slots, listener))
@@ -950,7 +953,7 @@ def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config
     held.go_on.set()
     jobs.wakeup.settimeout(LIMIT_S)
     jobs.advance()
-    assert listener.answers == ["failed", "committed"]
+    assert listener.answers == ["failed", str(state)]
     jobs.advance()
     assert jobs.is_idle
 

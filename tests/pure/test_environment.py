@@ -1,6 +1,7 @@
 """The launcher's variables become one value, or an error that names the malformed variable."""
 
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -171,6 +172,42 @@ def test_an_interpreter_whose_hashing_cannot_be_fixed_is_refused(bare):
     bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=1))
     with pytest.raises(UsageError, match="start Python without -E and -I"):
         environment.restart_interpreter()
+
+
+@pytest.mark.parametrize("older", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_what_older_variables_of_malloc_set_stays(bare, tmp_path, older):
+    """glibc passes over such a variable where GLIBC_TUNABLES has the same setting."""
+    bare.setattr(environment, "LARGE_PAGES", tmp_path / "none")
+    bare.setattr(environment.os, "execv", lambda *_words: None)
+    bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=0))
+    bare.setenv("PYTHONHASHSEED", "0")
+    bare.setenv("GLIBC_TUNABLES", "")
+    bare.setenv(older, "4096")
+    environment.restart_interpreter()
+    name = older.removeprefix("MALLOC_").strip("_").lower()
+    assert os.environ["GLIBC_TUNABLES"] in environment.KEEP_FREED
+    assert name not in os.environ["GLIBC_TUNABLES"]
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "PYTHONHASHSEED"])
+def test_an_interpreter_that_is_started_without_its_settings_does_not_restart_for_ever(bare, tmp_path, name):
+    """execv takes the variable away, as the C library does for a file with capabilities."""
+    begun = []
+
+    def execv(_path, words):
+        begun.append(words)
+        bare.delenv(name)
+        bare.setattr(environment.sys, "_xoptions", {words[2]: True})
+        environment.restart_interpreter()
+
+    bare.setattr(environment, "LARGE_PAGES", tmp_path / "none")
+    bare.setattr(environment.os, "execv", execv)
+    bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=0))
+    bare.setenv("GLIBC_TUNABLES", "")
+    bare.setenv("PYTHONHASHSEED", "")
+    with pytest.raises(UsageError, match="taken away") if name == "PYTHONHASHSEED" else nullcontext():
+        environment.restart_interpreter()
+    assert len(begun) == 1
 
 
 SLURM = (

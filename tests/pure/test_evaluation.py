@@ -341,13 +341,15 @@ def evaluate_differing(member, kind):
         net[1].running_mean[3] += 1e-3
     elif kind == "mode":
         net[1].eval()
+    elif kind == "absent":
+        threshold = None
     elif kind in ("threshold", "array"):
         threshold += 0.1
     elif kind in ("weight", "saved"):
         net[3].weight.data[1, 2] += 1e-3
 
     def above(batch):
-        return (net(batch.data[0]) > float(threshold[0])).sum()
+        return (net(batch.data[0]) > (0.5 if threshold is None else float(threshold[0]))).sum()
 
     first = evaluation(member, dataset, saved=saved if kind == "saved" else frozenset())
     try:
@@ -376,6 +378,30 @@ def test_an_evaluation_of_other_numbers_on_one_rank_is_refused_on_all(ranks, wor
     """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
     for said in ranks.run(world_size, evaluate_differing, kind):
         assert f"the function reads {name}, which is another one on rank {world_size - 1} than on" in said
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_evaluation_of_a_tensor_that_one_rank_lacks_is_refused_on_all(ranks, world_size):
+    """As after `best = None` and `if run.is_first: best = torch.load(path)`: no value differs."""
+    for said in ranks.run(world_size, evaluate_differing, "absent"):
+        assert "the function reads threshold, which is there on rank 0 and not on rank " in said
+
+
+def evaluate_by_closures(member):
+    def scaled_by(scale):
+        return lambda value: value * scale
+
+    one = scaled_by(torch.full((1,), float(member.rank)))
+    two = scaled_by(torch.ones(1))
+    with pytest.raises(UsageError) as refused:
+        evaluation(member, TensorDataset(torch.ones(19, 6))).sum(lambda batch: two(one(batch.data[0])).sum())
+    return str(refused.value)
+
+
+def test_things_of_one_name_in_two_closures_are_compared_each(ranks):
+    """The second `scale` is alike on both ranks, and must not hide the first one."""
+    for said in ranks.run(2, evaluate_by_closures):
+        assert "the function reads scale, which is another one on rank 1 than on rank 0" in said
 
 
 @pytest.mark.parametrize("kind", ["nothing", "collected", "saved"])
