@@ -89,7 +89,7 @@ class Bucket:
         """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
         for parameter in self.parameters:
             parameter.grad = None
-        vector = self._take()
+        vector = self._free_vector()
         self._flat, self._views = vector.flat, vector.views
 
     def begin_shard(self, *, is_second: bool) -> None:
@@ -181,7 +181,7 @@ class Bucket:
         self.stack = Stack(self._add)
         self.is_sent = False
 
-    def _take(self) -> _Vector:
+    def _free_vector(self) -> _Vector:
         """One that nothing else refers to: the recipe may have kept a gradient that it was."""
         while self._free:
             vector = self._vectors[id(self._free.pop())]

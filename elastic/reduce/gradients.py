@@ -306,7 +306,7 @@ class Gradients:
         self._used.add(id(parameter))
 
     def _fill_missing(self, bucket: Bucket) -> None:
-        self._used |= bucket.names - bucket.missing if bucket.missing else bucket.names
+        self._used |= (bucket.names - bucket.missing) if bucket.missing else bucket.names
         bucket.fill_missing()
 
     def _send(self) -> None:

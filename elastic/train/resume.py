@@ -4,7 +4,6 @@ All that is compared with other ranks is compared here, before the first step.
 """
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from elastic.checkpoint.stop_record import StopRecord
@@ -196,9 +195,16 @@ def _began_with(
 
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
     """What the run began with, where it begins at step 0 once more."""
-    with suppress(StoreFailed, ValueError):  # an outage never stops training
+    try:
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
-    return None
+    except StoreFailed:  # an outage never stops training
+        return None
+    except ValueError as error:
+        print(
+            f"note: {BEGINNING}, what this run began with, cannot be read ({error}); it is not compared with what the recipe trains on now",
+            flush=True,
+        )
+        return None
 
 
 def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:

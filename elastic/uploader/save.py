@@ -88,7 +88,7 @@ class Saver:
             report_problem(traceback.format_exc())
             return offer.result(SaveState.FAILED, f"{type(error).__name__}: {error}")
         if done.differs:
-            # Later states follow from this one. Whoever offers the next learns of it too: the agent
+            # Later states follow from this one. The next offer's client learns of it too: the agent
             # may have offered this one, and waits for no result.
             self._difference = f"{done.reason}. Nothing more is saved"
             report_problem(self._difference)
@@ -213,7 +213,7 @@ class Saver:
                 is_newest=is_newest,
             )
         except Fenced:
-            # Whoever goes on deletes them after its next commit.
+            # The group that goes on deletes them after its next commit.
             pass
         except Exception as error:
             # The checkpoint is committed. An old one that stays must not turn that into a failure,

@@ -37,6 +37,15 @@ def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
     assert agent.output.count("it now begins on other data than at first (dataset.indices)") == 1
 
 
+def test_a_record_of_the_beginning_that_cannot_be_read_is_said(drill):
+    """A disk lost its end. The run begins at step 1 all the same, and is compared with nothing."""
+    drill.run.local.mkdir(parents=True)
+    (drill.run.local / "data.json").write_text('{"samples": 3')
+    agent = drill.start()
+    agent.ends_with(0)
+    assert agent.output.count("note: data.json, what this run began with, cannot be read") == 1
+
+
 FADING = """
 import torch
 from torch import nn

@@ -162,12 +162,35 @@ def test_a_record_that_is_a_link_to_nothing_is_damage(tmp_path):
     assert [(each.step, "a link that leads nowhere" in each.reason) for each in damages] == [(2, True)]
 
 
-@pytest.mark.parametrize("target", ["absent", "000000000500"], ids=["nowhere", "to itself"])
-def test_a_step_that_is_a_link_to_nothing_within_the_store_is_refused(tmp_path, target):
+@pytest.mark.parametrize(
+    "what", ["link to nowhere", "link to itself", "link to another step", "file", "fifo"]
+)
+def test_a_step_that_is_no_folder_is_refused(tmp_path, what):
     """Else an older step would be loaded, as where its disk is not mounted."""
-    (tmp_path / "000000000500").symlink_to(target)
-    with pytest.raises(OutsideStore, match="a link that leads nowhere"):
+    (tmp_path / "000000000030").mkdir()
+    targets = {
+        "link to nowhere": "absent",
+        "link to itself": "000000000500",
+        "link to another step": "000000000030",
+    }
+    step = tmp_path / "000000000500"
+    if what in targets:
+        step.symlink_to(targets[what])
+    elif what == "file":
+        step.touch()
+    else:
+        os.mkfifo(step)
+    with pytest.raises(OutsideStore, match="expected the checkpoint of a step in the folder"):
         open_store(str(tmp_path)).list()
+
+
+def test_a_file_in_the_place_of_an_attempt_is_damage(tmp_path):
+    """It ended verify, which then listed no other damage."""
+    step = tmp_path / "000000000030"
+    step.mkdir()
+    (step / "attempt").touch()
+    with pytest.raises(OutsideStore, match="expected a folder above this file"):
+        read_small(open_store(str(tmp_path)), "000000000030/attempt/payload", SystemClock())
 
 
 def test_a_folder_of_checkpoints_that_is_not_mounted_does_not_look_empty(tmp_path):
