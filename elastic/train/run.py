@@ -226,8 +226,8 @@ class Run:
         average. Random numbers are keyed by the batch and the sample, and the generators go on as
         if nothing had been drawn. Raises UsageError inside the function of a step's sum, for values
         that cannot be added, for another data set than on other ranks or before a resume (the
-        indices of a split, tensors, targets), and for modules or tensors that the function reads
-        and that are others on another rank. Each rank loads one batch a second time:
+        indices of a split, tensors, targets), and for modules, tensors or numbers that the function
+        reads and that are others on another rank. Each rank loads one batch a second time:
         RecipeNotExact where its samples are then other ones.
         """
         self._step_functions.refuse_inside("run.evaluate")

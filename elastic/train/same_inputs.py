@@ -2,15 +2,18 @@
 
 Scripts for DistributedDataParallel load the best weights on rank 0 alone, which is where they
 evaluate. Here each rank computes blocks of its own, so that the sum would be that of two models.
-Compared are parameters, buffers and modes of the modules that the function can reach, and tensors
-and arrays that it names itself; by sums of words, one pass over the memory.
+Compared are parameters, buffers and modes of the modules that the function can reach, tensors and
+arrays that it names itself, by sums of words, one pass over the memory, and numbers that its code
+names (number_inputs.py).
 
-It does not compare numbers of Python (a rank, a time), nor what lies in lists, dicts and objects
-beside modules: a function may collect its own rank's blocks there. Within a step, what the State
-saves is left out: the comparison of states finds it, and knows a machine's error.
+It does not compare numbers that look like a rank's own (its number, its process id, a reading of a
+clock), nor what lies in lists and objects beside modules: a function may collect its own rank's
+blocks there. Within a step, what the State saves is left out: the comparison of states finds it,
+and knows a machine's error.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -19,6 +22,8 @@ from torch import Tensor, nn
 
 from elastic.errors import UsageError
 from elastic.train.flat_state import sha256_of
+from elastic.train.liveness import LoopNames
+from elastic.train.number_inputs import numbers_read
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import read_by
 from elastic.train.site import Form
@@ -47,12 +52,14 @@ class SameInputs:
             for site in sites
             if site.form is Form.NAMES and "_parameters" in site.thing
         ]
+        self._numbers = numbers_read(function, LoopNames())
         self._sums: Sums = {}
 
     def whole(self) -> str:
-        """16 digits, of all that is compared, as it is now."""
+        """16 digits, of all that is compared, as it is now, on this rank."""
         found = [(path, _sha256(thing)) for path, thing in self._things]
         found += [(f"{path}.training", str(each.get("training"))) for path, each in self._modules]
+        found += self._numbers.items()
         self._sums = {}
         for path, text in found:
             self._sums[path] = f"{self._sums.get(path, '')} {text}"
@@ -60,12 +67,18 @@ class SameInputs:
 
     def refuse(self, groups: ProcessGroups) -> None:
         """Where `whole` differs between ranks. Raises UsageError on all of them."""
-        of_ranks: list[Sums] = groups.all_gather(self._sums)
+        numbers = [str(number) for number in (groups.rank, groups.local_rank, os.getpid())]
+        gathered: list[tuple[Sums, list[str]]] = groups.all_gather((self._sums, numbers))
+        of_ranks = [sums for sums, _ in gathered]
         first = of_ranks[0]
+
+        def is_own(path: str) -> bool:
+            return all(sums.get(path, "").strip() in own for sums, own in gathered)
+
         for rank, there in enumerate(of_ranks):
             # One rank may have a tensor where another has None, or nothing.
             for path in [*there, *(each for each in first if each not in there)]:
-                if first.get(path) != there.get(path):
+                if first.get(path) != there.get(path) and not is_own(path):
                     is_on_both = path in first and path in there
                     where = f"is another one on rank {rank} than on rank 0"
                     alone = f"is there on rank {0 if path in first else rank} and not on rank {rank if path in first else 0}"
