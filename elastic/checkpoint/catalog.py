@@ -93,7 +93,13 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: 
         else:
             if record is not None:
                 records[name] = record
-    return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
+    num_gone = len(names) - len(records) - len(damages)
+    damages += [
+        Damage(step=int(entry.name), reason="expected a folder there, found a file or a link; remove it")
+        for entry in entries
+        if entry.name.isdecimal() and entry.name == commit_name(int(entry.name)).partition("/")[0]
+    ]
+    return _Listed(records, sorted(damages, key=lambda each: -each.step), num_gone)
 
 
 def commits_of_step(

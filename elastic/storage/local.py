@@ -126,8 +126,6 @@ class LocalStore:
             if item.is_dir(follow_symlinks=False):
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
-            if not prefix and item.name.isdecimal():
-                self._refuse_step(item)
             # A link that leads nowhere is listed too: it may stand where a commit record should.
             # `is_dir` would raise for one that leads to itself.
             is_broken = item.is_symlink() and not Path(item.path).exists()
@@ -136,14 +134,6 @@ class LocalStore:
                 # were none, also while its disk is not mounted.
                 self._inside(name)
             yield StoredObject(name=name, size_bytes=item.stat(follow_symlinks=not is_broken).st_size)
-
-    def _refuse_step(self, item: "os.DirEntry[str]") -> None:
-        """An older checkpoint would be used without a word. Raises OutsideStore."""
-        path = self._inside(item.name)
-        found = f"a link to {path.readlink()}" if item.is_symlink() else "something else"
-        raise OutsideStore(
-            f"expected the checkpoint of a step in the folder {path}, found {found}; remove it, and put what it names in its place if it is wanted"
-        )
 
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):

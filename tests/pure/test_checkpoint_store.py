@@ -13,7 +13,7 @@ import fsspec
 import pytest
 from payloads import bytes_of, hashes_of, payload_of
 
-from elastic.checkpoint.catalog import list_commits, verify
+from elastic.checkpoint.catalog import Damage, list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import FIRST_FORMAT, OF_BYTES, Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
@@ -165,8 +165,8 @@ def test_a_record_that_is_a_link_to_nothing_is_damage(tmp_path):
 @pytest.mark.parametrize(
     "what", ["link to nowhere", "link to itself", "link to another step", "file", "fifo"]
 )
-def test_a_step_that_is_no_folder_is_refused(tmp_path, what):
-    """Else an older step would be loaded, as where its disk is not mounted."""
+def test_a_step_that_is_no_folder_is_damage(tmp_path, what):
+    """Else an older step would be loaded without a word."""
     (tmp_path / "000000000030").mkdir()
     targets = {
         "link to nowhere": "absent",
@@ -180,8 +180,8 @@ def test_a_step_that_is_no_folder_is_refused(tmp_path, what):
         step.touch()
     else:
         os.mkfifo(step)
-    with pytest.raises(OutsideStore, match="expected the checkpoint of a step in the folder"):
-        open_store(str(tmp_path)).list()
+    _, damages = list_commits(open_store(str(tmp_path)), SystemClock())
+    assert damages == [Damage(step=500, reason="expected a folder there, found a file or a link; remove it")]
 
 
 def test_a_file_in_the_place_of_an_attempt_is_damage(tmp_path):
