@@ -133,6 +133,7 @@ def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undi
     drill.open(10)
     alone.ends_with(75)
     assert drill.last_step == 10
+    assert alone.output.count("interrupted; step 10 is saved in") == 1
     drill.start_torchrun("--standalone", "--nproc-per-node", "2", recipe, env=env).ends_with(0)
 
     lines = run_records.lines(drill.run.metrics)
