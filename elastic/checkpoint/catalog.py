@@ -93,13 +93,7 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: 
         else:
             if record is not None:
                 records[name] = record
-    num_gone = len(names) - len(records) - len(damages)
-    damages += [
-        Damage(step=int(entry.name), reason="expected a folder there, found a file or a link; remove it")
-        for entry in entries
-        if entry.name.isdecimal() and entry.name == commit_name(int(entry.name)).partition("/")[0]
-    ]
-    return _Listed(records, sorted(damages, key=lambda each: -each.step), num_gone)
+    return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
 
 
 def commits_of_step(
@@ -165,6 +159,7 @@ PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
 def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first.
 
+    A file or a link in the place of a step's folder is damage here, and no reason not to train.
     check: raises CheckpointDamaged for a payload that is. One that retention deletes meanwhile is
     not damage. Raises StoreFailed.
     """
@@ -175,6 +170,11 @@ def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
         except CheckpointDamaged as error:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))
+    damages += [
+        Damage(step=int(name), reason="expected a folder there, found a file or a link; remove it")
+        for name in (entry.name for entry in reading(store.list, clock, inf))
+        if name.isdecimal() and name == commit_name(int(name)).partition("/")[0]
+    ]
     return sorted(damages, key=lambda damage: -damage.step)
 
 
