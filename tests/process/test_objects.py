@@ -185,8 +185,10 @@ def test_a_commit_whose_answer_is_lost_is_recognised_as_ours(machines, undisturb
     machines.all.open(5)
     agent.ends_with(0)
     assert lost.struck > len(asked)
-    report = machines.is_like(undisturbed)
-    assert report["checkpoints"]["failed"] == 0
+    machines.is_like(undisturbed)
+    # On a slow machine training may be several saves ahead, and then has used a slot again.
+    failed = [event["reason"] for event in machines.events("checkpoint_failed")]
+    assert all(reason.endswith("was written over before it was saved") for reason in failed)
     steps = [event["step"] for event in machines.events("checkpoint_committed")]
     assert len(steps) == len(set(steps)) and {4, STEPS} <= set(steps)
     assert machines.inspects("verify", machines.url) == (0, {"committed": sorted(steps), "damage": []})
