@@ -159,7 +159,7 @@ PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
 def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first.
 
-    A file or a link in the place of a step's folder is damage here, and no reason not to train.
+    A file or a link in the place of a step's folder is damage here; training passes over it.
     check: raises CheckpointDamaged for a payload that is. One that retention deletes meanwhile is
     not damage. Raises StoreFailed.
     """

@@ -313,8 +313,8 @@ def _fix_hashing() -> bool:
 def _set_up_malloc() -> bool:
     """Have malloc keep what is freed, in large pages; whether this process must restart for that.
 
-    A step frees what the next one allocates. Otherwise the end of the heap goes back to the system
-    in between, and its pages are zeroed anew: ResNet-18 on a CPU takes 7 % longer then. A large
+    A step frees what the next one allocates. By itself malloc gives the end of the heap back in
+    between, and the kernel zeroes its pages anew: a step of ResNet-18 took 7 % longer. A large
     page costs one page fault in place of 512: a worker's first step is a quarter faster, and later
     steps a tenth. glibc reads GLIBC_TUNABLES only when a process starts; before 2.35 it does not
     know the large pages. Nothing happens with another C library. What the variable sets, stays,

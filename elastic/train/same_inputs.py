@@ -6,8 +6,8 @@ Compared are parameters, buffers and modes of the modules that the function can 
 arrays that it names itself, by sums of words, one pass over the memory, and numbers that its code
 names (number_inputs.py).
 
-It does not compare numbers that look like a rank's own (its number, its process id, a reading of a
-clock), nor what lies in lists and objects beside modules: a function may collect its own rank's
+It does not compare numbers that look like a rank's own (its number, its process id, the time of
+day), nor what lies in lists and objects beside modules: a function may collect its own rank's
 blocks there. Within a step, what the State saves is left out: the comparison of states finds it,
 and knows a machine's error.
 """
