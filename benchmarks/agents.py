@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic import cli
-from elastic.config import environment
+from elastic.config import interpreter
 
 SCRIPT = Path(__file__).with_name("idle_script.py")
 POLL_S = 0.02
@@ -156,8 +156,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     # Each agent would begin again as this program if its interpreter lacked these settings.
-    environment.restart_interpreter()
-    environment.pin_threads()
+    interpreter.restart()
+    interpreter.pin_threads()
     import elastic.agent.launch  # noqa: F401 - once, for all agents
 
     rows = [run(backend, args) for backend in args.backend]

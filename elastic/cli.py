@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from elastic.config import environment
+from elastic.config import environment, interpreter
 from elastic.config.care_options import CARE
 from elastic.config.option_variables import in_force, misspelt, values_of
 from elastic.config.options import (
@@ -189,7 +189,7 @@ def _train(words: list[str]) -> int:
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
-        environment.restart_interpreter()  # before imports, which it would repeat
+        interpreter.restart()  # before imports, which it would repeat
     _tell_of_variables(options, variables)
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
@@ -204,7 +204,7 @@ def _train(words: list[str]) -> int:
     with _named(variables):
         preflight.check_command(options)
         check_monitoring(options)
-    environment.pin_threads()
+    interpreter.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
     spawner = Spawner(

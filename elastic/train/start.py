@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 
 from elastic.checkpoint.find_parent import parent_of
-from elastic.config import environment, identity
+from elastic.config import environment, identity, interpreter
 from elastic.config.environment import Launch
 from elastic.config.identity import Identity
 from elastic.config.parent import Parent, new_run_from
@@ -159,7 +159,7 @@ def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Iden
         shards=shards,
         torch=torch.__version__,
         device="cuda" if torch.cuda.is_available() else "cpu",
-        threads=environment.pin_threads(),
+        threads=interpreter.pin_threads(),
     )
 
 
@@ -193,7 +193,7 @@ def _be_deterministic(threads: int) -> None:
         torch.use_deterministic_algorithms(mode=True)
     else:
         # The same without importing torch's compiler, which takes seconds at every start. The
-        # compiler reads its own setting from the environment (environment.pin_threads).
+        # compiler reads its own setting from the environment (interpreter.pin_threads).
         torch._C._set_deterministic_algorithms(True, warn_only=False)  # noqa: SLF001
     # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

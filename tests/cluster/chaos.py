@@ -21,7 +21,7 @@ from scenario import parse
 from scenario_runner import TINY
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config.environment import pin_threads, restart_interpreter
+from elastic.config import interpreter
 
 PLACES = tuple(Place)
 
@@ -50,8 +50,8 @@ def _place(args: argparse.Namespace, number: int) -> Place:
 
 
 def _play(args: argparse.Namespace, make_machines: run.MakeMachines) -> int:
-    pin_threads()
-    restart_interpreter()
+    interpreter.pin_threads()
+    interpreter.restart()
     warm = ForkServerClient.spawn(ENTER)
     began_s, failed, number = time.monotonic(), [], 0
     faults: Counter[str] = Counter()

@@ -45,7 +45,7 @@ from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config.environment import pin_threads, restart_interpreter
+from elastic.config import interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
@@ -177,8 +177,8 @@ def _run_all(
     names: list[str], scenarios: dict[str, Scenario], make_machines: MakeMachines, *, update: bool
 ) -> int:
     began_s = time.monotonic()
-    pin_threads()  # as the command does
-    restart_interpreter()  # nodes are forks of a child of this process, and hash strings as it does
+    interpreter.pin_threads()  # as the command does
+    interpreter.restart()  # nodes are forks of a child of this process, and hash strings as it does
     warm = ForkServerClient.spawn(ENTER)
     try:
         undisturbed = undisturbed_evidence(TINY)

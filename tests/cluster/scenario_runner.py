@@ -43,7 +43,7 @@ from scenario import (
 from volume import Volume
 from wall_clocks import WallClocks, jump_of
 
-from elastic.config.environment import MALLOC
+from elastic.config.interpreter import MALLOC
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.

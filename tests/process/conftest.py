@@ -27,7 +27,7 @@ from browser import Browser, Page
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
 from elastic.cli import main
-from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
+from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 

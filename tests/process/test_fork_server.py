@@ -23,7 +23,7 @@ from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerCl
 from elastic.agent.workers.node_workers import NodeWorkers, WorkerStart
 from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.agent.workers.spawner import Spawner, installed_code
-from elastic.config import environment
+from elastic.config import interpreter
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
 
@@ -176,7 +176,7 @@ def pinned(tmp_path_factory, fork_server):
         folder = tmp_path_factory.mktemp("site")
         (folder / "sitecustomize.py").write_text(AT_START)
         patch.setenv("PYTHONPATH", str(folder))
-        environment.pin_threads()
+        interpreter.pin_threads()
         yield patch
 
 
@@ -530,7 +530,7 @@ from pathlib import Path
 from elastic.agent.workers.process import ProcessStart, SpawnedProcess, wait_any_exit
 from elastic.agent.workers.spawner import Spawner
 from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config.environment import pin_threads
+from elastic.config.interpreter import pin_threads
 from elastic.worker.fork_server import become_fork_server
 pin_threads()
 recipe = Path(sys.argv[1])
