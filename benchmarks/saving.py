@@ -1,6 +1,6 @@
 """What a checkpoint costs beside plain reads and writes of the same bytes, in one run.
 
-python benchmarks/saving.py [--layers 6] [--width 4096] [--turns 5] [--json FILE]
+python benchmarks/saving.py [--layers 6] [--width 4096] [--turns 5] [--saves 20] [--json FILE]
 
 The state is that of an MLP with Adam (6 layers of 4096 x 4096: 1.2 GB). In each turn:
 
@@ -9,13 +9,13 @@ The state is that of an MLP with Adam (6 layers of 4096 x 4096: 1.2 GB). In each
 - `verify` and `read`, which keeps the state in memory for all ranks of a machine, beside a plain
   read that keeps nothing, of a file that lies on the disk alone, and of one in the page cache; and
   beside a plain read into fresh memory;
-- `step`: the steps of a small MLP in another process while the save went on, beside those right
-  before it.
+- `step`: the steps of a small MLP in another process while a save went on, beside those right
+  before and after it, in each of the last `--saves` saves.
 
 A save and its twin take turns, so that other load on the machine hits each alike; the table shows
-medians with the range, and the median of the ratios of the turns. The trainer runs in the last
-turns alone, on one processor. `chrt -f 50` before the command keeps other programs away; the
-trainer then runs above it.
+medians with the range, and the median of the ratios with its standard error. The trainer runs
+beside the last saves alone, on one processor. `chrt -f 50` before the command keeps other programs
+away; the trainer then runs above it.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from paired_turns import ratio
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -50,7 +52,8 @@ from elastic.uploader.protocol import UploaderConfig
 from elastic.uploader.state_check import read_state
 
 CHUNK_BYTES = 1 << 22
-WINDOW_S = 1.5  # of steps without a save
+WINDOW_S = 2.0  # of steps before a save, and of those after it
+SETTLE_S = 0.5  # after a copy, before the steps count
 LIMIT_S = 300.0
 TWINS = {
     "copy": "numpy copy",
@@ -59,7 +62,7 @@ TWINS = {
     "verify, cached": "read from the cache",
     "read": "read from the disk",
     "read, cached": "read into memory",
-    "step": "step before",
+    "step": "steps before and after",
     "save beside training": "write and fsync",
 }
 
@@ -136,8 +139,9 @@ class Bench:
     def beside_training(self, step: int) -> tuple[float, float]:
         """When a save beside training began and ended."""
         snapshot, _ = self._snapshot(step)
-        time.sleep(WINDOW_S)
+        time.sleep(SETTLE_S + WINDOW_S)
         self._save(snapshot)
+        time.sleep(WINDOW_S)
         shutil.rmtree(self.folder / "run" / "checkpoints")
         return self.window
 
@@ -197,11 +201,17 @@ def forget(path: Path) -> None:
 
 
 def slowed(steps: list[tuple[float, float]], window: tuple[float, float]) -> tuple[float, float]:
-    """Mean seconds of the steps during a save, and of those right before it."""
+    """Mean seconds of the steps during a save, and of those right before and after it."""
     began_s, ended_s = window
-    during = [took for at, took in steps if at >= began_s and at + took <= ended_s]
-    before = [took for at, took in steps if began_s - WINDOW_S <= at and at + took <= began_s]
-    return statistics.mean(during), statistics.mean(before)
+    during, before, after = (
+        [took for at, took in steps if begin <= at and at + took <= end]
+        for begin, end in (window, (began_s - WINDOW_S, began_s), (ended_s, ended_s + WINDOW_S))
+    )
+    if len(during) < 3:
+        sys.exit(
+            f"expected a save of three steps at least, found one of {ended_s - began_s:.2f} s; take more --layers"
+        )
+    return statistics.mean(during), (statistics.mean(before) + statistics.mean(after)) / 2
 
 
 def measured(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
@@ -217,7 +227,7 @@ def measured(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
                     found[each].append(pair)
             trainer.start()
             assert ours.recv() == "ready"
-            windows = [bench.beside_training(args.turns + number + 1) for number in range(args.turns)]
+            windows = [bench.beside_training(args.turns + number + 1) for number in range(args.saves)]
             stop.set()
             steps = ours.recv()
         finally:
@@ -225,7 +235,7 @@ def measured(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
             bench.close()
         found["step"] = [slowed(steps, window) for window in windows]
         found["save beside training"] = [
-            (end - begin, write_s) for (begin, end), (_, write_s) in zip(windows, found["save"], strict=True)
+            (end - begin, write_s) for (begin, end), (_, write_s) in zip(windows, found["save"], strict=False)
         ]
     trainer.join()
     return found
@@ -238,9 +248,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--saves", type=int, default=20, help="beside training, after the turns")
     parser.add_argument("--folder", help="on the disk to be measured; the temporary directory if not given")
     parser.add_argument("--json", type=Path, help="write all seconds there")
     args = parser.parse_args()
+    if args.turns < 3 or args.saves < args.turns:
+        parser.error("expected three --turns at least, and as many --saves at least")
     torch.set_num_threads(1)
     found = measured(args)
     size_bytes = 12 * args.layers * args.width**2
@@ -251,8 +264,9 @@ def main() -> None:
             for each in zip(*pairs, strict=True)
         ]
         ratios = [ours / plain for ours, plain in pairs]
-        row = name, texts[0], TWINS[name], texts[1], f"{statistics.median(ratios):.2f}"
-        table.add_row(*row, " ".join(f"{ratio:.2f}" for ratio in ratios))
+        whole = ratio(*zip(*pairs, strict=True))
+        row = name, texts[0], TWINS[name], texts[1], f"{whole.median:.3f} ± {whole.error:.3f}"
+        table.add_row(*row, " ".join(f"{each:.2f}" for each in ratios))
     Console(width=150).print(table)
     if args.json:
         args.json.write_text(json.dumps({"size_bytes": size_bytes, "seconds": found}, indent=1) + "\n")
