@@ -158,6 +158,24 @@ def test_no_machine_is_in_while_all_nodes_are_dead():
     assert shown.faults.number == 1
 
 
+def test_the_end_of_all_nodes_is_the_longest_recovery_although_its_phases_are_unknown():
+    events = [
+        *[each for each in of_many(60, slow=50) if each.event.name != "run_finished"],
+        drawn_runs.started(BEGAN + 30_000, 61, "resume", ["a"]),
+        logged("restored", BEGAN + 30_001, 61, "a", step=60),
+        logged("first_step", BEGAN + 30_002, 61, "a", step=61),
+        drawn_runs.started(BEGAN + 60_000, 62, "resume", ["a"]),
+        logged("restored", BEGAN + 60_000.5, 62, "a", step=61),
+        logged("first_step", BEGAN + 60_001, 62, "a", step=62),
+        logged("run_finished", BEGAN + 60_002, 62, "a", steps=62),
+    ]
+    found = drawn(events, lines_of(61, 61, 30_001.0, 61)).recoveries
+
+    longest = found.longest[0]
+    assert (longest.generation, longest.total_s) == (62, found.longest_s)
+    assert longest.detect_s is None
+
+
 def test_nodes_were_there_until_the_last_step_although_it_was_lost():
     """All nodes die 40 s after the newest checkpoint; the lines of these steps are gone."""
     lost = {"step": 100, "lost_steps": 40, "last_step_s": BEGAN + 140.0}

@@ -37,7 +37,7 @@ def recoveries_of(events: Events, report: Report) -> Recoveries:
     pairs = zip([None, *starts], starts, strict=False)
     # The report has one for each generation that is not the start of the run.
     found = zip((pair for pair in pairs if pair[1].event.cause != "start"), report.recoveries, strict=False)
-    ranked = sorted(found, key=lambda each: -_known_s(each[1]))
+    ranked = sorted(found, key=lambda each: -_took_s(each[1]))
     totals = [each.total_s for each in report.recoveries if each.total_s is not None]
     return Recoveries(
         number=len(report.recoveries),
@@ -63,6 +63,11 @@ def _one(recovery: Recovery, before: Start | None, start: Start, then: Events, n
     )
 
 
-def _known_s(recovery: Recovery) -> float:
+def _took_s(recovery: Recovery) -> float:
+    """The total, which is more than the phases where one of their marks is unknown; without a new
+    step, the phases that there were.
+    """
+    if recovery.total_s is not None:
+        return recovery.total_s
     phases = (recovery.detect_s, recovery.rendezvous_s, recovery.restore_s, recovery.first_step_s)
     return sum(each for each in phases if each is not None)

@@ -170,9 +170,11 @@ function recoveriesSection(picture, opened) {
   const { number, longest: ranked } = picture.recoveries;
   if (!number) return null;
   const sum = (recovery) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
-  const longest = sum(ranked[0]) || 1;
+  const took = (recovery) => (recovery.total_s === null ? sum(recovery) : recovery.total_s);
+  const longest = took(ranked[0]) || 1;
   const bars = (each) => {
-    let x = 0;
+    // Before the phases that are known, an empty place for those that are not: nobody saw the end of all nodes.
+    let x = Math.max(0, (took(each) - sum(each)) / longest) * 1000;
     const drawn = PHASES.map(([key, kind, words]) => {
       const seconds = each[key] || 0;
       const part = shape("rect", { class: `lost ${kind}`, x, y: 2, width: Math.max(0, (seconds / longest) * 1000 - 1), height: 10 }, shape("title", {}, `${words}: ${duration(seconds)}`));
