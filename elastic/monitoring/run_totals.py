@@ -119,7 +119,9 @@ class RunTotals:
             case kinds.CheckpointCommitted():
                 self.checkpoints["committed"] += 1
                 self.saving_s += event.seconds
-                if self.committed is None or event.step >= self.committed.event.step:
+                # A newer generation may have gone back behind a checkpoint that did not load.
+                known = self.committed
+                if known is None or (logged.generation, event.step) >= (known.generation, known.event.step):
                     self.committed = cast("LoggedEvent[kinds.CheckpointCommitted]", logged)
             case kinds.CheckpointFailed():
                 self.checkpoints["failed"] += 1

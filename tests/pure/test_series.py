@@ -117,6 +117,18 @@ def test_restarts_in_a_row_end_with_a_new_step(run):
     assert value(families_of(run), "elastic_restarts") == 1
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_the_newest_checkpoint_may_be_of_a_step_before_one_that_did_not_load(newest_first):
+    """Step 288 was damaged, and generation 2 went on from 150. Files are read in any order."""
+    totals = RunTotals()
+    saves = [(1, 288, 10.0), (2, 160, 20.0), (2, 200, 30.0)]
+    for generation, step, time in reversed(saves) if newest_first else saves:
+        event = logged("checkpoint_committed", time, generation, step=step, seconds=0.5)
+        totals.add_event(f"{generation}.jsonl", event)
+    assert (totals.committed.event.step, totals.committed.time) == (200, 30.0)
+    assert totals.checkpoints["committed"] == 3
+
+
 def test_a_slow_rank_of_the_newest_generation_has_its_share():
     """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
     totals = RunTotals()
