@@ -58,7 +58,7 @@ class _Vector:
     @property
     def is_free(self) -> bool:
         """Whether nothing else refers to it or to a part of it."""
-        is_alone = _references(self.flat) == ONE_REFERENCE + len(self.views)
+        is_alone = references(self.flat) == ONE_REFERENCE + len(self.views)
         return is_alone and max(map(sys.getrefcount, self.views.values())) <= ONE_NAME
 
 
@@ -237,10 +237,10 @@ def groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return groups + list(open_by_kind.values())
 
 
-def _references(tensor: Tensor) -> int:
+def references(tensor: Tensor) -> int:
     """How many tensors use this one's memory, more or less: compare with ONE_REFERENCE."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # noqa: SLF001
 
 
-ONE_REFERENCE = _references(torch.empty(1))
+ONE_REFERENCE = references(torch.empty(1))
 ONE_NAME = max(map(sys.getrefcount, {0: object()}.values()))

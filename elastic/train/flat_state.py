@@ -16,6 +16,7 @@ from elastic.errors import CheckpointDamaged
 from elastic.snapshot import checksum
 from elastic.snapshot.image import device_bytes, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
+from elastic.train.alignment import BOUNDARY
 from elastic.train.as_built import Built, Structure
 
 VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
@@ -29,8 +30,9 @@ class FlatState:
 
     about: what stands beside the state and does not count in its digest. `version` is that of the
     document, `layers` has for each module the versions of its layers, `orders` the orders of keys
-    that the document does not have (key_order.py), `built` what the recipe built
-    before the loop, and `now` its structure in the loop (as_built.py).
+    that the document does not have (key_order.py), `alignments` of tensors that do not begin on a
+    boundary (alignment.py), `built` what the recipe built before the loop, and `now` its structure
+    in the loop (as_built.py).
     """
 
     tensors: dict[str, Tensor]
@@ -53,6 +55,18 @@ class FlatState:
     @property
     def is_exact(self) -> bool:
         return self.about.get("version") == VERSION
+
+    @property
+    def alignments(self) -> dict[str, int] | None:
+        """By name; None of a state that earlier code saved. Raises CheckpointDamaged."""
+        found = self.about.get("alignments") if self.is_exact else None
+        if found is None:
+            return None
+        for name, place in found.items() if isinstance(found, dict) else [("", found)]:
+            tensor = self.tensors.get(name)
+            if tensor is None or type(place) is not int or place not in range(0, BOUNDARY, tensor.itemsize):
+                raise CheckpointDamaged(f"a tensor {name!r:.80} cannot have the alignment {place!r:.80}")
+        return dict(found)
 
     @property
     def built(self) -> Built | None:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
+from elastic.reduce.bucket import ONE_REFERENCE, references
 from elastic.snapshot.image import dense_strides
+from elastic.train.alignment import alignment, copy_at
 from elastic.train.as_built import WITH_SETTINGS
 from elastic.train.key_order import in_order
 from elastic.train.same_objects import SameObjects
@@ -41,6 +43,7 @@ class SavedObject:
     tensors: of all objects, perhaps views of a slot that will be overwritten. versions: of a
     module's layers, None if not known. orders: of keys that the document does not have
     (key_order.py). is_exact: the strides and the order of dicts are those that were saved.
+    alignments: where it is not 0, of all objects' tensors; None if not known.
     """
 
     name: str
@@ -49,6 +52,7 @@ class SavedObject:
     versions: Any
     orders: Any
     is_exact: bool
+    alignments: Mapping[str, int] | None
 
 
 def order_of(thing: Any) -> Order:
@@ -125,12 +129,12 @@ def _decoded(thing: Any, saved: SavedObject, tensor_of: TensorOf) -> Any:
 
 
 def _put_back(thing: Any, saved: SavedObject) -> None:
-    """Give the tensors that an object now has the strides that were saved, and the dtypes.
+    """Give the tensors that an object now has the strides that were saved, dtypes and alignments.
 
     A module keeps the dtype of its parameters, which is the recipe's choice. An optimizer casts
     what it loads to the dtype of its parameters, and thereby rounds float32 state of bfloat16
     parameters (NAdam's mu_product, ASGD's eta). It keeps the strides of what it loads, a module
-    those that it was built with.
+    those that it was built with, and the memory.
     """
     held: dict[str, Tensor] = {}
     is_module = isinstance(thing, nn.Module)
@@ -147,9 +151,12 @@ def _put_back(thing: Any, saved: SavedObject) -> None:
         is_laid_out_otherwise = (
             saved.is_exact and strides_differ(tensor, before) and _has_all_its_memory(tensor)
         )
+        place = alignment(tensor) if saved.alignments is None else saved.alignments.get(entry, 0)
         if is_cast or is_laid_out_otherwise:
             dtype = before.dtype if is_cast else tensor.dtype
-            tensor.data = before.to(device=tensor.device, dtype=dtype, copy=True)
+            tensor.data = copy_at(before.to(device=tensor.device, dtype=dtype), place)
+        elif alignment(tensor) != place and _is_alone(tensor):
+            tensor.data = copy_at(tensor, place)
 
 
 def strides_differ(one: Tensor, other: Tensor) -> bool:
@@ -159,6 +166,11 @@ def strides_differ(one: Tensor, other: Tensor) -> bool:
 def _has_all_its_memory(tensor: Tensor) -> bool:
     """No other tensor is a view of the same memory, which a new one would leave behind."""
     return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Whether no other tensor uses its memory; the one that it was cut from is no other's."""
+    return references(tensor) == ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
 
 
 def _keeps_any(thing: Any, given: Mapping[str, Tensor]) -> bool:

@@ -34,6 +34,16 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
     )
 
 
+def misplaced(names: Sequence[str]) -> str:
+    """Tensors of a state that could not be put where they were in their memory."""
+    shown = ", ".join(names[:MOST_LISTED])
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return (
+        f"warning: {shown}{more}: in this process it begins elsewhere in its memory than when the state was saved, so that steps may round otherwise than without "
+        "the restart. Other tensors of the script use the same memory, or load_state_dict made it anew: clone what steps put into the state"
+    )
+
+
 def ignored(settings: Sequence[str], run_url: str) -> str:
     """Settings of an edited recipe, or of a file that it reads, that a resume does not take."""
     shown = ", ".join(settings[:MOST_LISTED])

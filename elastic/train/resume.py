@@ -141,7 +141,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
                 last_step_s=rewound.newest_s,
             )
         )
-        _report_ignored(parts, output, point.step)
+        _report_loaded(parts, output, point.step)
         _report_text(output, point, recipe)
     replay = begin_replay(parts, point, rewound, there, now)
     return Resumed(
@@ -238,11 +238,13 @@ def report_drawn(output: Rank0Output, *, is_said: bool = True) -> None:
             print(_UNSEEDED.format(places=shown(places)), flush=True)
 
 
-def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
+def _report_loaded(parts: LoopParts, output: Rank0Output, step: int) -> None:
     ignored = parts.state.ignored
     if ignored:
         output.log.record(SettingsIgnored(step=step, settings=ignored))
         print(restore_reasons.ignored(ignored, parts.restorer.run_url))
+    if parts.state.misplaced:
+        print(restore_reasons.misplaced(parts.state.misplaced), flush=True)
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:

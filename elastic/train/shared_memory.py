@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from elastic.snapshot import image
+from elastic.train.alignment import copy_at
 from elastic.train.state_document import with_properties
 
 
@@ -27,11 +28,15 @@ class SharedCopies:
     """Gives each saved tensor to the objects that load it.
 
     saved: by name, perhaps views of memory that will be overwritten. live: tensors that are where
-    they belong, by the name under which they were saved.
+    they belong, by the name under which they were saved. alignments: of the saved ones, where it
+    is not 0.
     """
 
-    def __init__(self, saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, saved: Mapping[str, Tensor], live: Mapping[str, Tensor], alignments: Mapping[str, int]
+    ) -> None:
         self._saved = saved
+        self._alignments = alignments
         self._first = ties(saved)
         self._live = {self._first.get(name, name): tensor for name, tensor in live.items()}
         self._given: dict[tuple[Any, ...], Tensor] = {}
@@ -47,7 +52,7 @@ class SharedCopies:
     def _make(self, first: str, properties: dict[str, Any]) -> Tensor:
         live = self._live.get(first)
         if live is None:
-            live = self._live[first] = self._saved[first].clone()
+            live = self._live[first] = copy_at(self._saved[first], self._alignments.get(first, 0))
         is_it = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
         if is_it and live.requires_grad == bool(properties.get("requires_grad", False)):
             return live

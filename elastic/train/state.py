@@ -1,8 +1,8 @@
 """State is everything that must survive; each value comes back as it was: type, bits, order.
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document
-(state_document.py). A tensor also has its dtype and its strides back, where an object's
-load_state_dict would change them (loading.py): kernels choose by strides, and may round
+(state_document.py). A tensor also has its dtype, its strides and its alignment back, where an
+object's load_state_dict would change them (loading.py): kernels choose by them, and may round
 differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot.image import layout
 from elastic.train import as_built, reshaped, structure
+from elastic.train.alignment import alignments, misplaced
 from elastic.train.as_built import Built, StructureReader
 from elastic.train.flat_state import VERSION, FlatState, StateChecksum, checksum_of
 from elastic.train.key_order import key_orders
@@ -62,6 +63,8 @@ class State:
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
+        # Entries that begin elsewhere in their memory than when they were saved (alignment.py).
+        self.misplaced: list[str] = []
         self._built: Built | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] | None = None  # of modules' tensors; likewise
         self._structure = StructureReader(objects)
@@ -186,6 +189,8 @@ class State:
         if self._shapes is not None:
             reshaped.check(self._shapes, reshaped.shapes_of(tensors, self._modules), self._modules)
         about: dict[str, Any] = {"version": VERSION, "layers": layers, "orders": orders} if exact else {}
+        if exact:
+            about["alignments"] = alignments(tensors)
         if exact and self._built is not None:
             about |= {"built": self._built.to_json(), "now": self._structure.read().to_json()}
         return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
@@ -226,8 +231,9 @@ class State:
             load_module(module, saved_entry(flat, name))
         self._take_structure(flat)
         self.load_others(flat, self.objects, {})
-        now = self.contents(self.flatten(exact=flat.is_exact))
-        if found := difference(expected, now, is_exact=flat.is_exact):
+        loaded = self.flatten(exact=flat.is_exact)
+        self.misplaced = misplaced(flat.alignments, loaded.alignments)
+        if found := difference(expected, self.contents(loaded), is_exact=flat.is_exact):
             self._check_dtypes(flat)
             raise StateDoesNotFit(
                 f"after load_state_dict the objects have another state; the first entry that differs is {found}"
@@ -262,7 +268,7 @@ class State:
         """
         of_modules = (own_tensors(name, module) for name, module in self._modules.items())
         live = dict(live) | {entry: each for tensors in of_modules for entry, each in tensors.items()}
-        copies = SharedCopies(flat.tensors, live)
+        copies = SharedCopies(flat.tensors, live, flat.alignments or {})
         of_all = (own_tensors("", module).values() for module in self.modules)
         untouchable = frozenset(id(tensor) for tensors in of_all for tensor in tensors)
         return {
@@ -315,6 +321,7 @@ def saved_entry(flat: FlatState, name: str) -> SavedObject:
         versions=flat.about.get("layers", {}).get(name),
         orders=flat.about.get("orders", {}).get(name, []),
         is_exact=flat.is_exact,
+        alignments=flat.alignments,
     )
 
 

@@ -1,0 +1,165 @@
+"""Each tensor of a state begins after a load where it began in its memory when it was saved.
+
+The dumb twin of `alignment` is the address itself, which torch's allocator puts on a boundary.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from elastic.errors import CheckpointDamaged
+from elastic.snapshot import image
+from elastic.train.alignment import BOUNDARY, alignment, copy_at
+from elastic.train.flat_state import FlatState
+from elastic.train.state import State
+from elastic.train.trial_load import load_as_built
+from elastic.train.values import Values
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def through_bytes(parts):
+    """As a checkpoint keeps it: an image, read again."""
+    layout = image.layout(parts.tensors, parts.to_json())
+    body = bytearray(layout.size_bytes)
+    image.copy_into(layout, memoryview(body))
+    return FlatState.read(*image.read(body))
+
+
+def address(tensor):
+    return tensor.data_ptr() % BOUNDARY
+
+
+@given(st.sampled_from(DTYPES), st.integers(0, 40), st.lists(st.integers(0, 5), max_size=3), st.data())
+def test_a_copy_begins_where_it_is_told_to_with_the_same_values_and_strides(dtype, first, shape, data):
+    """Views of torch's memory, row-major or transposed; the address agrees with the offset."""
+    count = int(np.prod(shape))
+    memory = torch.arange(first + count).to(dtype)
+    view = memory[first:].view(shape)
+    if data.draw(st.booleans()):
+        view = view.permute(tuple(reversed(range(view.dim()))))
+    if count:
+        assert alignment(view) == address(view)
+    place = data.draw(st.integers(0, BOUNDARY // view.itemsize - 1)) * view.itemsize
+    copy = copy_at(view, place)
+    assert torch.equal(copy, view) and copy.dtype == view.dtype
+    if count:
+        assert copy.stride() == view.stride()
+        assert alignment(copy) == address(copy) == place
+        assert copy.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+
+
+def test_memory_of_another_program_counts_as_a_boundary():
+    """NumPy puts an array elsewhere in each process: ranks would seem to have different states."""
+    memory = np.arange(66, dtype=np.float32)
+    found = {alignment(torch.from_numpy(memory[start:])) for start in range(16)}
+    assert found == {0}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(13, 17), nn.Linear(17, 5))
+        self.register_buffer("covariance", torch.eye(4))
+
+
+class KeepsGradients(torch.optim.Optimizer):
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["previous"] = parameter.grad
+
+
+def built():
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = KeepsGradients(net.parameters(), {})
+    return State(net=net, optimizer=optimizer, kept=Values(rows=torch.zeros(3), one=torch.zeros(1)))
+
+
+def trained():
+    """What a step leaves behind: views of larger vectors everywhere."""
+    state = built()
+    net, optimizer, kept = (state.objects[name] for name in ("net", "optimizer", "kept"))
+    vector_to_parameters(parameters_to_vector(net.parameters()).detach() * 2, net.parameters())
+    net.covariance = torch.randn(17)[1:].view(4, 4)
+    gradients = torch.randn(400)
+    for parameter in net.parameters():
+        parameter.grad = gradients[7 : 7 + parameter.numel()].view_as(parameter)
+    optimizer.step()
+    kept.rows = torch.randn(9, 3)[5]  # Values keep a copy
+    return state
+
+
+def places(state):
+    return {name: address(tensor) for name, tensor in state.flatten().tensors.items()}
+
+
+def test_a_load_puts_every_tensor_where_it_was():
+    """Parameters, a buffer, an optimizer's tensors; and a second load does what the first did."""
+    before, after = trained(), built()
+    expected = places(before)
+    assert len(set(expected.values())) > 4  # the test sees something
+    after.load(through_bytes(before.flatten()))
+    assert places(after) == expected
+    assert after.misplaced == []
+    third = built()
+    third.load(through_bytes(after.flatten()))
+    assert places(third) == expected
+
+
+def test_a_load_of_what_was_built_moves_nothing():
+    state = trained()
+    expected = {name: tensor.data_ptr() for name, tensor in state.flatten().tensors.items() if "net" in name}
+    load_as_built(state)
+    assert {name: t.data_ptr() for name, t in state.flatten().tensors.items() if "net" in name} == expected
+
+
+def test_a_tensor_that_began_on_a_boundary_does_so_again():
+    """The script builds it as a part of a vector, and a step had replaced it."""
+    before, after = built(), built()
+    after.objects["net"].covariance = torch.randn(17)[1:].view(4, 4)
+    after.load(through_bytes(before.flatten()))
+    assert places(after) == places(before)
+
+
+def test_one_that_another_tensor_uses_too_stays_there_and_is_named():
+    """The name of the script would belong to other memory."""
+    before, after = trained(), built()
+    alias = after.objects["net"].covariance.view(16)
+    after.load(through_bytes(before.flatten()))
+    assert alias.data_ptr() == after.objects["net"].covariance.data_ptr()
+    assert after.misplaced == ["net.covariance"]
+
+
+def test_a_state_that_does_not_say_it_leaves_tensors_where_they_are():
+    """Of earlier code."""
+    before, after = trained(), built()
+    flat = through_bytes(before.flatten())
+    del flat.about["alignments"]
+    expected = {name: each for name, each in places(after).items() if name.startswith("net")}
+    after.load(flat)
+    assert {name: each for name, each in places(after).items() if name.startswith("net")} == expected
+    assert after.misplaced == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"net.covariance": 3},
+        {"net.covariance": 64},
+        {"net.covariance": -4},
+        {"net.covariance": True},
+        {"other": 4},
+        [],
+        4,
+    ],
+)
+def test_a_place_that_cannot_be_is_damage(found):
+    flat = through_bytes(trained().flatten())
+    flat.about["alignments"] = found
+    with pytest.raises(CheckpointDamaged, match="cannot have the alignment"):
+        built().load(flat)
