@@ -56,7 +56,7 @@ for step in run.steps(run.data(data, epochs=1), state):
 
 
 def test_parameters_that_were_cut_from_a_vector_begin_after_a_kill_where_they_did(drills, tmp_path):
-    """Products of matrices are rounded otherwise where they begin elsewhere: the digest differed."""
+    """Elsewhere products of matrices are rounded otherwise, and the digest differed."""
     recipe = tmp_path / "recipe.py"
     recipe.write_text(CUT)
     calm, stormy = drills(tmp_path / "calm"), drills(tmp_path / "stormy")
