@@ -23,7 +23,7 @@ from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
-from elastic.uploader.saves_in_hand import SavesInHand
+from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark, unmark
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -76,10 +76,15 @@ class UploaderClient:
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
         self._receive()
+        save, is_new = SaveInHand.of(offer), False
         try:
             connection = self._connected(deadline, is_patient=final)
+            # Not before: an uploader that is about to listen would take the save for a lost one.
+            is_new = mark(self._path, save)
             connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
         except OSError as error:
+            if is_new:
+                unmark(self._path, save)
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
                 f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
@@ -300,7 +305,7 @@ class UploaderProcess:
             self._process.wait()
         if not is_done:
             # No successor tells what became of the saves that it had in hand.
-            saves = SavesInHand(self._config.saves_path)
+            saves = SavesInHand(self._config.socket_path)
             saves.begin_recording(self._config, self._clock)
             saves.wait_recorded(LOOK_S)
         return bool(is_done)

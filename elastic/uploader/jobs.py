@@ -102,7 +102,7 @@ class Jobs:
         self._fixed_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
-        self.in_hand = SavesInHand(config.saves_path)
+        self.in_hand = SavesInHand(config.socket_path)
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
         self._is_reported = False  # the save in flight

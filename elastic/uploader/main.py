@@ -129,8 +129,8 @@ def serve(
     clock = SystemClock()
     log = open_log(config, clock)
     saver = Saver(open_store(config.checkpoints_url), config, clock, reached)
+    jobs = Jobs(saver, config, log, clock)
     with _listen(config.socket_path) as listener:
-        jobs = Jobs(saver, config, log, clock)
         jobs.in_hand.begin_recording(config, clock)
         ready()
         try:

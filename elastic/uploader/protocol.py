@@ -78,11 +78,6 @@ class UploaderConfig:
             metrics=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
 
-    @property
-    def saves_path(self) -> Path:
-        """Where the uploaders of one owner write down what they have in hand."""
-        return Path(f"{self.socket_path}-saves")
-
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

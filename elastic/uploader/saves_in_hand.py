@@ -1,14 +1,15 @@
 """A save that dies with its uploader is recorded as failed, once, unless its step is committed.
 
-An uploader writes down what it has in hand, beside its socket. Its successor reads that, or its
-owner where none follows. It does not promise to know of an offer that the dead one had not read
-yet, nor of the saves of an owner that died as well.
+A client marks a save before it hands it over, with a file beside the uploader's socket, which goes
+when the save has ended. What an uploader finds there at its start was lost with those before it;
+where none follows, its owner looks. It does not promise to know of the saves of an owner that died
+as well.
 """
 
-import json
 import threading
+from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.checkpoint.catalog import commits_of_step
@@ -19,51 +20,79 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import Store
 from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
-from elastic.system.files import read_if_there, replace_whole
-from elastic.system.untrusted import Count, decode
+from elastic.system.files import listing
+from elastic.system.untrusted import parse_number
 from elastic.uploader.protocol import Offer, UploaderConfig
 
 LOOK_LIMIT_S = 10.0  # for one save; the successor's saves wait
 LOST = "the uploader ended before it was committed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SaveInHand:
     """The save of a snapshot of `step`, which `generation` took."""
 
-    step: Count
-    generation: Count
+    generation: int
+    step: int
 
     @staticmethod
     def of(offer: Offer) -> "SaveInHand":
-        return SaveInHand(step=offer.step, generation=offer.generation)
+        return SaveInHand(generation=offer.generation, step=offer.step)
+
+    @staticmethod
+    def parse(name: str) -> "SaveInHand | None":
+        generation, step = map(parse_number, (name.partition("-")[0], name.partition("-")[2]))
+        return None if generation is None or step is None else SaveInHand(generation=generation, step=step)
+
+    def marker(self, socket_path: str) -> Path:
+        return _folder(socket_path) / f"{self.generation}-{self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Saves:
-    in_hand: list[SaveInHand]
+def mark(socket_path: str, save: SaveInHand) -> bool:
+    """Whether it is marked by this call, and was not before.
+
+    Where there is no room for it, the save goes on, and is not recorded if it is lost.
+    """
+    with suppress(OSError):
+        _folder(socket_path).mkdir(exist_ok=True)
+        save.marker(socket_path).touch(exist_ok=False)
+        return True
+    return False
+
+
+def unmark(socket_path: str, save: SaveInHand) -> None:
+    with suppress(OSError):
+        save.marker(socket_path).unlink()
 
 
 class SavesInHand:
-    """Of the one uploader of an owner that lives, and of the dead ones before it."""
+    """Of an uploader, which does not listen yet: what is marked was in the hands of dead ones."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
         self._lock = threading.Lock()
-        self._saves = _read(path)
-        self._lost = list(dict.fromkeys(self._saves))
+        self._own: Counter[SaveInHand] = Counter()
+        self._lost = _marked(socket_path)
         self._recording: threading.Thread | None = None
 
     def add(self, offer: Offer) -> None:
+        save = SaveInHand.of(offer)
         with self._lock:
-            self._saves.append(SaveInHand.of(offer))
-            self._write()
+            self._own[save] += 1
+            mark(self._socket_path, save)
 
     def remove(self, offer: Offer) -> None:
-        """Its save has ended. One that is not there was reported before."""
-        with self._lock, suppress(ValueError):
-            self._saves.remove(SaveInHand.of(offer))
-            self._write()
+        """Its save has ended. A second result of one that hung changes nothing."""
+        save = SaveInHand.of(offer)
+        with self._lock:
+            self._own[save] -= 1
+            self._unmark(save)
+
+    def _unmark(self, save: SaveInHand) -> None:
+        """Unless another save of the same step is in hand."""
+        if self._own[save] <= 0:
+            del self._own[save]
+            unmark(self._socket_path, save)
 
     def begin_recording(self, config: UploaderConfig, clock: Clock) -> None:
         """Record those that a dead uploader had in hand, in a thread: the storage may hang."""
@@ -85,14 +114,7 @@ class SavesInHand:
                 log.generation = save.generation
                 log.record(CheckpointFailed(step=save.step, reason=reason))
             with self._lock:
-                self._saves = [each for each in self._saves if each != save]
-                self._write()
-
-    def _write(self) -> None:
-        # Where there is no room, saving goes on, and a save that is lost then is not recorded.
-        with suppress(OSError):
-            text = json.dumps(asdict(_Saves(in_hand=self._saves)))
-            replace_whole(self._path, text.encode(), fsync=False)
+                self._unmark(save)
 
 
 def open_log(config: UploaderConfig, clock: Clock) -> EventLog:
@@ -101,10 +123,15 @@ def open_log(config: UploaderConfig, clock: Clock) -> EventLog:
     return EventLog(Path(config.events_path), node=config.node, clock=clock, backlog=backlog)
 
 
-def _read(path: Path) -> list[SaveInHand]:
-    """Nothing where none was written, or what was written cannot be read."""
-    with suppress(OSError, ValueError):
-        return decode(_Saves, read_if_there(path), what="the saves in hand").in_hand
+def _folder(socket_path: str) -> Path:
+    return Path(f"{socket_path}-saves")
+
+
+def _marked(socket_path: str) -> list[SaveInHand]:
+    """Oldest first; nothing where the folder cannot be read."""
+    with suppress(OSError):
+        found = (SaveInHand.parse(path.name) for path in listing(_folder(socket_path)))
+        return sorted(each for each in found if each is not None)
     return []
 
 

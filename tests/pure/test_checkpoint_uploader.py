@@ -43,7 +43,7 @@ from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
-from elastic.uploader.saves_in_hand import SavesInHand
+from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark
 from elastic.uploader.state_check import check_state
 
 LIMIT_S = 60.0
@@ -1146,6 +1146,10 @@ def failures(tmp_path):
     return [(each["step"], each["generation"]) for each in events if each["event"] == "checkpoint_failed"]
 
 
+def marked(config):
+    return sorted(path.name for path in Path(f"{config.socket_path}-saves").glob("*"))
+
+
 def revived(config, process, wait_until):
     """It is dead, and its owner has started another one."""
     wait_until(lambda: not process.is_alive())
@@ -1200,8 +1204,8 @@ def test_a_lost_save_that_is_tried_again_and_commits_is_one_failure_and_one_comm
 
 
 def test_saves_that_are_lost_at_the_end_of_their_owner_are_recorded_by_it(config, tmp_path, slots):
-    """No uploader follows. What one has written down, with steps 1 and 3 in hand and step 2
-    dropped, is left by another one that was killed.
+    """No uploader follows. The marks of one that has steps 1 and 3 in hand, and has dropped step 2,
+    are left by another one that was killed.
     """
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
@@ -1209,8 +1213,8 @@ def test_saves_that_are_lost_at_the_end_of_their_owner_are_recorded_by_it(config
             hand_over(uploads, slots, step)
             assert uploader.reached.wait(LIMIT_S)
         assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        in_hand = config.saves_path.read_bytes()
-    assert json.loads(config.saves_path.read_bytes()) == {"in_hand": []}
+        in_hand = marked(config)
+    assert marked(config) == []
 
     killed = replace(
         config,
@@ -1218,7 +1222,8 @@ def test_saves_that_are_lost_at_the_end_of_their_owner_are_recorded_by_it(config
         checkpoints_url=str(tmp_path / "other"),
         events_path=str(tmp_path / "other-events" / "uploader.jsonl"),
     )
-    killed.saves_path.write_bytes(in_hand)
+    for name in in_hand:
+        assert mark(killed.socket_path, SaveInHand.parse(name))
     dead = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     dead.kill()
     assert not UploaderProcess(killed, dead).stop(LIMIT_S)
@@ -1229,13 +1234,15 @@ def test_saves_that_are_lost_at_the_end_of_their_owner_are_recorded_by_it(config
     ]
 
 
-@pytest.mark.parametrize("written", [None, b"", b"[]", b'{"in_hand": [{"step": -1, "generation": 1}]}'])
-def test_what_is_in_hand_may_be_unreadable_or_find_no_room(config, tmp_path, slots, written):
-    """Then no loss is recorded, and saving goes on."""
-    if written is None:
-        config.saves_path.mkdir()
+@pytest.mark.parametrize("name", [None, "1", "one-two", "-1-2", "1-2-3", "9" * 30 + "-1"])
+def test_marks_of_saves_may_be_unreadable_or_find_no_room(config, tmp_path, slots, name):
+    """Then no loss is recorded, and saving goes on. None: a file has the name of their folder."""
+    folder = Path(f"{config.socket_path}-saves")
+    if name is None:
+        folder.touch()
     else:
-        config.saves_path.write_bytes(written)
+        folder.mkdir()
+        (folder / name).touch()
     process = UploaderProcess.start(config)
     process.wait_ready()
     uploads = UploaderClient(config.socket_path)
@@ -1245,18 +1252,43 @@ def test_what_is_in_hand_may_be_unreadable_or_find_no_room(config, tmp_path, slo
     assert failures(tmp_path) == []
 
 
+def test_an_offer_that_no_uploader_read_is_a_lost_save(config, tmp_path, slots, wait_until):
+    """The uploader is stopped, and killed with the offer in its socket."""
+    process = UploaderProcess.start(config)
+    process.wait_ready()
+    os.kill(process.pid, signal.SIGSTOP)
+    uploads = UploaderClient(config.socket_path)
+    hand_over(uploads, slots, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    revived(config, process, wait_until)
+    assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
+    assert process.stop(LIMIT_S)
+    assert failures(tmp_path) == [(1, 1)]
+
+
+def test_an_offer_that_no_uploader_takes_leaves_the_marks_as_they_were(config, slots):
+    """Who offered it says what became of it. One of the same step was lost before."""
+    uploads = UploaderClient(config.socket_path)
+    for before in ([], ["1-1"]):
+        for each in before:
+            assert mark(config.socket_path, SaveInHand.parse(each))
+        with pytest.raises(StoreFailed, match="expected an uploader"):
+            hand_over(uploads, slots, 1)
+        assert marked(config) == before
+
+
 @pytest.mark.parametrize(("committed_by", "expected"), [(1, [(7, 2)]), (2, []), (3, [])])
 def test_a_lost_save_is_committed_if_its_generation_or_a_newer_one_did_it(
     config, tmp_path, committed_by, expected
 ):
     """One of an older generation was there when the step was trained again: it did not load."""
-    config.saves_path.write_text('{"in_hand": [{"step": 7, "generation": 2}]}')
+    mark(config.socket_path, SaveInHand(step=7, generation=2))
     commit_image(open_store(config.checkpoints_url), "r", 7, bytearray(image_of(7)), committed_by)
-    lost = SavesInHand(config.saves_path)
+    lost = SavesInHand(config.socket_path)
     lost.begin_recording(config, SystemClock())
     lost.wait_recorded(LIMIT_S)
     assert failures(tmp_path) == expected
-    assert json.loads(config.saves_path.read_bytes()) == {"in_hand": []}
+    assert marked(config) == []
 
 
 def test_a_lost_save_of_which_the_storage_tells_nothing_counts_as_failed(config, tmp_path, monkeypatch):
@@ -1264,8 +1296,8 @@ def test_a_lost_save_of_which_the_storage_tells_nothing_counts_as_failed(config,
         raise StoreUnavailable("no route to the store")
 
     monkeypatch.setattr(saves_in_hand, "commits_of_step", refuse)
-    config.saves_path.write_text('{"in_hand": [{"step": 7, "generation": 2}]}')
-    lost = SavesInHand(config.saves_path)
+    mark(config.socket_path, SaveInHand(step=7, generation=2))
+    lost = SavesInHand(config.socket_path)
     lost.begin_recording(config, SystemClock())
     lost.wait_recorded(LIMIT_S)
     (event,) = run_records.events(tmp_path / "events")
@@ -1283,7 +1315,7 @@ def test_saves_wait_until_lost_ones_are_recorded(config, tmp_path, slots, monkey
         return [], []
 
     monkeypatch.setattr(saves_in_hand, "commits_of_step", commits_of_step)
-    config.saves_path.write_text('{"in_hand": [{"step": 1, "generation": 1}]}')
+    mark(config.socket_path, SaveInHand(step=1, generation=1))
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
