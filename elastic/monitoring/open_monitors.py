@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def open_monitors(options: Options) -> Iterator[Monitor]:
             opened.append(http)
             print(f"metrics of this agent: http://{http.address}/metrics", flush=True)
         if options.tensorboard is not None:
+            _import_tensorboardx()
             from elastic.monitoring.tensorboard import TensorBoardMonitor
 
             opened.append(TensorBoardMonitor(Path(options.tensorboard).absolute(), _CLOCK))
@@ -46,6 +48,20 @@ def open_monitors(options: Options) -> Iterator[Monitor]:
     finally:
         for each in opened:
             each.stop()
+
+
+def _import_tensorboardx() -> None:
+    """Not in `check_monitoring`: the fork server, which begins after that, has no such imports.
+
+    Raises UsageError.
+    """
+    try:
+        import_module("elastic.monitoring.event_files")
+    except Exception as error:  # protobuf of another version raises TypeError
+        raise UsageError(
+            f"expected the package tensorboardX for --tensorboard, found one that cannot be imported ({type(error).__name__}: {error});"
+            " pip install --force-reinstall 'elastic-train[tensorboard]', or leave --tensorboard out"
+        ) from error
 
 
 def _check_folder(text: str) -> None:

@@ -16,6 +16,7 @@ from typing import cast
 from elastic import events as kinds
 from elastic.events import Event
 from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
+from elastic.observe.newest_checkpoint import Commit, newest_checkpoint, newest_commits
 from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
 from elastic.observe.slow_ranks import SlowRank, Tally
 from elastic.observe.step_columns import columns_of
@@ -24,7 +25,9 @@ from elastic.observe.step_line import StepLine
 # What a recovery is measured by, and what the run's time is divided by.
 _SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
 _MARKS = (kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, kinds.Restored)
+_OF_CHECKPOINTS = (kinds.CheckpointCommitted, kinds.CheckpointRejected, kinds.Restored)
 _GENERATIONS_KEPT = 8
+_COMMITS_KEPT = 1000  # more than are rejected in a row
 PHASES = ("detect", "rendezvous", "restore", "first_step")
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -70,8 +73,11 @@ class RunTotals:
         self.recovery_time: dict[str, Histogram] = {}
         self.phase_time: dict[tuple[str, str], Histogram] = {}
         self.checkpoints: Counter[str] = Counter()
-        self.committed: LoggedEvent[kinds.CheckpointCommitted] | None = None
         self.started: LoggedEvent[kinds.RunStarted] | None = None
+        self._commits: list[Commit] = []
+        self._after_commits: list[LoggedEvent[Event]] = []  # what became of checkpoints
+        self._newest_commit: Commit | None = None
+        self._is_newest_known = True
         self._pace = Tally()  # of the generation of the newest line
         self._pace_of = 0
         self._nodes: dict[int, dict[int, str]] = defaultdict(dict)  # by generation and rank
@@ -103,6 +109,8 @@ class RunTotals:
         if isinstance(event, _MARKS):
             self._marks[logged.generation][file].append(logged)
             self._marks_in_order = None
+        if isinstance(event, _OF_CHECKPOINTS):
+            self._add_checkpoint_event(logged)
         match event:
             case kinds.WorkerStarted():
                 self._nodes[logged.generation][event.rank] = logged.node
@@ -119,16 +127,29 @@ class RunTotals:
             case kinds.CheckpointCommitted():
                 self.checkpoints["committed"] += 1
                 self.saving_s += event.seconds
-                # A newer generation may have gone back behind a checkpoint that did not load.
-                known = self.committed
-                if known is None or (logged.generation, event.step) >= (known.generation, known.event.step):
-                    self.committed = cast("LoggedEvent[kinds.CheckpointCommitted]", logged)
             case kinds.CheckpointFailed():
                 self.checkpoints["failed"] += 1
             case kinds.CheckpointFenced():
                 self.checkpoints["fenced"] += 1
             case _:
                 pass
+
+    def _add_checkpoint_event(self, logged: LoggedEvent[Event]) -> None:
+        self._is_newest_known = False
+        if not isinstance(logged.event, kinds.CheckpointCommitted):
+            self._after_commits.append(logged)
+            return
+        self._commits.append(cast("Commit", logged))
+        if len(self._commits) > 2 * _COMMITS_KEPT:
+            self._commits = newest_commits(self._commits, _COMMITS_KEPT)
+
+    @property
+    def committed(self) -> Commit | None:
+        """The newest checkpoint."""
+        if not self._is_newest_known:
+            self._newest_commit = newest_checkpoint([*self._commits, *self._after_commits])
+            self._is_newest_known = True
+        return self._newest_commit
 
     @property
     def slow_ranks(self) -> list[SlowRank]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
+from elastic.observe.newest_checkpoint import newest_checkpoint
 from elastic.observe.recovery import Start
 from elastic.observe.step_line import StepLine
 from elastic.report.report import last_failure, stopped_early
@@ -54,7 +55,7 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
     """`now`: seconds since 1970; `beat_ages_s`: seconds since the last heartbeat, by node."""
     start = last(events, kinds.GenerationStarted)
     state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
-    saved = last(events, kinds.CheckpointCommitted)
+    saved = newest_checkpoint(events)
     # Each generation says how long the run is when it begins to train, and the last one at its end.
     lengths = (
         each.event.steps

@@ -152,7 +152,7 @@ class LoopBuilder:
             store=store,
             events=self.run_dir.events,
             log=self.log,
-            checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock),
+            checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock, self.log),
             schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),
             audits=AuditSchedule(Every.parse(self.link.audit)),
             comparing=ComparisonSchedule(),

@@ -12,6 +12,8 @@ import os
 from elastic.checkpoint.deadline import SAVE_S, save_limit_s
 from elastic.config.durations import Every
 from elastic.errors import ReplayDiffers, StoreFailed
+from elastic.events import CheckpointFailed
+from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 from elastic.train.schedule import is_save_due
 from elastic.train.snapshotting import PublishedSnapshot
@@ -26,8 +28,9 @@ GUESSED_COST_S = 0.03
 
 
 class Checkpointing:
-    def __init__(self, uploader: UploaderClient, every: Every, clock: Clock) -> None:
+    def __init__(self, uploader: UploaderClient, every: Every, clock: Clock, log: EventLog) -> None:
         self._uploader = uploader
+        self._log = log
         self._every = every
         self._clock = clock
         self._processors = os.cpu_count() or 1  # the system reads files to answer
@@ -40,6 +43,7 @@ class Checkpointing:
         self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
+        self._refused_step: int | None = None
 
     def resume(self, step: int, source: str) -> None:
         """Training has resumed from the state of `step`; source: as in `ResumePoint`."""
@@ -84,6 +88,11 @@ class Checkpointing:
         except (OSError, StoreFailed) as error:
             self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
+            # The uploader, which records the other failures, never had it. A last save is tried
+            # several times.
+            if step != self._refused_step:
+                self._refused_step = step
+                self._log.record(CheckpointFailed(step=step, reason=self._refusal))
         snapshot_s = 0.0 if published is None else published.cost_s
         self._training_s, self._uploader_s = snapshot_s + self._clock.monotonic() - began_s, 0.0
 

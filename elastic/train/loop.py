@@ -405,8 +405,10 @@ class Loop:
         parts, resumed, last = self._parts, self._resumed, self._last
         derived_weights.compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
-        if failed := parts.step_functions.told_at_the_end():
-            self.say(failed)
+        if parts.output is not None:
+            events, generation = parts.output.events, parts.output.log.generation
+            if failed := parts.step_functions.told_at_the_end(events, generation):
+                self.say(failed)
         self.digest = resumed.digest
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(resumed.step)[0] if resumed.step else 0

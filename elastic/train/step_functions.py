@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import iscoroutine, iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 from elastic.data import random_streams
 from elastic.errors import ElasticError, UsageError
 from elastic.events import OnStepFailed
-from elastic.observe.log import EventLog
+from elastic.observe.log import EventLog, read_rare
 from elastic.observe.step_line import StepLine
 from elastic.system import unseeded_calls
 from elastic.system.phase import Phase
@@ -106,12 +107,22 @@ class StepFunctions:
                 flush=True,
             )
 
-    def told_at_the_end(self) -> str:
-        """How often they failed; empty for never."""
-        return "; ".join(
-            f"run.on_step: {_name_of(self._functions[index])} failed at {steps} steps in this process"
+    def told_at_the_end(self, events: Path, generation: int) -> str:
+        """How often they failed in this generation, and that they did in older ones; or nothing.
+
+        How often it was then was in the memory of processes that are gone. events: the folder.
+        """
+        told = [
+            f"{_name_of(self._functions[index])} failed at {steps} steps in this process"
             for index, steps in self._failed.items()
-        )
+        ]
+        found = read_rare(events, OnStepFailed) if self._functions else []
+        earlier = [each.event for each in found if each.generation < generation]
+        for name, count in Counter(each.function for each in earlier).items():
+            processes = "an earlier process" if count == 1 else f"{count} earlier processes"
+            step = min(each.step for each in earlier if each.function == name)
+            told.append(f"{name} failed in {processes}, first at step {step}")
+        return "; ".join(f"run.on_step: {each}" for each in told)
 
     @contextmanager
     def _running(self, heartbeat: HeartbeatSender) -> Iterator[None]:

@@ -23,6 +23,7 @@ from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
+from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark, unmark
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -30,6 +31,7 @@ STOP_S = 30.0
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
+LOOK_S = 3.0  # at the storage, for saves that were lost with an uploader at the end of its owner
 _CLOCK = SystemClock()
 
 
@@ -74,10 +76,15 @@ class UploaderClient:
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
         self._receive()
+        save, is_new = SaveInHand.of(offer), False
         try:
             connection = self._connected(deadline, is_patient=final)
+            # Not before: an uploader that is about to listen would take the save for a lost one.
+            is_new = mark(self._path, save)
             connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
         except OSError as error:
+            if is_new:
+                unmark(self._path, save)
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
                 f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
@@ -281,20 +288,27 @@ class UploaderProcess:
         that they take.
         """
         limit_s = finish_limit_s(_offered_bytes.get(self.socket_path, 0))
-        if self.ends(SAY_AFTER_S) is None:
+        within_s = SAY_AFTER_S
+        if self.ends(within_s) is None:
             report(f"this process waits for its save in progress, {limit_s:.0f} s at most; Ctrl-C ends that")
-            self.stop(limit_s - SAY_AFTER_S)
+            within_s = limit_s - SAY_AFTER_S
+        self.stop(within_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.
 
         True when it finished everything.
         """
-        if (is_done := self.ends(timeout_s)) is not None:
-            return is_done
-        self._process.kill()
-        self._process.wait()
-        return False
+        is_done = self.ends(timeout_s)
+        if is_done is None:
+            self._process.kill()
+            self._process.wait()
+        if not is_done:
+            # No successor tells what became of the saves that it had in hand.
+            saves = SavesInHand(self._config.socket_path)
+            saves.begin_recording(self._config, self._clock)
+            saves.wait_recorded(LOOK_S)
+        return bool(is_done)
 
 
 def _how_it_ended(code: int) -> str:

@@ -157,6 +157,27 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
+def test_saves_that_die_with_their_uploader_count_as_failed(drill, undisturbed):
+    """Those of steps 8 and 12; gates let the run know of each end before the next save is due."""
+    plan = "checkpoint 8 before-commit: kill uploader; checkpoint 12 upload: kill uploader"
+    drill.shut(5, 10, 14)
+    agent = drill.start("--nproc-per-node", "2", "--keep", "9", "--faults", plan)
+    for gate, name, step in (
+        (5, "checkpoint_committed", 4),
+        (10, "checkpoint_failed", 8),
+        (14, "checkpoint_failed", 12),
+    ):
+        drill.happens(name, step=step)
+        drill.uploader_serves(agent)
+        drill.open(gate)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("checkpoint_failed", "step", "generation") == [(8, 1), (12, 1)]
+    assert not {(8,), (12,)} & set(drill.values("checkpoint_committed", "step"))
+    assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] == 2
+
+
 def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on(drill, undisturbed):
     """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; meanwhile its worker
     is killed and a new generation begins.

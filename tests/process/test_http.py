@@ -56,6 +56,13 @@ def get(where: str, page: str, timeout: float = 30) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def number_in(where: str, name: str, label: str = "") -> float | None:
+    """None while the agent does not export it. label: as it stands in the series."""
+    pattern = rf"^{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$"
+    found = re.search(pattern, get(where, "/metrics")[1], re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
 def test_prometheus_sees_a_recovery_from_a_killed_worker(drill, prometheus):
     """The worker of rank 1 is killed at step 12, and step 16 holds the run until it is seen."""
     drill.shut(12, 16)
@@ -167,14 +174,38 @@ def test_a_second_agent_of_a_run_counts_on_where_the_first_one_ended(drill):
     where = address(drill, agent)
     drill.stands(16, ranks=1)
 
-    def number(name: str) -> float | None:
-        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", get(where, "/metrics")[1], re.MULTILINE)
-        return None if found is None else float(found[1])
-
-    drill.waits_for(lambda: number("elastic_steps_total") == 15, "the steps")
-    assert number("elastic_step_duration_seconds_count") == 15
-    assert number("elastic_generation") == 2
+    drill.waits_for(lambda: number_in(where, "elastic_steps_total") == 15, "the steps")
+    assert number_in(where, "elastic_step_duration_seconds_count") == 15
+    assert number_in(where, "elastic_generation") == 2
     drill.open(16)
+    agent.ends_with(0)
+
+
+def test_a_checkpoint_that_did_not_load_is_not_shown_as_the_newest(drill):
+    """Step 8 is cut off between two agents; the second one is held before its first save."""
+    drill.shut(5, 9)
+    agent = drill.start()
+    drill.happens("checkpoint_committed", step=4)  # else the next save may be skipped
+    drill.open(5)
+    drill.happens("checkpoint_committed", step=8)
+    drill.stands(9, ranks=1)
+    agent.process.kill()
+    agent.wait()
+    (payload,) = drill.run.local.glob(f"checkpoints/{8:012d}/*/state.safetensors")
+    os.truncate(payload, payload.stat().st_size // 2)
+    drill.shut(6)
+    agent = drill.start("--http", "127.0.0.1:0")
+    where = address(drill, agent)
+    drill.happens("checkpoint_rejected", step=8)
+    drill.stands(6, ranks=1)
+
+    drill.waits_for(lambda: number_in(where, "elastic_checkpoint_step") == 4, "the older checkpoint")
+    committed = drill.events("checkpoint_committed", step=4)
+    assert number_in(where, "elastic_checkpoint_timestamp_seconds") == pytest.approx(committed[0]["time"])
+    assert number_in(where, "elastic_checkpoints_total", 'result="committed"') == 2
+    assert drill.inspects("status", drill.run.url)[1]["last_checkpoint"]["step"] == 4
+    drill.open(6)
+    drill.open(9)
     agent.ends_with(0)
 
 

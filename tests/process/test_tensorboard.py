@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -132,3 +133,28 @@ def test_tensorboard_without_its_extra_is_refused(recipes, capsys, tmp_path, mon
 
     assert "pip install 'elastic-train[tensorboard]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ImportError('built for another interpreter')",
+        "raise TypeError('descriptors cannot be created directly')",  # protobuf's
+        "",
+    ],
+)
+def test_a_tensorboardx_that_cannot_be_imported_is_refused(text, drill, recipes, tmp_path):
+    """A folder of that name stands before the installed package; the last one is empty."""
+    package = tmp_path / "broken" / "tensorboardX"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(text)
+    words = [str(recipes / "tiny.py"), "--run-dir", drill.run.url, "--tensorboard", str(tmp_path / "board")]
+    env = {"PYTHONPATH": str(package.parent)}
+    agent = drill.execute([sys.executable, "-m", "elastic.cli", *words], env)
+
+    agent.ends_with(2)
+
+    assert "found one that cannot be imported" in agent.output
+    assert "Traceback" not in agent.output
+    assert not (tmp_path / "board").exists()
+    assert not drill.run.local.exists()

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config.durations import Every
+from elastic.errors import StoreFailed
+from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.checkpointing import Checkpointing
@@ -92,7 +94,7 @@ class FakeUploader:
 def test_the_interval_between_saves_counts_the_copy_into_the_slot():
     """A snapshot that costs 3 s and an offer that costs 1 s: the next save is due after 120 s."""
     clock = FakeClock()
-    checkpointing = Checkpointing(FakeUploader(clock, offer_s=1.0), AUTO, clock)
+    checkpointing = Checkpointing(FakeUploader(clock, offer_s=1.0), AUTO, clock, log=None)
     assert checkpointing.is_due(1)
     info = SnapshotInfo(step=1, epoch=0, generation=1, world_size=1, torch="")
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
@@ -103,6 +105,29 @@ def test_the_interval_between_saves_counts_the_copy_into_the_slot():
     assert not checkpointing.is_due(2)
     clock.sleep(0.1)
     assert checkpointing.is_due(2)
+
+
+class RefusingUploader(FakeUploader):
+    def offer(self, _slots, _snapshot, **_how):
+        raise StoreFailed("expected an uploader, found none")
+
+
+def test_a_save_that_no_uploader_takes_is_recorded_as_failed_once(tmp_path):
+    """A last save is tried several times. Without memory for a copy there is nothing to offer."""
+    clock = FakeClock()
+    log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
+    checkpointing = Checkpointing(RefusingUploader(clock, offer_s=0.0), AUTO, clock, log)
+    info = SnapshotInfo(step=7, epoch=0, generation=1, world_size=1, torch="")
+    snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
+    published = PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=0.0)
+    for _ in range(3):
+        checkpointing.save(published, 7, began_s=0.0, final=True)
+        assert checkpointing.wait(7) == "expected an uploader, found none"
+    checkpointing.save(None, 8, began_s=0.0)
+    assert [(each.event.name, each.event.step, each.event.reason) for each in read_events(tmp_path)] == [
+        ("checkpoint_failed", 7, "expected an uploader, found none"),
+        ("checkpoint_failed", 8, "there is no memory for a copy of the state"),
+    ]
 
 
 @given(SECONDS, SECONDS)

@@ -45,7 +45,7 @@ def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tm
     (event,) = events(tmp_path)
     assert (event["event"], event["step"]) == ("on_step_failed", 1)
     assert said in event["message"]
-    assert "failed at 3 steps" in functions.told_at_the_end()
+    assert "failed at 3 steps" in functions.told_at_the_end(tmp_path, generation=0)
     capsys.readouterr()
 
 
@@ -115,8 +115,33 @@ def test_functions_of_one_name_are_counted_and_told_apart(make, tmp_path, capsys
     ]
     shown = capsys.readouterr().err
     assert shown.count("Traceback") == 2
-    told = functions.told_at_the_end().split("; ")
+    told = functions.told_at_the_end(tmp_path, generation=0).split("; ")
     assert [each.partition(" failed at ")[2] for each in told] == [
         "4 steps in this process",
         "2 steps in this process",
     ]
+
+
+def test_a_function_that_failed_before_a_restart_is_told_of_at_the_end(tmp_path):
+    """It failed in two generations before this one, in which it fails as well or does not."""
+
+    def track(record):
+        if record["step"] in (9, 10, 15, 16, 22):
+            raise OSError("no answer")
+
+    functions = StepFunctions()
+    for generation, steps in ((1, (8, 9, 10)), (2, (14, 15, 16)), (3, (20, 21))):
+        functions = StepFunctions()
+        functions.add(track)
+        log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
+        log.generation = generation
+        for step in steps:
+            functions.report(StepLine(step=step), HeartbeatSender(NoPage(), 0), log, lambda: None)
+    name = track.__qualname__
+    earlier = f"run.on_step: {name} failed in 2 earlier processes, first at step 9"
+    assert functions.told_at_the_end(tmp_path, generation=3) == earlier
+
+    functions.report(StepLine(step=22), HeartbeatSender(NoPage(), 0), log, lambda: None)
+    own = f"run.on_step: {name} failed at 1 steps in this process"
+    assert functions.told_at_the_end(tmp_path, generation=3) == f"{own}; {earlier}"
+    assert StepFunctions().told_at_the_end(tmp_path, generation=3) == ""

@@ -36,7 +36,7 @@ def commit_state(store: Store, run_id: str, step: int, state: State) -> CommitRe
     return commit_image(store, run_id, step, data)
 
 
-def commit_image(store: Store, run_id: str, step: int, data: bytearray) -> CommitRecord:
+def commit_image(store: Store, run_id: str, step: int, data: bytearray, generation: int = 1) -> CommitRecord:
     """As a writer without an agent, which no fence stops."""
     clock, fd = SystemClock(), os.memfd_create("image")
     os.write(fd, data)
@@ -48,7 +48,7 @@ def commit_image(store: Store, run_id: str, step: int, data: bytearray) -> Commi
                 run_id=run_id,
                 step=step,
                 epoch=0,
-                generation=1,
+                generation=generation,
                 world_size=1,
                 torch=torch.__version__,
             ),

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, last, of_kind
+from elastic.observe.logged_event import Events, of_kind
+from elastic.observe.newest_checkpoint import newest_checkpoint
 from elastic.report.picture import series
 from elastic.report.picture.generations import since
 from elastic.report.picture.series import Series
@@ -41,8 +42,7 @@ class Checkpoints:
 def checkpoints(events: Events, pieces: Sequence[tuple[float, float]], began: float) -> Checkpoints:
     """All commits. pieces: (begin, end) of every generation, in order, seconds since `began`."""
     commits = of_kind(events, kinds.CheckpointCommitted)
-    # By the order of events, which a clock that is set back does not change.
-    newest = last(events, kinds.CheckpointCommitted)
+    newest = newest_checkpoint(events)
     times = sorted(since(began, each.time) for each in commits)
     ages = _ages(times, pieces)
     return Checkpoints(

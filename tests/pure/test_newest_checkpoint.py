@@ -1,0 +1,129 @@
+"""The newest checkpoint is the one that the next restore would take, as far as it is known."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.monitoring import run_totals
+from elastic.monitoring.run_totals import RunTotals
+from elastic.observe.newest_checkpoint import newest_checkpoint
+from elastic.report.picture.checkpoints import checkpoints
+from elastic.report.status import status
+
+
+def committed(generation, step, time=None):
+    return logged("checkpoint_committed", float(step) if time is None else time, generation, step=step)
+
+
+def rejected(generation, step):
+    return logged("checkpoint_rejected", 0.0, generation, step=step, reason="it is cut off")
+
+
+def restored(generation, step, source="checkpoint"):
+    return logged("restored", 0.0, generation, step=step, source=source)
+
+
+def step_of(events):
+    """The step of the newest checkpoint; all who show it agree."""
+    found = newest_checkpoint(events)
+    totals = RunTotals()
+    for each in events:
+        totals.add_event("one.jsonl", each)
+    shown = status(events, None, {}, now=0.0).last_checkpoint
+    step = None if found is None else found.event.step
+    assert (totals.committed, None if shown is None else shown.step) == (found, step)
+    assert checkpoints(events, [], 0.0).newest_step == step
+    return step
+
+
+@st.composite
+def stories(draw):
+    """Generations of a run in order: each restores, and then commits.
+
+    A restore tries what is stored from the highest step down until one loads, or takes a snapshot
+    of this node's memory, before which it tries what is stored above it.
+    """
+    told, stored, trained = [], set(), 0
+    for generation in range(1, draw(st.integers(1, 5)) + 1):
+        in_memory = draw(st.integers(0, trained)) if draw(st.booleans()) else None
+        step, source = 0, "none"
+        for candidate in sorted(stored, reverse=True):
+            if in_memory is not None and in_memory >= candidate:
+                break
+            if draw(st.booleans()):
+                step, source = candidate, "checkpoint"
+                break
+            told.append(rejected(generation, candidate))
+        if in_memory is not None and source == "none":
+            step, source = in_memory, "snapshot"
+        told.append(restored(generation, step, source))
+        for _ in range(draw(st.integers(0, 3))):
+            step += draw(st.integers(1, 3))
+            told.append(committed(generation, step))
+            stored.add(step)
+        trained = step
+    return told
+
+
+def dumb_newest(told):
+    """The highest step of which the last that was told is good. told: in the order of the story."""
+    good = {}
+    for each in told:
+        event = each.event
+        if event.name == "checkpoint_rejected":
+            good.pop(event.step, None)
+        elif event.name == "checkpoint_committed" or event.source == "checkpoint":
+            good[event.step] = True
+    return max(good, default=None)
+
+
+@given(stories(), st.randoms(use_true_random=False))
+def test_the_newest_checkpoint_is_what_the_next_restore_takes_however_its_events_are_read(told, shuffled):
+    for count in range(len(told) + 1):
+        seen = told[:count]
+        expected = dumb_newest(seen)
+        shuffled.shuffle(seen)
+        assert step_of(seen) == expected
+
+
+def test_rejections_in_a_row_fall_back_one_by_one_and_to_none():
+    events = [committed(1, 150), committed(1, 165), committed(2, 288)]
+    assert step_of(events) == 288
+    for step, left in ((288, 165), (165, 150), (150, None)):
+        events.append(rejected(3, step))
+        assert step_of(events) == left
+
+
+def test_a_step_that_is_committed_again_after_its_rejection_counts():
+    """Both have the step; the age is that of the one that loads."""
+    events = [committed(1, 100, 10.0), rejected(2, 100), committed(2, 100, 90.0)]
+    assert step_of(events) == 100
+    assert newest_checkpoint(events[::-1]).time == 90.0
+
+
+def test_a_checkpoint_that_is_restored_after_all_counts_again():
+    """It was passed over because three restores brought no new step; the fault lay elsewhere."""
+    events = [committed(1, 50), committed(1, 100), rejected(4, 100), restored(4, 50), committed(4, 60)]
+    assert step_of(events) == 60
+    assert step_of([*events, restored(5, 100)]) == 100
+
+
+def test_a_rejected_snapshot_says_nothing_of_the_checkpoint_of_its_step():
+    refused = logged("snapshot_rejected", 0.0, 2, step=100, reason="nodes hold different ones")
+    assert step_of([committed(1, 100), refused]) == 100
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_long_run_keeps_few_commits_in_memory_and_those_that_count(monkeypatch, newest_first):
+    monkeypatch.setattr(run_totals, "_COMMITS_KEPT", 10)
+    events = [committed(1, step) for step in range(1, 500)]
+    events += [rejected(2, step) for step in (499, 498)] + [committed(2, 450)]
+    totals = RunTotals()
+    for each in reversed(events) if newest_first else events:
+        totals.add_event("one.jsonl", each)
+    assert (totals.committed.generation, totals.committed.event.step) == (2, 450)
+    totals.add_event("one.jsonl", rejected(3, 450))
+    assert totals.committed.event.step == 497
+    assert len(totals._commits) <= 20
+    assert totals.checkpoints["committed"] == 500
