@@ -392,7 +392,8 @@ class Step:
     ) -> Call:
         """In a rank without a shard: what a call leaves behind is there on every rank.
 
-        Also of a function that has left nothing behind so far: it may begin at any step.
+        Also of a function that has left nothing behind so far: it may begin at any step. What a
+        backward leaves is of shards alone: there is none.
         """
         load = self._parts.any_shard
         assert load is not None, "a rank without a shard has nothing to call a function with"
