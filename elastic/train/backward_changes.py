@@ -1,15 +1,14 @@
 """A backward leaves the buffers as the forward left them, but for averages of normalisations.
 
 What a shard's forward left is what counts, and the next shard begins with the opening buffers. What
-a hook, or a function of autograd's, writes while gradients are computed would be lost unseen, and
-the worker that computes the last shard would keep it no longer than the others.
+a hook, or a function of autograd's, writes while gradients are computed would be lost, unseen.
 
 Activation checkpointing runs the forward again. The averages of torch's normalisations move a
 second time then, which no gradient sees, and count once. Any other buffer that does is refused: the
 second forward finds what the first one left, so that its gradients are those of another forward.
 
-Autograd's counts of changes tell of a change for nothing. What they do not tell (writes through
-`.data`) is found where contents are compared: in the first computation, and in audited steps.
+Autograd counts changes. What it does not count (writes through `.data`) is found where contents are
+compared: in the first computation with these places, and in audited steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastic.train import structure
 from elastic.train.buffer_places import BufferPlace
 from elastic.train.same_bits import differ
 
@@ -29,23 +29,33 @@ Marks = list[int]  # of what the places hold: identities, then counts of changes
 
 
 class WatchedPlaces:
-    """Those of these places that no backward may change."""
+    """Those of these places that no backward may change.
+
+    is_known: a whole computation has compared their contents.
+    """
 
     def __init__(self, places: Sequence[BufferPlace]) -> None:
         self.places = [place for place in places if not (place.is_average and place.name in AVERAGES)]
-        self._holders = [place.holder for place in self.places]
-        self._names = [place.name for place in self.places]
+        self.holders = [place.holder for place in self.places]
+        self.names = [place.name for place in self.places]
         self._found: list[Tensor | None] = []  # of the last marks: no other tensor gets their ids
+        self.is_known = False
+
+    def follow(self, former: "WatchedPlaces") -> "WatchedPlaces":
+        """Itself, in the place of the former, whose places may be the same."""
+        is_same = structure.same(self.holders, former.holders) and self.names == former.names
+        self.is_known = former.is_known and is_same
+        return self
 
     def marks(self) -> Marks:
-        """Other ones as soon as a place holds another tensor, or one that was written to."""
-        found: list[Any] = list(map(dict.get, self._holders, self._names))
-        try:  # in one pass without a call of Python
-            versions = list(map(getattr, found, _VERSION, _NONE))
-        except RuntimeError:
-            versions = [0 if t is None or t.is_inference() else t._version for t in found]  # noqa: SLF001
+        """Other ones as soon as a place holds another tensor, or one that was written to.
+
+        Without a call of Python for a place: it is asked twice for each shard.
+        """
+        found: list[Any] = list(map(dict.get, self.holders, self.names))
+        marks = [*map(id, found), *map(getattr, found, _VERSION, _NONE)]
         self._found = found
-        return [*map(id, found), *versions]
+        return marks
 
     def marked(self, before: Marks, after: Marks) -> Iterator[BufferPlace]:
         """Those whose marks differ."""

@@ -144,11 +144,11 @@ class Buffers:
     def check_backward(self, before: Marks, *, by_content: bool = False) -> None:
         """Raises UsageError, by name, where a backward changed what was last saved or loaded.
 
-        before: the marks when it began. by_content: compare contents, as every first computation
-        does, and not only those of places whose marks have changed.
+        before: the marks when it began. by_content: compare contents, as the first computation with
+        these places does, and not only those of places whose marks have changed.
         """
         watched, after = self._openings.watched, self._openings.watched.marks()
-        if by_content or self._openings.is_new:
+        if by_content or not watched.is_known:
             places = watched.places
         elif after == before:
             return
@@ -353,7 +353,7 @@ class Buffers:
         """
         self.load()
         self._sums.use(total, signs)
-        self._openings.is_new = False
+        self._openings.is_new, self._openings.watched.is_known = False, True
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.

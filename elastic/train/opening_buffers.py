@@ -76,7 +76,7 @@ class OpeningBuffers:
         self.places = [
             replace(place, opening=assigned.get(id(place.opening), place.opening)) for place in self.places
         ]
-        self.watched = WatchedPlaces([*self.places, *self.outside])
+        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         for i, tensor in written.items():
             self.tensors[i], self.data[i] = tensor, tensor.data
 
@@ -94,7 +94,7 @@ class OpeningBuffers:
                 (self.places if place.is_saved else self.outside).append(place)
         self.holders = [place.holder for place in self.places]
         self.names = [place.name for place in self.places]
-        self.watched = WatchedPlaces([*self.places, *self.outside])
+        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         opening = {id(t): t for place in self.places if (t := place.opening) is not None}
         self.tensors = list(opening.values())
         self.data, self._addresses = [], []

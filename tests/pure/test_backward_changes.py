@@ -12,6 +12,8 @@ from steps import ALONE, FEATURES, samples, steps
 from torch import nn
 
 from elastic.errors import UsageError
+from elastic.train import buffers
+from elastic.train.backward_changes import differing
 from elastic.train.buffers import STILL_NUMBERS
 from elastic.train.state import State
 
@@ -216,6 +218,19 @@ def test_a_backward_inside_the_function_is_a_part_of_the_forward():
     step = next(steps(ALONE, State(net=net), shards=1))
     step.mean_loss(loss)
     assert net.norm.tolist() == [4, 4]
+
+
+def test_contents_are_compared_in_the_first_step_alone_where_the_body_assigns_a_buffer_in_each(monkeypatch):
+    """The places are looked for again then; on a GPU each comparison is a wait for it."""
+    compared = []
+    monkeypatch.setattr(buffers, "differing", lambda places: compared.append(number) or differing(places))
+    net = nn.Linear(FEATURES, 4)
+    net.register_buffer("scale", torch.ones(1))
+    for number, step in enumerate(steps(ALONE, State(net=net), shards=SHARDS)):
+        net.scale = torch.full((1,), float(number))
+        net.zero_grad()
+        computed(step, net)
+    assert compared == [0] * SHARDS
 
 
 def test_a_write_past_the_count_that_begins_late_is_refused_in_an_audited_step():
