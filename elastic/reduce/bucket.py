@@ -107,8 +107,9 @@ class Bucket:
         and from then on adds to `.grad` in place, which is the vector. One copy is cheaper than
         zeroing the vector beforehand and adding to it.
 
-        Raises UsageError for a gradient that is sparse, that a hook took away, that came in parts
-        where none did before, or of a parameter that the function has frozen since.
+        Raises UsageError for a gradient that is sparse, or of another dtype than the parameter,
+        that a hook took away, that came in parts where none did before, or of a parameter that the
+        function has frozen since.
         """
         name = id(parameter)
         if name not in self.missing:
@@ -124,6 +125,8 @@ class Bucket:
         else:
             if gradient.layout is not STRIDED:
                 raise UsageError(sparse(self._names.name_of(parameter)))
+            if gradient.dtype is not view.dtype:
+                raise UsageError(of_other_dtype(self._names.name_of(parameter), view.dtype, gradient.dtype))
             if not self._is_second:
                 view.copy_(gradient)
                 parameter.grad = view
@@ -215,6 +218,15 @@ def sparse(name: str) -> str:
     return (
         f"expected a dense gradient of {name}, found a sparse one, which is not summed over shards; "
         "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
+    )
+
+
+def of_other_dtype(name: str, dtype: torch.dtype, found: object) -> str:
+    """What the user reads. name, dtype: of the parameter. found: of its gradient, or grad_dtype."""
+    return (
+        f"expected gradients of {name} in its own dtype, {dtype}, found {found if isinstance(found, torch.dtype) else f'{name}.grad_dtype = {found}'}: some "
+        "of them would be rounded before they are added and others after, by which worker computes which shard. Leave grad_dtype as torch sets it, "
+        "and have a backward of one's own return the parameter's dtype; for more digits keep the parameter in torch.float32 and compute with a cast of it, as torch.autocast does"
     )
 
 

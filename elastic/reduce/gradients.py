@@ -25,12 +25,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.reduce.bucket import STRIDED, Bucket, Show, Trained, cut, groups, sparse
+from elastic.reduce.bucket import STRIDED, Bucket, Show, Trained, cut, groups, of_other_dtype, sparse
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradient_hooks import GradientHooks
 from elastic.reduce.tree import pairs
@@ -143,11 +144,11 @@ class Gradients:
         """After the backward of one own shard; the last one sends the buckets that still wait.
 
         A bucket still waits when it, or one before it, has a parameter that the last shard did not
-        use. Raises UsageError for hooks of the recipe's.
+        use. Raises UsageError for hooks of the recipe's, and for `grad_dtype` of another dtype.
         """
         self._is_open = False
         if self._is_last:
-            self._hooks.check()
+            self._check()
             while self._next < len(self._layout.buckets):
                 self._send()
             self._layout.is_known = True
@@ -160,9 +161,20 @@ class Gradients:
 
     def send_nothing(self) -> None:
         """In the place of the backwards, in a rank without a shard: the others wait for it."""
-        self._hooks.check()
+        self._check()
         while self._next < len(self._layout.buckets):
             self._start_sum(self._layout.buckets[self._next])
+
+    def _check(self) -> None:
+        """After the backwards. Autograd may have added to a vector what no hook sees by itself."""
+        self._hooks.check()
+        parameters, dtypes = self._layout.parameters, self._layout.dtypes
+        # Which dtype a gradient has in `.grad`, None for any. Before torch 2.11 always its own.
+        accepted = list(map(getattr, parameters, repeat("grad_dtype"), dtypes))
+        if accepted != dtypes:
+            of_each = zip(parameters, dtypes, accepted, strict=True)
+            parameter, dtype, found = next(each for each in of_each if each[2] is not each[1])
+            raise UsageError(of_other_dtype(self._trained.name_of(parameter), dtype, found))
 
     def used(self) -> list[float]:
         """[parameters]: 1 where this rank's shards gave a gradient, else 0."""
@@ -299,6 +311,9 @@ class Gradients:
         assert gradient is not None
         if gradient.layout is not STRIDED:
             raise UsageError(sparse(self._trained.name_of(parameter)))
+        if gradient.dtype is not parameter.dtype:
+            name = self._trained.name_of(parameter)
+            raise UsageError(of_other_dtype(name, parameter.dtype, gradient.dtype))
         of_shards = self._late_parts.setdefault(parameter, {})
         before = of_shards.get(self._shard)
         # The copy lies as the parameter's numbers are cut from a bucket.

@@ -5,7 +5,8 @@ decisions reach the exchange, when a step begins, and the loader, as far ahead a
 no part of the training's state: a new generation begins with equal spans.
 
 Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
-with a failed worker, the next one keeps spans equal: no run fails again and again by this.
+with a failed worker, the next one keeps spans equal: no run fails again and again by this. It helps
+a body, too, that reads gradients inside the function, of which a rank without a shard has none.
 
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
 seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
@@ -70,7 +71,8 @@ def has_failed(generation: int, starts: Events, moves: Events) -> bool:
 def is_held_off(generation: int, events: Path) -> bool:
     """Ranks with more shards need more memory, and lacked it perhaps: then spans stay equal.
 
-    Asked on rank 0. It says so on the console.
+    Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
+    it. Asked on rank 0. It says so on the console.
     """
     if generation <= _FAILURES:
         return False
@@ -78,7 +80,8 @@ def is_held_off(generation: int, events: Path) -> bool:
     if is_so:
         print(
             "note: two generations in a row in which slow ranks had fewer shards ended with a failed worker: in this one all ranks have as many shards,"
-            " in case that those with more lacked memory. --balance off keeps it so",
+            " in case that those with more lacked memory, or that the loop's body read a gradient of a tensor inside the function (retain_grad), which a rank without a"
+            " shard does not have. --balance off keeps it so",
             flush=True,
         )
     return is_so

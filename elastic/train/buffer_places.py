@@ -3,7 +3,7 @@
 A forward may assign another tensor to a buffer, so that places count and not tensors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,18 @@ from elastic.train.state import State
 class BufferPlace:
     """Where a module has a buffer. Several modules may have the same tensor.
 
-    is_average: of a normalisation of torch, whose buffers of floats are running averages.
+    is_saved: as part of the state. is_average: of a normalisation of torch, whose buffers of floats
+    are running averages.
     """
 
     holder: dict[str, Tensor | None]
     name: str
     opening: Tensor | None
+    is_saved: bool
     is_average: bool
+
+
+Cache = tuple[BufferPlace, Tensor, int]  # no part of the state: with its opening content and version
 
 
 def check_assigned(places: Iterable[BufferPlace], assigned: dict[int, Tensor | None], state: State) -> None:
@@ -47,20 +52,23 @@ def check_assigned(places: Iterable[BufferPlace], assigned: dict[int, Tensor | N
             )
 
 
-def check_caches(caches: Iterable[tuple[BufferPlace, Tensor, int]], state: State) -> None:
-    """Forward did not use a buffer that is no part of the state as a memory.
+def check_caches(caches: Iterable[Cache], state: State) -> None:
+    """Forward did not use a buffer that is no part of the state as a memory. Raises UsageError."""
+    for place in changed_caches(caches):
+        raise UsageError(
+            f"forward changed buffer {_name(place, state)}, which is no part of the state (persistent=False), so that a resume would "
+            "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
+        )
 
-    caches: with their opening content and version. Raises UsageError.
-    """
+
+def changed_caches(caches: Iterable[Cache]) -> Iterator[BufferPlace]:
+    """Those that have another content of the same form; another form is that of a new cache."""
     for place, content, version in caches:
         found = place.holder.get(place.name)
         if found is None or (found is place.opening and found._version == version):  # noqa: SLF001
             continue
         if _described(found) == _described(content) and not torch.equal(found, content):
-            raise UsageError(
-                f"forward changed buffer {_name(place, state)}, which is no part of the state (persistent=False), so that a resume would "
-                "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
-            )
+            yield place
 
 
 def _name(place: BufferPlace, state: State) -> str:

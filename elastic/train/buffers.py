@@ -21,13 +21,15 @@ its own statistics, so that they do not depend on which rank holds it.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
+from elastic.train.backward_changes import Marks, changed_in_backward, differing
 from elastic.train.buffer_copies import BufferCopies
-from elastic.train.buffer_places import BufferPlace, check_assigned, check_caches
+from elastic.train.buffer_places import BufferPlace, Cache, changed_caches, check_assigned, check_caches
 from elastic.train.buffer_sums import BufferSums
 from elastic.train.opening_buffers import Contents, OpeningBuffers
 from elastic.train.reshaped import sized_by_data
@@ -35,6 +37,7 @@ from elastic.train.same_bits import differ
 from elastic.train.state import State
 
 STILL_NUMBERS = 2**14  # of a buffer that counts as large
+_VERSION = attrgetter("_version")  # autograd's count of changes in place
 
 
 class Buffers:
@@ -45,7 +48,7 @@ class Buffers:
         self._shards = shards
         self._device = device
         self._openings = OpeningBuffers()
-        self._caches: list[tuple[BufferPlace, Tensor, int]] = []  # their opening content and version
+        self._caches: list[Cache] = []
         self._sizes: list[int] = []  # of them, in numbers
         self._moving: list[int] = []  # what each shard's forward may change, as indices into them
         self._still: list[int] = []
@@ -112,8 +115,9 @@ class Buffers:
         Raises UsageError where a forward has put into a place what cannot be summed, and where it
         changed a buffer that is not part of the state.
         """
-        check_caches(self._caches, self._state)
-        present = [place.holder.get(place.name) for place in self._openings.places]
+        if self._caches:
+            check_caches(self._caches, self._state)
+        present = list(map(dict.get, self._openings.holders, self._openings.names))
         assigned = {
             id(place.opening): tensor
             for place, tensor in zip(self._openings.places, present, strict=True)
@@ -126,10 +130,40 @@ class Buffers:
         self._held = Contents(
             present=present,
             values=values,
-            versions=[tensor._version for tensor in self._openings.tensors],  # noqa: SLF001 - autograd's count
-            assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None},
+            versions=list(map(_VERSION, self._openings.tensors)),
+            assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None}
+            if assigned
+            else {},
         )
         return self._held
+
+    def marks(self) -> Marks:
+        """Of all that a backward may not change, for `check_backward`."""
+        return self._openings.watched.marks()
+
+    def check_backward(self, before: Marks, *, by_content: bool = False) -> None:
+        """Raises UsageError, by name, where a backward changed what was last saved or loaded.
+
+        before: the marks when it began. by_content: compare contents, as the first computation with
+        these places does, and not only those of places whose marks have changed.
+        """
+        watched, after = self._openings.watched, self._openings.watched.marks()
+        if by_content or not watched.is_known:
+            places = watched.places
+        elif after == before:
+            return
+        else:
+            places = [*watched.marked(before, after)]
+        if changed := [*differing(self._saved(places)), *changed_caches(self._caches)]:
+            self.check_sizes()  # a forward that resizes has left it so, and memory holds no copy
+            names = [self._state.name_of_place(place.holder, place.name) for place in changed]
+            raise UsageError(changed_in_backward(names))
+
+    def _saved(self, places: Sequence[BufferPlace]) -> list[tuple[BufferPlace, Tensor | None]]:
+        """Those that are part of the state, each with what was last saved or loaded."""
+        index = {id(tensor): i for i, tensor in enumerate(self._openings.tensors)}
+        contents = {of_opening: self._value(self._held, i) for of_opening, i in index.items()}
+        return [(place, contents.get(id(place.opening))) for place in places if place.is_saved]
 
     def _copy(self, still: list[int], values: list[Tensor]) -> None:
         """Put copies of what is there now among the values. still: which of those as well."""
@@ -319,7 +353,7 @@ class Buffers:
         """
         self.load()
         self._sums.use(total, signs)
-        self._openings.is_new = False
+        self._openings.is_new, self._openings.watched.is_known = False, True
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.train import structure
+from elastic.train.backward_changes import WatchedPlaces
 from elastic.train.buffer_places import BufferPlace
 
 
@@ -31,14 +32,18 @@ class Contents:
 class OpeningBuffers:
     """Of the modules of one state, followed from one computation to the next.
 
-    places: of buffers that are part of the state. outside: of others. tensors: the opening ones,
-    each once. data: the same memory, past autograd's count of changes. is_new: the places
-    were looked for again, and their contents are compared until the computation ends.
+    places: of buffers that are part of the state. holders, names: theirs. outside: places of other
+    buffers. watched: those of both that no backward may change. tensors: the opening ones, each
+    once. data: the same memory, past autograd's count of changes. is_new: the places were looked
+    for again, and their contents are compared until the computation ends.
     """
 
     def __init__(self) -> None:
         self.places: list[BufferPlace] = []
         self.outside: list[BufferPlace] = []
+        self.holders: list[dict[str, Tensor | None]] = []
+        self.names: list[str] = []
+        self.watched = WatchedPlaces([])
         self.tensors: list[Tensor] = []
         self.data: list[Tensor] = []
         self.is_new = True
@@ -71,6 +76,7 @@ class OpeningBuffers:
         self.places = [
             replace(place, opening=assigned.get(id(place.opening), place.opening)) for place in self.places
         ]
+        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         for i, tensor in written.items():
             self.tensors[i], self.data[i] = tensor, tensor.data
 
@@ -82,10 +88,13 @@ class OpeningBuffers:
                     holder=module._buffers,  # noqa: SLF001
                     name=name,
                     opening=tensor,
+                    is_saved=name not in module._non_persistent_buffers_set,  # noqa: SLF001
                     is_average=isinstance(module, _NormBase),
                 )
-                is_saved = name not in module._non_persistent_buffers_set  # noqa: SLF001
-                (self.places if is_saved else self.outside).append(place)
+                (self.places if place.is_saved else self.outside).append(place)
+        self.holders = [place.holder for place in self.places]
+        self.names = [place.name for place in self.places]
+        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         opening = {id(t): t for place in self.places if (t := place.opening) is not None}
         self.tensors = list(opening.values())
         self.data, self._addresses = [], []

@@ -209,7 +209,11 @@ class Step:
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         self._follow_body()
         self._begin_gradients(scaler)
+        buffers, audit = self._parts.buffers, self.audit
+        marks = buffers.marks()
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        if buffers.marks() != marks:
+            buffers.check_backward(marks)
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
         for parameter in direct:
@@ -219,10 +223,12 @@ class Step:
             heartbeat.enter(Phase.STEP)
             gradients.before_backward(batch.shard)
             # Activation checkpointing computes the forward again, from what the buffers are.
-            self._parts.buffers.load(self._buffers_after[batch.shard])
+            buffers.load(self._buffers_after[batch.shard])
+            marks = buffers.marks()
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
+            buffers.check_backward(marks, by_content=audit is not None and audit.own == batch.shard)
         if not self._batches:
             gradients.send_nothing()
         if self.audit is not None:
@@ -243,7 +249,8 @@ class Step:
         collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
         UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
-        gradients, exchange = self._parts.gradients, self._parts.exchange
+        gradients, exchange, buffers = self._parts.gradients, self._parts.exchange, self._parts.buffers
+        audit = self.audit
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
@@ -254,9 +261,11 @@ class Step:
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
             gradients.before_backward(batch.shard)
+            marks = buffers.marks()
             backward(loss)
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
+            buffers.check_backward(marks, by_content=audit is not None and audit.own == batch.shard)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if not losses:
@@ -383,7 +392,8 @@ class Step:
     ) -> Call:
         """In a rank without a shard: what a call leaves behind is there on every rank.
 
-        Also of a function that has left nothing behind so far: it may begin at any step.
+        Also of a function that has left nothing behind so far: it may begin at any step. What a
+        backward leaves is of shards alone: there is none.
         """
         load = self._parts.any_shard
         assert load is not None, "a rank without a shard has nothing to call a function with"

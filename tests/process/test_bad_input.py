@@ -218,3 +218,32 @@ def test_a_refusal_in_the_run_ends_it_at_once_with_the_sentence_and_the_recipes_
     assert f"  at {recipe}:{line}: " in agent.output
     assert "Traceback" not in agent.output
     assert [event["generation"] for event in drill.events("generation_started")] == [1]
+
+
+WRITTEN_IN_BACKWARD = """
+import elastic, torch
+run = elastic.start(seed=0, global_batch=8, shards=4)
+model = torch.nn.Linear(1, 1)
+model.register_buffer("largest", torch.zeros(1))
+samples = torch.utils.data.TensorDataset(torch.arange(8.0)[:, None])
+
+def loss_of(batch):
+    output = model(batch.data[0])
+    if batch.shard == 3:
+        output.register_hook(lambda gradient: setattr(model, "largest", gradient.max().reshape(1)))
+    return output.square().mean()
+
+for step in run.steps(run.data(samples, epochs=1), elastic.State(model=model)):
+    step.mean_loss(loss_of)
+"""
+
+
+def test_a_buffer_that_the_backward_of_one_workers_shard_changes_ends_the_run_by_name(drill):
+    """The other worker waits in a sum then, which nothing will ever complete."""
+    recipe = drill.folder / "hooked.py"
+    recipe.write_text(WRITTEN_IN_BACKWARD)
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(2)
+    assert "while gradients are computed, found another content in model.largest: a hook" in agent.output
+    assert f"  at {recipe}:15: step.mean_loss(loss_of)" in agent.output
+    assert [event["generation"] for event in drill.events("generation_started")] == [1]

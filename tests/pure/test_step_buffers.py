@@ -74,6 +74,12 @@ MODELS = {
     "through data": lambda: Scaled("data"),
     "data assigned": lambda: Scaled("data assigned"),
     "assigned": lambda: Scaled("assigned"),
+    "checkpointed batch norm": lambda: Checkpointed(normalized(), use_reentrant=False),
+    "reentrant batch norm": lambda: Checkpointed(normalized(), use_reentrant=True),
+    "checkpointed cache": lambda: Checkpointed(Outside(make_anew), use_reentrant=False),
+}
+# Their second forward would compute another function than the first one did.
+CHANGED_TWICE = {
     "checkpointed spectral norm": lambda: Checkpointed(spectral(), use_reentrant=False),
     "reentrant spectral norm": lambda: Checkpointed(spectral(), use_reentrant=True),
     "checkpointed, through data": lambda: Checkpointed(Scaled("data"), use_reentrant=False),
@@ -83,7 +89,7 @@ MODELS = {
 
 def model_of(name):
     torch.manual_seed(0)
-    return MODELS[name]()
+    return (MODELS | CHANGED_TWICE)[name]()
 
 
 def energy(net):
@@ -122,6 +128,26 @@ def test_a_shards_gradient_is_that_of_plain_pytorch_whatever_its_forward_does_to
     for path, buffer in net.named_buffers():
         values = torch.stack([left[path] for _, left in alone]).double()
         torch.testing.assert_close(buffer, values.mean(0).to(buffer.dtype))
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+@pytest.mark.parametrize("name", CHANGED_TWICE)
+def test_a_buffer_that_a_checkpointed_forward_changes_a_second_time_is_refused_by_name(name, form):
+    """In plain PyTorch the gradients are those of the second forward, and the buffers, too."""
+    net = model_of(name)
+    with pytest.raises(UsageError, match=r"found another content in net\.body\..*activation checkpointing"):
+        computed(next(steps(ALONE, State(net=net))), net, form)
+
+
+def test_averages_in_a_checkpointed_part_count_once():
+    """As if nothing were checkpointed, though the forward runs twice."""
+    checkpointed = model_of("checkpointed batch norm")
+    plain = nn.Sequential(*copy.deepcopy([checkpointed.first, checkpointed.body]))
+    for net in (checkpointed, plain):
+        next(steps(ALONE, State(net=net))).mean_loss(energy(net))
+    assert plain[1][1].num_batches_tracked == 1
+    for one, other in zip(checkpointed.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other)
 
 
 def train(member, name, form):
@@ -299,6 +325,10 @@ class Outside(nn.Module):
 
 def grow(net, x):
     net.extra = torch.arange(len(x) + 5.0)
+
+
+def make_anew(net, _x):
+    net.extra = torch.zeros(4)
 
 
 def remember(net, x):
