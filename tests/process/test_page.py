@@ -172,6 +172,18 @@ def test_the_page_of_a_run_that_failed_begins_with_the_reason_and_shows_the_gaps
     assert is_clean(page)
 
 
+def test_what_was_logged_without_a_number_is_named_and_a_boolean_has_a_chart(show):
+    events, lines = drawn_runs.of_generations(1, 8)
+    page = show(
+        events, [replace(each, values={"flag": each.step > 4, "note": "a", "tags": []}) for each in lines]
+    )
+
+    told = page.evaluate("document.querySelector('#logged > .note').textContent")
+    assert told == "No number was logged as note, tags; metrics.jsonl has what was."
+    assert page.evaluate("document.querySelector('[data-name=flag] .value').textContent") == "1"
+    assert is_clean(page)
+
+
 def test_the_names_of_a_hostile_run_are_text_and_run_nothing(show):
     page = show(*drawn_runs.hostile())
 

@@ -33,6 +33,7 @@ MOST_BYTES = 800_000  # the page has the scripts and styles beside it
 _OVER = ("failed", "drained", "interrupted")
 _MOST_TRACEBACK = 6000  # letters
 _MOST_CAUSES = 16
+_MOST_NAMES = 10  # of those without a chart
 _MOST_FACT = 600  # letters of each
 
 
@@ -60,7 +61,8 @@ class Picture:
     empty before the first generation. last_sign_s: of a run that neither goes on nor has finished,
     seconds since 1970. causes: how many generations had each cause.
 
-    logged: the loss and the recipe's values over steps. step_time, slowest, others: seconds, over
+    logged: the loss and the recipe's values over steps. without_number: the names that have no
+    chart, since none of their values is a number. step_time, slowest, others: seconds, over
     steps; slowest and others are those of the slowest rank and the median of the others, None where
     no step says them. clock: when a step ended, in seconds since the run began. facts: what the
     tables of `report` say. traceback: of the newest worker that failed; empty if the run did not.
@@ -83,6 +85,7 @@ class Picture:
     timeline: Timeline | None
     logged: list[Series]
     names_left_out: int
+    without_number: list[str]
     step_time: Series
     slowest: Series | None
     others: Series | None
@@ -153,6 +156,7 @@ def _whole(run: ReadRun) -> _Whole:
         timeline=None,
         logged=[],
         names_left_out=0,
+        without_number=_some_names(run.series.without_number),
         step_time=of_points("step time", []),
         slowest=None,
         others=None,
@@ -179,6 +183,12 @@ def _within(found: _Whole, limits: Limits) -> Picture:
         clock=series.clock(_began(found.timeline), most),
         checkpoints=commits_within(found.checkpoints, limits.commits),
     )
+
+
+def _some_names(names: Sequence[str]) -> list[str]:
+    """The first ones, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return [short(name) for name in names[:_MOST_NAMES]] + ([f"{more} more"] if more > 0 else [])
 
 
 def _sizes(shown: Picture) -> dict[str, int]:
