@@ -26,6 +26,8 @@ class ReadStep(Protocol):
     @property
     def loss(self) -> Any: ...
     @property
+    def chain(self) -> Any: ...
+    @property
     def world_size(self) -> int: ...
     @property
     def generation(self) -> int: ...
@@ -53,6 +55,7 @@ class StepBatch:
 
     step: Ints
     loss: list[Any]
+    chain: list[Any]
     world_size: list[int]
     generation: Ints
     time: Floats
@@ -77,6 +80,7 @@ class StepBatch:
         return StepBatch(
             step=self.step[part],
             loss=self.loss[part],
+            chain=self.chain[part],
             world_size=self.world_size[part],
             generation=self.generation[part],
             time=self.time[part],
@@ -92,6 +96,7 @@ def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None =
     return StepBatch(
         step=np.array([line.step for line in lines], np.int64),
         loss=[line.loss for line in lines],
+        chain=[line.chain for line in lines],
         world_size=[line.world_size for line in lines],
         generation=np.array([line.generation for line in lines], np.int64),
         time=floats([line.time for line in lines]),

@@ -36,7 +36,7 @@ class _Line(msgspec.Struct, gc=False):
     step: _Whole
     epoch: _Whole = 0
     loss: Any = None
-    chain: msgspec.Raw = msgspec.Raw()
+    chain: Any = None
     world_size: _Whole = 0
     generation: _Whole = 0
     time: _Number | None = None

@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 from records import IDENTITY
 
 from elastic.cli import main
+from elastic.observe.step_batch import batch_of
 from elastic.observe.step_line import StepLine
-from elastic.report.diff import compare
-from elastic.report.report import summarise
+from elastic.report.chains import StepChains
+from elastic.report.diff import ComparedRun, compare
+
+
+def chains_of(lines):
+    found = StepChains()
+    for line in lines:
+        found.add(batch_of([line]))
+    return found
 
 
 def run(chains, *, finished=True, digest="d"):
-    lines = [StepLine(step=step, chain=chain) for step, chain in enumerate(chains, start=1)]
-    report = summarise([], lines)
-    return replace(report, finished=finished, final_digest=digest if finished else None), lines
+    found = chains_of(StepLine(step=step, chain=chain) for step, chain in enumerate(chains, start=1))
+    end = digest if finished else None
+    return ComparedRun(finished=finished, steps=len(chains), final_digest=end), found
 
 
 def compared(a, b):
@@ -29,6 +37,53 @@ def test_first_difference_is_the_first_pair_that_differs(a, b):
 
     assert compared(run(a), run(b)).first_difference == expected
     assert compared(run(b), run(a)).first_difference == expected
+
+
+own_chains = st.text("0123456789abcdef", min_size=16, max_size=16)
+json_values = st.recursive(
+    own_chains
+    | st.text(max_size=20)
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+lines = st.lists(st.builds(StepLine, step=st.integers(1, 9), chain=own_chains | json_values), max_size=12)
+
+
+@given(lines, lines, st.sets(st.integers(0, 11)), st.integers(1, 12))
+def test_columns_compare_as_the_lines_do_whatever_their_order_and_values(a, b, taken, size):
+    """Steps that come twice, or back, or without a value; values that no run writes."""
+    b = [a[place] if place in taken and place < len(a) else line for place, line in enumerate(b)]
+    of_a, of_b = (
+        {line.step: json.dumps(line.chain, sort_keys=True) for line in of if line.chain is not None}
+        for of in (a, b)
+    )
+    common = sorted(of_a.keys() & of_b.keys())
+    at_once = StepChains()
+    for begin in range(0, len(a), size):
+        at_once.add(batch_of(a[begin : begin + size]))
+
+    ends = ComparedRun(finished=False, steps=0, final_digest=None)
+    found = compare(ends, at_once, ends, chains_of(b))
+    assert found.common_steps == len(common)
+    assert found.first_difference == next((step for step in common if of_a[step] != of_b[step]), None)
+    assert at_once.last_step == (a[-1].step if a else 0)
+
+
+def test_digits_of_other_scripts_and_cases_are_other_values():
+    """`int` and `bytes.fromhex` would take each of them for the first one."""
+    one = "00000000000000ab"
+    for other in (
+        "00000000000000AB",
+        "0x000000000000ab",
+        "+0000000000000ab",
+        "0_00000000000_ab",
+        "\u0660" * 14 + "ab",
+    ):
+        assert compared(run([one]), run([other])).first_difference == 1, other
 
 
 def test_equal_runs_are_the_same():

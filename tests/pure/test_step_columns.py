@@ -238,7 +238,16 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["report {} --json", "report {} --html {}.html", "watch {} --once", "status {}", "runs {}"]
+    "command",
+    [
+        "report {} --json",
+        "report {} --html {}.html",
+        "watch {} --once",
+        "status {}",
+        "runs {}",
+        "diff {} {}",
+        "diff {} {} --html {}.html",
+    ],
 )
 def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
     """The most that the process ever had, beside that of a short run: 200 000 lines take 38 MB as
