@@ -50,7 +50,8 @@ class StepBatch:
     """The fields are those of StepLine, each of shape (lines,), which may be (0,).
 
     NaN stands for None, also in slowest_rank. values: by name, what the recipe logged in each step,
-    or ABSENT; empty where the reader was not asked for values.
+    or ABSENT; empty where the reader was not asked for values. num_unreadable: lines among these
+    that are none of a step, as after damage on the disk; what they said is not known.
     """
 
     step: Ints
@@ -65,6 +66,7 @@ class StepBatch:
     slowest_s: Floats
     others_s: Floats
     values: Mapping[str, list[Any]] = field(default_factory=dict)
+    num_unreadable: int = 0
 
     def __len__(self) -> int:
         return len(self.step)

@@ -21,14 +21,18 @@ _DIGITS = re.compile("[0-9a-f]*", re.ASCII)
 
 
 class StepChains:
-    """last_step: of the last line, also of one without a value; 0 before the first."""
+    """last_step: of the last line, also of one without a value; 0 before the first.
+
+    num_unreadable: lines that are none of a step.
+    """
 
     def __init__(self) -> None:
-        self.last_step = 0
+        self.last_step = self.num_unreadable = 0
         self._steps, self._bits = array("q"), array("Q")
 
     def add(self, batch: StepBatch) -> None:
         """The next lines."""
+        self.num_unreadable += batch.num_unreadable
         if not len(batch):
             return
         self.last_step = int(batch.step[-1])

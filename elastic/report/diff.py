@@ -20,11 +20,13 @@ class ComparedRun:
     finished: bool
     steps: int
     final_digest: str | None
+    unreadable_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs.
+    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs; it
+    says where lines could not be read, and so were not compared.
 
     first_difference: the first step whose `chain` differs; None if all steps that both have agree.
     settings: what the runs were begun with that is not the same, as far as both say.
@@ -45,6 +47,7 @@ def compared_run(events: Events, chains: StepChains) -> ComparedRun:
         finished=finished is not None,
         steps=finished.event.steps if finished else chains.last_step,
         final_digest=finished.event.digest if finished else None,
+        unreadable_lines=chains.num_unreadable,
     )
 
 
@@ -64,7 +67,7 @@ def compare(
     with_a, with_b = begun_with
     return Difference(
         same=same,
-        reason=reason,
+        reason="; ".join([reason, *_not_compared(a, b)]),
         first_difference=step,
         common_steps=common_steps,
         a=a,
@@ -97,4 +100,14 @@ def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun)
     if a.final_digest != b.final_digest:
         found = f"{a.final_digest} and {b.final_digest}"
         return False, f"all steps agree, but the final digests differ: {found}"
-    return True, f"the same at all {common_steps} steps, and the same final digest"
+    of = f"{common_steps} of {a.steps}" if common_steps < a.steps else f"all {common_steps}"
+    return True, f"the same at {of} steps, and the same final digest"
+
+
+def _not_compared(a: ComparedRun, b: ComparedRun) -> list[str]:
+    counts = [(name, run.unreadable_lines) for name, run in (("A", a), ("B", b)) if run.unreadable_lines]
+    return [
+        f"{count} line{'' if count == 1 else 's'} in the metrics of {name} cannot be read, and"
+        f" {'was' if count == 1 else 'were'} not compared"
+        for name, count in counts
+    ]

@@ -120,7 +120,8 @@ class Report:
     recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
     drawn_without_seed: where it draws from the operating system or the clock.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
-    agents that a scheduler started, by the time of their starts.
+    agents that a scheduler started, by the time of their starts. unreadable_lines: of the metrics,
+    whose steps no figure here has.
     """
 
     finished: bool
@@ -151,6 +152,7 @@ class Report:
     drawn_without_seed: list[str]
     logged_by_rank: list[str]
     scheduled: list[ScheduledNode]
+    unreadable_lines: int
 
 
 def summarise(
@@ -206,6 +208,7 @@ def summarise(
         drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
         scheduled=_scheduled(events),
+        unreadable_lines=trained.num_unreadable,
     )
 
 

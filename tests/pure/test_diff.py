@@ -98,6 +98,46 @@ def test_a_difference_names_its_step():
     assert "differ is 3" in found.reason
 
 
+def test_lines_that_cannot_be_read_are_counted_and_no_comparison_hides_them(tmp_path, capsys):
+    """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
+    a run that goes on, or was killed.
+    """
+    for name, torn in (("a", ""), ("b", '{"step": 78, "ch')):
+        folder = tmp_path / name
+        (folder / "events").mkdir(parents=True)
+        (folder / "run.json").write_bytes(IDENTITY.to_json())
+        written = [json.dumps({"step": step, "chain": "a"}) for step in range(1, 78)]
+        (folder / "metrics.jsonl").write_text("\n".join(written) + "\n" + torn)
+        finished = {"event": "run_finished", "time": 9.0, "node": "n", "generation": 1}
+        finished |= {"steps": 77, "epochs": 1, "digest": "d"}
+        (folder / "events" / "n.jsonl").write_text(json.dumps(finished) + "\n")
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert main(["diff", str(a), str(b)]) == 0
+    assert "the same at all 77 steps, and the same final digest\n" in capsys.readouterr().out
+
+    text = (b / "metrics.jsonl").read_bytes().split(b"\n")
+    text[20], text[40] = text[20].replace(b"step", b"st\xff\x00"), text[40][:-3]
+    (b / "metrics.jsonl").write_bytes(b"\n".join(text))
+
+    assert main(["diff", str(a), str(b)]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == (
+        "the same at 75 of 77 steps, and the same final digest;"
+        " 2 lines in the metrics of B cannot be read, and were not compared"
+    )
+    assert main(["diff", str(a), str(b), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["a"]["unreadable_lines"], found["b"]["unreadable_lines"]) == (0, 2)
+    assert main(["report", str(b)]) == 0
+    assert "2 lines cannot be read; those steps are in no figure" in capsys.readouterr().out
+    assert main(["report", str(b), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unreadable_lines"] == 2
+    text[30] = text[30].replace(b'"a"', b'"x"')
+    (b / "metrics.jsonl").write_bytes(b"\n".join(text))
+    assert main(["diff", str(a), str(b)]) == 1
+    assert "is 31; 2 lines in the metrics of B cannot be read" in capsys.readouterr().out
+
+
 def test_an_unfinished_run_is_the_same_as_far_as_it_goes():
     found = compared(run("ab", finished=False), run("abcd"))
 

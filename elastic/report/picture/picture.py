@@ -34,7 +34,7 @@ _OVER = ("failed", "drained", "interrupted")
 _MOST_TRACEBACK = 6000  # letters
 _MOST_CAUSES = 16
 _MOST_NAMES = 10  # of those without a chart
-_MOST_FACT = 600  # letters of each
+_MOST_FACT = 600  # letters of each, and of what two runs have in common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,7 @@ def _since_step_s(run: ReadRun) -> float | None:
 def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:
     return Comparison(
         same=difference.same,
-        reason=short(difference.reason),
+        reason=short(difference.reason, _MOST_FACT),
         first_difference=difference.first_difference,
         settings=[
             short(f"{each.setting}: {each.a} in A, {each.b} in B") for each in difference.settings[:20]
