@@ -15,8 +15,9 @@ from typing import cast
 
 from elastic import events as kinds
 from elastic.events import Event
+from elastic.observe.generation_end import Start
 from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
-from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
+from elastic.observe.recovery import SIGNS, Recovery, recovery_of
 from elastic.observe.slow_ranks import SlowRank, Tally
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
@@ -25,7 +26,7 @@ from elastic.observe.step_line import StepLine
 _SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
 _MARKS = (kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, kinds.Restored)
 _GENERATIONS_KEPT = 8
-PHASES = ("detect", "rendezvous", "restore", "first_step")
+PHASES = ("detect", "rendezvous", "down", "restore", "first_step")
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
@@ -191,7 +192,7 @@ class RunTotals:
         numbers = [start.generation] if before is None else [before.generation, start.generation]
         events = [each for number in numbers for each in in_order(self._signs[number].values())]
         lines = [] if before is None else lines_of(before.generation)
-        return recovery_of(events, columns_of(lines), before, start)
+        return recovery_of(events, columns_of(lines), before, start, self.seen_s)
 
     def _count(self, first_step: LoggedEvent[kinds.FirstStep], recovery: Recovery) -> None:
         self.recovered.append(

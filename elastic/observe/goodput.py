@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
+from elastic.observe.generation_end import (
+    NODE_LOST,
+    Start,
+    down_since_s,
+    ended_by_loss,
+    last_seen_s,
+    last_sign_s,
+    left_as_planned,
+    planned_stop,
+)
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, left_as_planned, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
@@ -61,11 +70,6 @@ def time_spent(events: Events, trained: StepColumns, now_s: float | None = None)
     return time_spent_in(events, trained.counted, seen_s, now_s)
 
 
-def last_seen_s(own: Events) -> float:
-    """own: events of one generation, in order. By each node's clock as it was at last."""
-    return max({each.node: each.time for each in own}.values())
-
-
 def time_spent_in(
     events: Events,
     steps: Mapping[int, GenerationSteps],
@@ -90,13 +94,13 @@ def time_spent_in(
         if after is None and (left := left_as_planned(own[start.generation], start)) is not None:
             away_s = max(0.0, until - left.time)
             paused_s += away_s
-        if after is not None and after.event.cause == "resume":
-            last_s = max([last_s, *lost_steps_s(own[after.generation])])
-            stop = planned_stop(own[start.generation], start, after)
-            away_s = max(0.0, until - (last_s if stop is None else stop.time))
-            if stop is None:
+        if after is not None:
+            between = [*own[start.generation], *own[after.generation]]
+            if (since_s := down_since_s(start, after, between, last_s)) is not None:
+                away_s = until - since_s
                 badput_s[DOWN] += away_s
-            else:
+            elif (stop := planned_stop(between, start, after)) is not None:
+                away_s = max(0.0, until - stop.time)
                 paused_s += away_s
         for kind, seconds in _lost_s(start, after, own[start.generation], steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
@@ -105,21 +109,6 @@ def time_spent_in(
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
     )
-
-
-def last_sign_s(start: Start, own: GenerationSteps | None, seen_s: Mapping[int, float]) -> float:
-    """When something of the generation was seen last: an event, or a step that counts."""
-    seen = seen_s.get(start.generation, start.time)
-    return max(seen, start.time if own is None else own.end)
-
-
-def lost_steps_s(after: Events) -> list[float]:
-    """When the last step ended before all nodes were gone, whose line is gone where it was lost.
-
-    after: events of the generation that resumed.
-    """
-    ended_s = [each.event.last_step_s for each in of_kind(after, kinds.Restored)]
-    return [each for each in ended_s if each is not None]
 
 
 def _lost_s(

@@ -1,30 +1,35 @@
-"""What each recovery took, in phases between five marks; no phase is negative.
+"""What each recovery took, in phases between six marks; no phase is negative.
 
-A recovery belongs to a generation that follows another one. It is a line of five marks, and its
-phases are the times between neighbouring marks; where all five marks are known, the phases add up
-to the total:
+A recovery belongs to a generation that follows another one. It is a line of six marks, and its
+phases are the times between neighbouring marks; where all marks are known, the phases add up to the
+total:
 
-    fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
+    fault ── detect ──> end ── rendezvous ──> gone ── down ──> start ── restore ──> state
+                                                             state ── first step ──> new step
 
     fault      the first sign of what ended the generation before
     end        an agent first recorded that the generation before is over (`generation_ended`)
+    gone       no node was left, and the command had to be given again (generation_end.py); where
+               nodes were left, the same as the start
     start      the generation has formed (`generation_started`)
     state      every rank has loaded the state (`restored`)
     new step   rank 0 finished a step that was never trained before (`first_step`)
 
 The last phase includes the replay of lost steps, because the run is where it was before the fault
-only then. Five marks rather than one total, because each has another remedy: a hang timeout, the
-network of the rendezvous, the store or the size of the state, the interval of snapshots.
+only then. Six marks rather than one total, because each has another remedy: a hang timeout, the
+network of the rendezvous, what starts the command again, the store or the size of the state, the
+interval of snapshots.
 
 It does not promise precision across nodes: each event carries the clock of the node that wrote it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from elastic import events as kinds
+from elastic.observe.generation_end import Start, down_since_s, last_seen_s, last_sign_s, planned_stop
 from elastic.observe.logged_event import (
     Events,
     LoggedEvent,
@@ -40,7 +45,6 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
@@ -49,83 +53,48 @@ SIGNS = (
     kinds.GenerationEnded,
 )
 
-Start = LoggedEvent[kinds.GenerationStarted]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a generation came after the one before; the phases are explained above."""
+    """How a generation came after the one before; the phases are explained above.
+
+    down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py.
+    """
 
     cause: str
     lost_steps: int
     source: str | None
     detect_s: float | None
     rendezvous_s: float | None
+    down_s: float | None
     restore_s: float | None
     first_step_s: float | None
     total_s: float | None
 
 
-def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
-    """The planned stop of the whole run between two generations, if there was one.
-
-    Every node of the generation was told to leave, and left. One that leaves while others train on
-    writes the same event; where those crash before they have formed a generation without it, it was
-    a crash.
-    """
-    if after.event.cause != "resume":
-        return None
-    return left_as_planned(in_generation(events, before.generation), before)
-
-
-def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
-    """The last event of the last node of a generation, if all were told to leave.
-
-    own: its events.
-    """
-    left = of_kind(own, kinds.RunInterrupted)
-    planned = {each.node for each in left if not each.event.gave_up}
-    return left[-1] if left and planned.issuperset(before.event.nodes) else None
-
-
-def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
-    """Where the other nodes noticed that one was lost. own: events of one generation."""
-    return next(
-        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(NODE_LOST)), None
-    )
-
-
-def lost_nodes(own: Events, start: Start, after: Start | None) -> list[str]:
-    """The nodes that a generation has lost, before the next one or the run's end.
-
-    own: its events. Where the others gave up, no generation without them tells which they were: all
-    that said nothing of its end.
-    """
-    if after is not None and after.event.cause == NODE_LOST:
-        return [node for node in start.event.nodes if node not in after.event.nodes]
-    if ended_by_loss(own) is None or (after is not None and after.event.cause != "resume"):
-        return []
-    told = {each.node for each in own if isinstance(each.event, kinds.GenerationEnded | kinds.RunInterrupted)}
-    return [node for node in start.event.nodes if node not in told]
-
-
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
+    seen_s = {each.generation: last_seen_s(own[each.generation]) for each in starts}
     return [
         recovery_of(
-            [*own[before.generation if before else 0], *own[start.generation]], trained, before, start
+            [*own[before.generation if before else 0], *own[start.generation]], trained, before, start, seen_s
         )
         for before, start in zip([None, *starts], starts, strict=False)
         if start.event.cause != "start"
     ]
 
 
-def recovery_of(events: Events, trained: StepColumns, before: Start | None, start: Start) -> Recovery:
-    """Of one generation. events: those of `before` and `start` at least."""
+def recovery_of(
+    events: Events, trained: StepColumns, before: Start | None, start: Start, seen_s: Mapping[int, float]
+) -> Recovery:
+    """Of one generation. events: those of `before` and `start` at least.
+
+    seen_s: by generation, the time of its last event of any kind.
+    """
     own = in_generation(events, start.generation)
     restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
-    fault_s, end_s = None, None
+    fault_s, end_s, gone_s = None, None, start.time
     if before is not None and planned_stop(events, before, start) is None:
         step_times_s = [*trained.times_s.get(before.generation, ())]
         if restored is not None and restored.event.last_step_s is not None:
@@ -134,17 +103,21 @@ def recovery_of(events: Events, trained: StepColumns, before: Start | None, star
         fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
         if fault_s is None:  # all nodes died without a word
             fault_s = max(step_times_s, default=None)
+        last_s = last_sign_s(before, trained.counted.get(before.generation), seen_s)
+        since_s = down_since_s(before, start, events, last_s)
+        gone_s = start.time if since_s is None else since_s
     # After a planned stop the clock starts with the generation that resumes: how long the run lay
     # still depends on the user, and says nothing about the recovery.
     begin = start.time if fault_s is None else fault_s
-    marks = [begin, end_s, start.time, _time(restored), _time(new_step)]
-    detect_s, rendezvous_s, restore_s, first_step_s = _phases_s(marks)
+    marks = [begin, end_s, gone_s, start.time, _time(restored), _time(new_step)]
+    detect_s, rendezvous_s, down_s, restore_s, first_step_s = _phases_s(marks)
     return Recovery(
         cause=start.event.cause,
         lost_steps=restored.event.lost_steps if restored else 0,
         source=restored.event.source if restored else None,
         detect_s=detect_s,
         rendezvous_s=rendezvous_s,
+        down_s=down_s,
         restore_s=restore_s,
         first_step_s=first_step_s,
         total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,

@@ -6,8 +6,9 @@ It does not promise to know why: where no event tells, it says the cause of the 
 from collections.abc import Collection, Mapping
 
 from elastic import events as kinds
+from elastic.observe.generation_end import Start, last_seen_s
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, of_kind
-from elastic.observe.recovery import Start, recovery_of
+from elastic.observe.recovery import recovery_of
 from elastic.observe.step_columns import StepColumns
 
 _LONGEST_MESSAGE = 100
@@ -24,13 +25,19 @@ def recovery_line(events: Events, trained: StepColumns, generation: int) -> str 
     if place is None or first_step is None or starts[place].event.cause == "start":
         return None
     before = starts[place - 1] if place else None
-    recovery = recovery_of(events, trained, before, starts[place])
+    seen_s = {} if before is None else _seen_s(events, before)
+    recovery = recovery_of(events, trained, before, starts[place], seen_s)
     if recovery.total_s is None:
         return None
     step = first_step.event.step
     why = recovery.cause if before is None else why_ended(events, before, starts[place])
     lost = f"{recovery.lost_steps} step{'' if recovery.lost_steps == 1 else 's'} lost"
-    return f"back at step {step} after {recovery.total_s:.2f} s: {why}, {lost}"
+    down = f" ({recovery.down_s:.2f} s of it without a node)" if recovery.down_s else ""
+    return f"back at step {step} after {recovery.total_s:.2f} s{down}: {why}, {lost}"
+
+
+def _seen_s(events: Events, before: Start) -> dict[int, float]:
+    return {before.generation: last_seen_s(in_generation(events, before.generation))}
 
 
 def why_ended(events: Events, before: Start, after: Start) -> str:

@@ -24,6 +24,7 @@ from elastic.observe.began_again import (
     ordered_by_address,
     unsaved,
 )
+from elastic.observe.generation_end import Start
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (
     Events,
@@ -33,7 +34,7 @@ from elastic.observe.logged_event import (
     last,
     of_kind,
 )
-from elastic.observe.recovery import Recovery, Start, recoveries
+from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine

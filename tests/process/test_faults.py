@@ -22,6 +22,7 @@ RECOVERY = {
     "source",
     "detect_s",
     "rendezvous_s",
+    "down_s",
     "restore_s",
     "first_step_s",
     "total_s",

@@ -281,6 +281,32 @@ def test_who_begins_to_follow_late_measures_an_old_recovery_as_the_report_does(t
     assert (expected.detect_s, expected.total_s) == (30.0, 34.0)
 
 
+def test_the_time_without_a_node_is_a_phase_of_its_own_as_in_the_report(tmp_path):
+    """The group gave up, and the agent that resumes a minute later reads all events."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    starts = {"world_size": 2, "nodes": ["a", "b"]}
+    events = [
+        logged("generation_started", 0.0, 1, "a", cause="start", **starts),
+        logged("generation_ended", 5.0, 1, "a", cause="the generation ended: node lost", step=3),
+        logged("run_interrupted", 30.0, 1, "a", step=3, reason="b is away", gave_up=True),
+        logged("generation_started", 90.0, 2, "a", cause="resume", **starts),
+        logged("restored", 91.0, 2, "a", step=3, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", 92.0, 2, "a", step=4),
+    ]
+    restored = logged("restored", 0.5, 1, "a", step=0, source="none", lost_steps=0, seconds=0.1)
+    items = [events[0], restored, *((1, n, 1.0 * n) for n in (1, 2, 3)), *events[1:], (2, 4, 92.0)]
+    write(run, items, [False] * len(items), lambda: None)
+    late = FollowedRun(run, "a")
+    while not late.is_caught_up:
+        for _ in late.poll():
+            pass
+    found = summarise(read_events(run.events), metrics.read(run.metrics))
+    (recovery,) = found.recoveries
+    assert [each.recovery for each in late.totals.recovered] == [recovery]
+    assert (recovery.rendezvous_s, recovery.down_s) == (25.0, found.badput_s["down"])
+    assert late.totals.phase_time["resume", "down"].sum == 60.0
+
+
 def test_a_step_that_is_done_again_counts_once():
     totals = RunTotals()
     for step in (1, 2, 3, 2, 3, 4):

@@ -63,6 +63,21 @@ def test_a_start_is_no_recovery_and_a_recovery_without_a_new_step_is_none_yet():
     assert recovery_line(events[:-1], columns_of(LINES), 2) is None
 
 
+def test_time_without_a_node_is_told_apart():
+    """The group gave up 20 s after it had lost a node, and the command was given 8 hours later."""
+    left = logged("run_interrupted", 127.0, node="a", step=6, reason="b is away", gave_up=True)
+    events = [
+        started(100.0, 1, "start", ["a", "b"]),
+        logged("generation_ended", 107.0, node="a", cause="the generation ended: node lost", step=6),
+        left,
+        started(28_927.0, 2, "resume", ["a", "b"]),
+        logged("restored", 28_927.2, 2, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", 28_928.0, 2, step=7),
+    ]
+    line = recovery_line(events, columns_of(LINES), 2)
+    assert line == ("back at step 7 after 28822.00 s (28800.00 s of it without a node): resume, 0 steps lost")
+
+
 def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told_too():
     """At an object store a node has its own events alone."""
     line = recovery_line(history("resume")[-3:], columns_of([]), 2)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
+from elastic.observe.generation_end import NODE_LOST, Start, ended_by_loss, lost_nodes
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, lost_nodes
 from elastic.observe.recovery_line import failure_of, nodes, why_ended
 from elastic.report.picture.generations import AT_ONCE, DOWN, Generation, since
 from elastic.report.picture.marks import ALL_GONE, sign_of, text_of

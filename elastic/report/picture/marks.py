@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from elastic import events as kinds
+from elastic.observe.generation_end import lost_nodes
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import lost_nodes
 from elastic.report.picture.generations import DOWN, Generation
 from elastic.report.picture.words import short
 
