@@ -2,7 +2,7 @@
 
 A recovery belongs to a generation that follows another one. It is a line of six marks, and its
 phases are the times between neighbouring marks; where all marks are known, the phases add up to the
-total:
+total, unless a try before it came to no new step, for then the total begins with the first fault:
 
     fault ── detect ──> end ── rendezvous ──> gone ── down ──> start ── restore ──> state
                                                              state ── first step ──> new step
@@ -35,7 +35,6 @@ from elastic.observe.logged_event import (
     LoggedEvent,
     by_generation,
     first,
-    in_generation,
     last,
     of_kind,
 )
@@ -58,7 +57,9 @@ SIGNS = (
 class Recovery:
     """How a generation came after the one before; the phases are explained above.
 
-    down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py.
+    down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
+    generations there were since the last one that brought a new step, this one included; the phases
+    and the lost steps are those of this one, the total is that of all of them.
     """
 
     cause: str
@@ -70,6 +71,7 @@ class Recovery:
     restore_s: float | None
     first_step_s: float | None
     total_s: float | None
+    tries: int
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
@@ -77,40 +79,51 @@ def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
     seen_s = {each.generation: last_seen_s(own[each.generation]) for each in starts}
     return [
-        recovery_of(
-            [*own[before.generation if before else 0], *own[start.generation]], trained, before, start, seen_s
-        )
-        for before, start in zip([None, *starts], starts, strict=False)
+        recovery_of(own, trained, since_new_step(own, starts[: place + 1]), seen_s)
+        for place, start in enumerate(starts)
         if start.event.cause != "start"
     ]
 
 
-def recovery_of(
-    events: Events, trained: StepColumns, before: Start | None, start: Start, seen_s: Mapping[int, float]
-) -> Recovery:
-    """Of one generation. events: those of `before` and `start` at least.
+def since_new_step(own: Mapping[int, Events], starts: Sequence[Start]) -> list[Start]:
+    """The last of `starts`, and those before it, down to the newest of them that brought a new step
+    or was stopped as planned, with all of the run.
 
-    seen_s: by generation, the time of its last event of any kind.
+    own: events by generation.
     """
-    own = in_generation(events, start.generation)
-    restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
+    found = [starts[-1]]
+    for before in reversed(starts[:-1]):
+        found.insert(0, before)
+        then = own[before.generation]
+        if first(then, kinds.FirstStep) or planned_stop(then, before, found[1]):
+            break
+    return found
+
+
+def recovery_of(
+    own: Mapping[int, Events], trained: StepColumns, starts: Sequence[Start], seen_s: Mapping[int, float]
+) -> Recovery:
+    """Of the last of `starts`, which are as `since_new_step` gives them.
+
+    own: by generation, the events of these at least. seen_s: by generation, the time of its last
+    event of any kind.
+    """
+    start, before = starts[-1], starts[-2] if len(starts) > 1 else None
+    now = own[start.generation]
+    restored, new_step = last(now, kinds.Restored), first(now, kinds.FirstStep)
     fault_s, end_s, gone_s = None, None, start.time
-    if before is not None and planned_stop(events, before, start) is None:
-        step_times_s = [*trained.times_s.get(before.generation, ())]
-        if restored is not None and restored.event.last_step_s is not None:
-            # Where that step was lost, its line is gone; one of an older generation is earlier.
-            step_times_s.append(restored.event.last_step_s)
-        fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
-        if fault_s is None:  # all nodes died without a word
-            fault_s = max(step_times_s, default=None)
+    if before is not None:
+        fault_s, end_s = _ended(own, trained, before, start)
         last_s = last_sign_s(before, trained.counted.get(before.generation), seen_s)
-        since_s = down_since_s(before, start, events, last_s)
+        since_s = down_since_s(before, start, [*own[before.generation], *now], last_s)
         gone_s = start.time if since_s is None else since_s
-    # After a planned stop the clock starts with the generation that resumes: how long the run lay
-    # still depends on the user, and says nothing about the recovery.
     begin = start.time if fault_s is None else fault_s
     marks = [begin, end_s, gone_s, start.time, _time(restored), _time(new_step)]
     detect_s, rendezvous_s, down_s, restore_s, first_step_s = _phases_s(marks)
+    tries = max(1, len(starts) - 1)
+    if tries > 1:
+        first_fault_s = _ended(own, trained, *starts[:2])[0]
+        begin = min(begin, starts[1].time if first_fault_s is None else first_fault_s)
     return Recovery(
         cause=start.event.cause,
         lost_steps=restored.event.lost_steps if restored else 0,
@@ -121,7 +134,29 @@ def recovery_of(
         restore_s=restore_s,
         first_step_s=first_step_s,
         total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
+        tries=tries,
     )
+
+
+def _ended(
+    own: Mapping[int, Events], trained: StepColumns, before: Start, after: Start
+) -> tuple[float | None, float | None]:
+    """As `_fault`, of one generation before another; None and None for a planned stop.
+
+    Then the clock starts with the generation that resumes: how long the run lay still depends on
+    the user, and says nothing about the recovery.
+    """
+    then, restored = own[before.generation], last(own[after.generation], kinds.Restored)
+    if planned_stop(then, before, after) is not None:
+        return None, None
+    step_times_s = [*trained.times_s.get(before.generation, ())]
+    if restored is not None and restored.event.last_step_s is not None:
+        # Where that step was lost, its line is gone; one of an older generation is earlier.
+        step_times_s.append(restored.event.last_step_s)
+    fault_s, noticed_s = _fault(then, step_times_s)
+    if fault_s is None:  # all nodes died without a word
+        fault_s = max(step_times_s, default=None)
+    return fault_s, noticed_s
 
 
 def _phases_s(marks: list[float | None]) -> list[float | None]:

@@ -39,9 +39,10 @@ def report_tables(name: str, report: Report) -> RenderableType:
             "first step",
             "total",
         )
-        rows = map(astuple, report.recoveries)
         # Nine columns find room in 80 letters.
-        parts.append(_table("recoveries: lost steps, phases in seconds", columns, rows, space=0))
+        rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(columns)] for each in report.recoveries)
+        title = "recoveries: lost steps, phases in seconds, total since the first fault"
+        parts.append(_table(title, columns, rows, space=0))
     if report.divergences:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, report.divergences)

@@ -184,7 +184,7 @@ function recoveriesSection(picture, opened) {
     });
     return shape("svg", { class: "bars", viewBox: "0 0 1000 14", preserveAspectRatio: "none" }, ...drawn);
   };
-  const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : duration(each.total_s), bars(each)]);
+  const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : `${duration(each.total_s)}${each.tries > 1 ? ` in ${each.tries} tries` : ""}`, bars(each)]);
   const columns = [["generation", false], ["why", false], ["state from", false], ["back at step", true], ["lost steps", true], ["total", true], ["phases", false]];
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
   return rankedSection("Recoveries, by phase", { kind: "recoveries", order: "longest", columns, rows, number }, opened, key);
