@@ -9,7 +9,6 @@ never a guess. What a recovery took is measured in recovery.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
@@ -265,29 +264,27 @@ def _step_time_s(trained: StepColumns) -> StepTime:
 
 
 def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
-    own, starts = by_generation(events), of_kind(events, kinds.GenerationStarted)
-    return [
-        _generation(
-            start,
-            own[start.generation],
-            [] if after is None else own[after.generation],
-            trained.last_of.get(start.generation, 0),
-        )
-        for start, after in zip_longest(starts, starts[1:])
-    ]
+    own = by_generation(events)
+    found, reached = [], None
+    for start in reversed(of_kind(events, kinds.GenerationStarted)):
+        then = own[start.generation]
+        found.append(_generation(start, then, reached, trained.last_of.get(start.generation, 0)))
+        if restored := of_kind(then, kinds.Restored):
+            reached = max(each.event.step + each.event.lost_steps for each in restored)
+    return found[::-1]
 
 
-def _generation(start: Start, own: Events, after: Events, last_kept: int) -> GenerationSummary:
-    """after: events of the next generation. last_kept: the last step of this one that is still in
-    the metrics, 0 for none.
+def _generation(start: Start, own: Events, reached: int | None, last_kept: int) -> GenerationSummary:
+    """reached: the newest step that counted when the next state was restored, None where none was.
+    last_kept: the last step of this generation that is still in the metrics, 0 for none.
 
-    Its last step may have been lost since: then `generation_ended` tells of it, or what the next
-    generation says of the steps that were lost.
+    Its last step may have been lost since. A step that is no line of the metrics yet as rank 0 dies
+    does not count, although other workers have finished it: `generation_ended` tells of it too, and
+    is asked only while nothing was restored.
     """
     restored = first(own, kinds.Restored)
     ended = [each.event.step for each in of_kind(own, kinds.GenerationEnded)]
-    lost = [each.event.step + each.event.lost_steps for each in of_kind(after, kinds.Restored)]
-    last_step = max([last_kept, *ended, *lost])
+    last_step = max([last_kept, *(ended if reached is None else [reached])])
     trained = restored is not None and last_step > restored.event.step
     return GenerationSummary(
         generation=start.generation,

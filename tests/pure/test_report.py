@@ -93,6 +93,26 @@ def test_a_generation_reports_its_steps_including_lost_ones():
     assert (second["world_size"], second["first_step"], second["last_step"]) == (1, 7, 10)
 
 
+def test_a_step_that_only_survivors_have_finished_is_none_of_its_generation():
+    """Rank 0 dies before it writes the line of step 9, which n2 has finished. So the run is back at
+    step 9, having lost two: 7 and 8. The same where the next generation dies before its restore.
+    """
+    survivor = logged("generation_ended", 110.2, node="n2", cause="node lost", step=9)
+    events = [*KILLED[:5], survivor, *KILLED[6:]]
+    first, second = summarise(events, KILLED_STEPS)["generations"]
+    assert (first["last_step"], second["first_step"]) == (8, 7)
+
+    dies = [
+        started(110.25, 2, "node lost"),
+        logged("generation_ended", 110.3, 2, node="n2", cause="x", step=0),
+    ]
+    later = [logged(each.event.name, each.time, 3, **each.event.fields()) for each in KILLED[6:]]
+    lines = [step(n, 101.0 + n, 1 if n < 7 else 3) for n in range(1, 11)]
+    found = summarise([*KILLED[:5], survivor, *dies, *later], lines)["generations"]
+    assert [each["last_step"] for each in found] == [8, None, 10]
+    assert summarise([*KILLED[:5], survivor], KILLED_STEPS[:6])["generations"][0]["last_step"] == 9
+
+
 def test_goodput_is_the_share_of_time_in_steps_that_count():
     """Ten seconds of steps that count, from the first generation at 100 to the last step at 115."""
     assert summarise(KILLED, KILLED_STEPS)["goodput"] == pytest.approx(10 / 15)
