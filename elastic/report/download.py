@@ -32,6 +32,14 @@ def check_exists(run: RunDir) -> None:
         )
 
 
+def nothing_at(objects: Objects) -> UsageError:
+    """For a URL that has no run. Raises UsageError itself where there is not even its bucket."""
+    objects.check_bucket()
+    return UsageError(
+        f"expected a run at {objects.url}, found nothing there; give what --run-dir named when it began"
+    )
+
+
 def unreadable(error: OSError) -> UsageError:
     """For files of a run that are there, and cannot be read."""
     return UsageError(f"expected files of a run that can be read, found: {error}; try again")
@@ -60,9 +68,7 @@ def _download(objects: Objects, run: RunDir) -> None:
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     identity = objects.read(NAME)
     if not events_parts and identity is None:
-        raise UsageError(
-            f"expected a run at {run.url}, found nothing there; give what --run-dir named when it began"
-        )
+        raise nothing_at(objects)
     lines, unreadable = parsed_and_unreadable(_lines(objects, metrics_parts), step_line.parse)
     files = groupby(sorted(events_parts), key=upload_parts.source_of)
     events = logged_event.in_order(
