@@ -11,7 +11,7 @@ It does not promise precision across nodes: each event carries the clock of the 
 Where a clock was set back, a part that would be negative counts as nothing.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -46,12 +46,14 @@ class TimeSpent:
     which no node was left, from the last sign of life to the command that resumed; nodes that wait
     for one that was lost lose their time to that. `between steps`
     has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
-    a step does by itself; `end` what follows the last step.
+    a step does by itself; `end` what follows the last step. times: how often there was each cause,
+    and `down`; nodes that waited in vain for one that was lost count as one more.
     """
 
     useful_s: float
     badput_s: dict[str, float]
     paused_s: float
+    times: dict[str, int]
 
     @property
     def wall_s(self) -> float:
@@ -86,6 +88,7 @@ def time_spent_in(
         return None
     own = by_generation(events)
     badput_s: dict[str, float] = defaultdict(float)
+    times = Counter(each.event.cause for each in starts)
     paused_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
         last_s = last_sign_s(start, steps.get(start.generation), seen_s)
@@ -99,28 +102,37 @@ def time_spent_in(
             if (since_s := down_since_s(start, after, between, last_s)) is not None:
                 away_s = until - since_s
                 badput_s[DOWN] += away_s
+                times[DOWN] += 1
             elif (stop := planned_stop(between, start, after)) is not None:
                 away_s = max(0.0, until - stop.time)
                 paused_s += away_s
-        for kind, seconds in _lost_s(start, after, own[start.generation], steps, until - away_s):
+        then = _next(after, own[start.generation])
+        times[NODE_LOST] += then == NODE_LOST and (after is None or after.event.cause != NODE_LOST)
+        for kind, seconds in _lost_s(start, then, steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
         useful_s=sum(each.seconds for each in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
+        times={kind: number for kind, number in times.items() if number},
     )
 
 
-def _lost_s(
-    start: Start, after: Start | None, events: Events, steps: Mapping[int, GenerationSteps], until: float
-) -> list[tuple[str, float]]:
-    """Of one generation, up to the next one or the end. events: its own."""
-    own = steps.get(start.generation)
-    if own is None:  # none of its steps counts: it was a part of the way to the next
-        return [(start.event.cause if after is None else after.event.cause, until - start.time)]
+def _next(after: Start | None, events: Events) -> str:
+    """What the time behind the last step of a generation goes to. events: its own."""
     then = END if after is None else after.event.cause
     if then in (END, "resume") and ended_by_loss(events) is not None:
-        then = NODE_LOST  # for which the others waited, in vain or up to now
+        return NODE_LOST  # for which the others waited, in vain or up to now
+    return then
+
+
+def _lost_s(
+    start: Start, then: str, steps: Mapping[int, GenerationSteps], until: float
+) -> list[tuple[str, float]]:
+    """Of one generation, up to the next one or the end. then: as `_next` says."""
+    own = steps.get(start.generation)
+    if own is None:  # none of its steps counts: it was a part of the way to the next
+        return [(start.event.cause if then == END else then, until - start.time)]
     return [
         (start.event.cause, own.begin - start.time),
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),

@@ -252,6 +252,8 @@ def test_two_runs_lie_over_each_other_and_their_first_difference_is_marked(chrom
         page.evaluate("page.charts.map((chart) => [chart.plot.series.length - 1, chart.options.parts])")
         == [[2, 30]] * 4
     )
+    # Only the chart of the loss says that the runs differ: the others have the same values.
+    assert page.evaluate("page.charts.map((chart) => chart.isSame())") == [False, True, True, True]
     assert count(page, "svg.timeline") == 2
     assert is_clean(page)
     page.close()

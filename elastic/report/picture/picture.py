@@ -4,7 +4,7 @@ It follows from events, metrics, report and status alone. Texts of a run are for
 here, and escaped where they are shown (page.py, static/).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +17,6 @@ from elastic.report.diff import Difference
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
 from elastic.report.picture.checkpoints import within as commits_within
 from elastic.report.picture.faults import Faults, faults_of
-from elastic.report.picture.generations import DOWN
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.json_text import size_bytes
 from elastic.report.picture.limits import Limits
@@ -59,7 +58,7 @@ class ReadRun:
 class Picture:
     """headline, went_to: sentences. wall_s, useful_s, badput_s, paused_s: as in goodput.py; 0 and
     empty before the first generation. last_sign_s: of a run that neither goes on nor has finished,
-    seconds since 1970. causes: how many generations had each cause.
+    seconds since 1970. causes: how often each was there.
 
     logged: the loss and the recipe's values over steps. without_number: the names that have no
     chart, since none of their values is a number. step_time, slowest, others: seconds, over
@@ -135,8 +134,6 @@ def _whole(run: ReadRun) -> _Whole:
     whole = whole_timeline(events, run.trained, report, now_s=run.now_s, interrupted=state == "interrupted")
     generations = whole.generations if whole else []
     saved = checkpoints(events, [(each.begins, each.ends) for each in generations], _began(whole))
-    num_down = sum(each.gap == DOWN for each in generations)
-    causes = Counter(each.cause for each in report.generations) + Counter({goodput.DOWN: num_down})
     ended_s = whole.began + whole.ends if whole and state in _OVER else None
     figures = Picture(
         name=short(run.name),
@@ -149,7 +146,7 @@ def _whole(run: ReadRun) -> _Whole:
         badput_s=largest(report.badput_s),
         paused_s=spent.paused_s if spent else 0.0,
         last_sign_s=ended_s,
-        causes=largest(causes),
+        causes=largest(spent.times) if spent else {},
         lost_steps=report.lost_steps,
         faults=faults_of(events, generations, run.status),
         recoveries=recoveries_of(events, report),
