@@ -99,6 +99,25 @@ def test_what_went_wrong_is_a_table_and_the_headline_says_when_the_run_was_seen_
     assert page.evaluate("document.querySelector('#faults tbody tr').offsetHeight") > 0
 
 
+def test_the_time_without_a_node_is_a_part_of_a_recovery_in_its_own_colour(show):
+    events, lines = drawn_runs.of_generations(2, 20)
+    resumed = [
+        replace(each, event=replace(each.event, cause="resume"))
+        if each.event.name == "generation_started" and each.generation == 2
+        else each
+        for each in events
+    ]
+    page = show(resumed, lines)
+
+    part = "document.querySelector('.bars .down')"
+    assert page.evaluate(f"Number({part}.getAttribute('width'))") > 0
+    assert page.evaluate(f"{part}.textContent").startswith("no node was there: ")
+    assert page.evaluate(f"getComputedStyle({part}).fill") == page.evaluate(
+        "getComputedStyle(document.querySelector('#recoveries .swatch.down')).backgroundColor"
+    )
+    assert page.complaints() == []
+
+
 def test_a_save_that_failed_has_the_colour_of_a_fault_and_not_that_of_a_checkpoint(show):
     events, lines = drawn_runs.of_generations(1, 20)
     failed = logged("checkpoint_failed", lines[9].time, 1, events[0].node, step=10, reason="disk full")

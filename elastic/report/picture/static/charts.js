@@ -134,7 +134,7 @@ class StepChart {
       ctx.font = `${12 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
       ctx.textAlign = isRight ? "right" : "left";
       ctx.textBaseline = "top";
-      ctx.fillText("the runs differ from here on", x + (isRight ? -7 : 7) * devicePixelRatio, bbox.top + 2);
+      ctx.fillText("the runs differ from here on", Math.max(x, bbox.left) + (isRight ? -7 : 7) * devicePixelRatio, bbox.top + 2);
     }
     ctx.restore();
   }
