@@ -39,7 +39,7 @@ def recovery_line(events: Events, trained: StepColumns, generation: int) -> str 
 def _cost(tries: Sequence[Recovery]) -> str:
     """Of all tries, of which the last one brought a new step."""
     down_s = sum(each.down_s or 0.0 for each in tries)
-    down = f" ({down_s:.2f} s of it without a node)" if down_s else ""
+    down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
     number = f" in {len(tries)} tries" if len(tries) > 1 else ""
     return f"{tries[-1].total_s:.2f} s{down}{number}"
 

@@ -111,7 +111,7 @@ def test_the_time_without_a_node_is_a_part_of_a_recovery_in_its_own_colour(show)
 
     part = "document.querySelector('.bars .down')"
     assert page.evaluate(f"Number({part}.getAttribute('width'))") > 0
-    assert page.evaluate(f"{part}.textContent").startswith("no node was there: ")
+    assert page.evaluate(f"{part}.textContent").startswith("no node answered: ")
     assert page.evaluate(f"getComputedStyle({part}).fill") == page.evaluate(
         "getComputedStyle(document.querySelector('#recoveries .swatch.down')).backgroundColor"
     )

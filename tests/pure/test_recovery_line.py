@@ -122,7 +122,9 @@ def test_time_without_a_node_is_told_apart():
         logged("first_step", 28_928.0, 2, step=7),
     ]
     line = recovery_line(events, columns_of(LINES), 2)
-    assert line == ("back at step 7 after 28822.00 s (28800.00 s of it without a node): resume, 0 steps lost")
+    assert line == (
+        "back at step 7 after 28822.00 s (for 28800.00 s of it no node answered): resume, 0 steps lost"
+    )
 
 
 def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told_too():

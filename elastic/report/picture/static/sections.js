@@ -165,7 +165,7 @@ function stepTimeSection(pictures, charts, parts) {
   return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
 }
 
-const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["down_s", "down", "no node was there"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
+const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["down_s", "down", "no node answered"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
 
 function recoveriesSection(picture, opened) {
   const { number, longest: ranked } = picture.recoveries;
