@@ -29,7 +29,7 @@ from elastic.config.options import (
     parse_inspection,
     parse_watch,
 )
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, StoreFailed, UsageError
 from elastic.system import interrupt
 from elastic.system.output import drop_unread, print_if_read
 from elastic.system.processes import die_with_parent
@@ -91,7 +91,8 @@ exit codes:
       or it was interrupted before its last step was saved; the last line says which step is
       (check: runs of the recipe differ or fail, or one that proves it could not take place;
       diff: the runs differ; verify: there is damage)
-  2   the command, the recipe or the run directory is not as expected
+  2   the command, the recipe or the run directory is not as expected; or what should look at a run
+      cannot read it
   75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
   130 Ctrl-C before the node was ready to train; nothing is lost
@@ -144,16 +145,19 @@ def _dispatch(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         from elastic.report.commands import inspect
 
-        return inspect(parse_inspection(words))
+        with _looking():
+            return inspect(parse_inspection(words))
     if words and words[0] in CARE:
         from elastic.care.commands import care
 
-        return care(words[0], words[1:])
+        with _looking():
+            return care(words[0], words[1:])
     if words and words[0] == SERVE:
         from elastic.config.listen import parse_serve
         from elastic.report.serve import serve
 
-        return serve(parse_serve(words[1:]))
+        with _looking():
+            return serve(parse_serve(words[1:]))
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
@@ -165,8 +169,18 @@ def _dispatch(words: list[str]) -> int:
 
         interrupt.raise_from_here()
         wanted = parse_watch(words[1:])
-        return watch(wanted.run, once=wanted.once)
+        with _looking():
+            return watch(wanted.run, once=wanted.once)
     return _train(words)
+
+
+@contextlib.contextmanager
+def _looking() -> Iterator[None]:
+    """A store that does not answer is no finding: that is what 1 means for `diff` and `verify`."""
+    try:
+        yield
+    except StoreFailed as error:
+        raise UsageError(f"expected the store to answer, found: {error}; try again") from error
 
 
 def _version() -> str:

@@ -171,7 +171,9 @@ class NodeGeneration:
 
     def record_end(self, cause: str) -> None:
         parts = self._parts
-        parts.console.print_line(f"generation {self.number} ends after step {parts.step}: {cause}")
+        has_trained = parts.step > parts.page.restored_step
+        when = f"after step {parts.step}" if has_trained else "before its first step"
+        parts.console.print_line(f"generation {self.number} ends {when}: {cause}")
         parts.log.record(GenerationEnded(cause=cause, step=parts.step))
 
     def close_and_end(self, cause: str, reason: str) -> None:

@@ -17,8 +17,8 @@ from prometheus_client.core import (
 
 from elastic.monitoring.followed_run import FollowedRun
 from elastic.monitoring.run_totals import Histogram, RunTotals
+from elastic.observe.generation_end import Start
 from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent, time_spent_in
-from elastic.observe.recovery import Start
 from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import StepLine
 from elastic.system.untrusted import finite

@@ -15,9 +15,10 @@ from typing import cast
 
 from elastic import events as kinds
 from elastic.events import Event
+from elastic.observe.generation_end import Start
 from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
 from elastic.observe.newest_checkpoint import Commit, newest_checkpoint, newest_commits
-from elastic.observe.recovery import SIGNS, Recovery, Start, recovery_of
+from elastic.observe.recovery import SIGNS, Recovery, recovery_of, since_new_step
 from elastic.observe.slow_ranks import SlowRank, Tally
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
@@ -28,7 +29,7 @@ _MARKS = (kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, 
 _OF_CHECKPOINTS = (kinds.CheckpointCommitted, kinds.CheckpointRejected, kinds.Restored)
 _GENERATIONS_KEPT = 8
 _COMMITS_KEPT = 1000  # more than are rejected in a row
-PHASES = ("detect", "rendezvous", "restore", "first_step")
+PHASES = ("detect", "rendezvous", "down", "restore", "first_step")
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
@@ -192,7 +193,7 @@ class RunTotals:
         """
         if self._first_steps_to_count:
             self._count_waiting(lines_of)
-        for number in sorted(self._signs)[:-_GENERATIONS_KEPT]:  # of which no recovery will ask again
+        for number in self._signs.keys() - self._kept():
             del self._signs[number]
 
     def _count_waiting(self, lines_of: Callable[[int], Sequence[StepLine]]) -> None:
@@ -200,21 +201,30 @@ class RunTotals:
         for number in sorted(self._first_steps_to_count.keys() & starts):
             first_step = self._first_steps_to_count.pop(number)
             if starts[number].event.cause != "start":
-                before = starts.get(max((each for each in starts if each < number), default=0))
-                self._count(first_step, self._recovery(before, starts[number], lines_of))
+                up_to = [starts[each] for each in sorted(starts) if each <= number]
+                self._count(first_step, self._recovery(up_to, lines_of))
 
     @property
     def oldest_kept(self) -> int:
         """The oldest generation of which a recovery may ask again."""
-        return min(sorted(self._signs)[-_GENERATIONS_KEPT:], default=0)
+        return min(self._kept(), default=0)
 
-    def _recovery(
-        self, before: Start | None, start: Start, lines_of: Callable[[int], Sequence[StepLine]]
-    ) -> Recovery:
-        numbers = [start.generation] if before is None else [before.generation, start.generation]
-        events = [each for number in numbers for each in in_order(self._signs[number].values())]
-        lines = [] if before is None else lines_of(before.generation)
-        return recovery_of(events, columns_of(lines), before, start)
+    def _kept(self) -> set[int]:
+        """The newest generations, and those around the first fault since the last new step: between
+        these there may be any number of tries.
+        """
+        numbers = sorted(self._signs)
+        first = bisect_left(numbers, self._newest_with_new_step)
+        return {*numbers[-_GENERATIONS_KEPT:], *numbers[first : first + 2]}
+
+    def _recovery(self, starts: Sequence[Start], lines_of: Callable[[int], Sequence[StepLine]]) -> Recovery:
+        """Of the last of `starts`, which are all up to it."""
+        own = defaultdict[int, Events](list)
+        own.update({number: in_order(files.values()) for number, files in self._signs.items()})
+        oldest = min(own, default=0)
+        kept = since_new_step(own, [each for each in starts if each.generation >= oldest])
+        lines = [line for start in kept[:-1] for line in lines_of(start.generation)]
+        return recovery_of(own, columns_of(lines), kept, self.seen_s)
 
     def _count(self, first_step: LoggedEvent[kinds.FirstStep], recovery: Recovery) -> None:
         self.recovered.append(

@@ -11,14 +11,23 @@ It does not promise precision across nodes: each event carries the clock of the 
 Where a clock was set back, a part that would be negative counts as nothing.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
+from elastic.observe.generation_end import (
+    NODE_LOST,
+    Start,
+    down_since_s,
+    ended_by_loss,
+    last_seen_s,
+    last_sign_s,
+    left_as_planned,
+    planned_stop,
+)
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, left_as_planned, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 BETWEEN_STEPS = "between steps"
@@ -37,12 +46,14 @@ class TimeSpent:
     which no node was left, from the last sign of life to the command that resumed; nodes that wait
     for one that was lost lose their time to that. `between steps`
     has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
-    a step does by itself; `end` what follows the last step.
+    a step does by itself; `end` what follows the last step. times: how often there was each cause,
+    and `down`; nodes that waited in vain for one that was lost count as one more.
     """
 
     useful_s: float
     badput_s: dict[str, float]
     paused_s: float
+    times: dict[str, int]
 
     @property
     def wall_s(self) -> float:
@@ -61,11 +72,6 @@ def time_spent(events: Events, trained: StepColumns, now_s: float | None = None)
     return time_spent_in(events, trained.counted, seen_s, now_s)
 
 
-def last_seen_s(own: Events) -> float:
-    """own: events of one generation, in order. By each node's clock as it was at last."""
-    return max({each.node: each.time for each in own}.values())
-
-
 def time_spent_in(
     events: Events,
     steps: Mapping[int, GenerationSteps],
@@ -82,6 +88,7 @@ def time_spent_in(
         return None
     own = by_generation(events)
     badput_s: dict[str, float] = defaultdict(float)
+    times = Counter(each.event.cause for each in starts)
     paused_s = 0.0
     for start, after in zip_longest(starts, starts[1:]):
         last_s = last_sign_s(start, steps.get(start.generation), seen_s)
@@ -90,48 +97,42 @@ def time_spent_in(
         if after is None and (left := left_as_planned(own[start.generation], start)) is not None:
             away_s = max(0.0, until - left.time)
             paused_s += away_s
-        if after is not None and after.event.cause == "resume":
-            last_s = max([last_s, *lost_steps_s(own[after.generation])])
-            stop = planned_stop(own[start.generation], start, after)
-            away_s = max(0.0, until - (last_s if stop is None else stop.time))
-            if stop is None:
+        if after is not None:
+            between = [*own[start.generation], *own[after.generation]]
+            if (since_s := down_since_s(start, after, between, last_s)) is not None:
+                away_s = until - since_s
                 badput_s[DOWN] += away_s
-            else:
+                times[DOWN] += 1
+            elif (stop := planned_stop(between, start, after)) is not None:
+                away_s = max(0.0, until - stop.time)
                 paused_s += away_s
-        for kind, seconds in _lost_s(start, after, own[start.generation], steps, until - away_s):
+        then = _next(after, own[start.generation])
+        times[NODE_LOST] += then == NODE_LOST and (after is None or after.event.cause != NODE_LOST)
+        for kind, seconds in _lost_s(start, then, steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
     return TimeSpent(
         useful_s=sum(each.seconds for each in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
+        times={kind: number for kind, number in times.items() if number},
     )
 
 
-def last_sign_s(start: Start, own: GenerationSteps | None, seen_s: Mapping[int, float]) -> float:
-    """When something of the generation was seen last: an event, or a step that counts."""
-    seen = seen_s.get(start.generation, start.time)
-    return max(seen, start.time if own is None else own.end)
-
-
-def lost_steps_s(after: Events) -> list[float]:
-    """When the last step ended before all nodes were gone, whose line is gone where it was lost.
-
-    after: events of the generation that resumed.
-    """
-    ended_s = [each.event.last_step_s for each in of_kind(after, kinds.Restored)]
-    return [each for each in ended_s if each is not None]
+def _next(after: Start | None, events: Events) -> str:
+    """What the time behind the last step of a generation goes to. events: its own."""
+    then = END if after is None else after.event.cause
+    if then in (END, "resume") and ended_by_loss(events) is not None:
+        return NODE_LOST  # for which the others waited, in vain or up to now
+    return then
 
 
 def _lost_s(
-    start: Start, after: Start | None, events: Events, steps: Mapping[int, GenerationSteps], until: float
+    start: Start, then: str, steps: Mapping[int, GenerationSteps], until: float
 ) -> list[tuple[str, float]]:
-    """Of one generation, up to the next one or the end. events: its own."""
+    """Of one generation, up to the next one or the end. then: as `_next` says."""
     own = steps.get(start.generation)
     if own is None:  # none of its steps counts: it was a part of the way to the next
-        return [(start.event.cause if after is None else after.event.cause, until - start.time)]
-    then = END if after is None else after.event.cause
-    if then in (END, "resume") and ended_by_loss(events) is not None:
-        then = NODE_LOST  # for which the others waited, in vain or up to now
+        return [(start.event.cause if then == END else then, until - start.time)]
     return [
         (start.event.cause, own.begin - start.time),
         (BETWEEN_STEPS, own.end - own.begin - own.seconds),

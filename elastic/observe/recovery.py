@@ -1,36 +1,40 @@
-"""What each recovery took, in phases between five marks; no phase is negative.
+"""What each recovery took, in phases between six marks; no phase is negative.
 
-A recovery belongs to a generation that follows another one. It is a line of five marks, and its
-phases are the times between neighbouring marks; where all five marks are known, the phases add up
-to the total:
+A recovery belongs to a generation that follows another one. It is a line of six marks, and its
+phases are the times between neighbouring marks; where all marks are known, the phases add up to the
+total, unless a try before it came to no new step, for then the total begins with the first fault:
 
-    fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
+    fault ── detect ──> end ── rendezvous ──> gone ── down ──> start ── restore ──> state
+                                                             state ── first step ──> new step
 
     fault      the first sign of what ended the generation before
     end        an agent first recorded that the generation before is over (`generation_ended`)
+    gone       no node was left, and the command had to be given again (generation_end.py); where
+               nodes were left, the same as the start
     start      the generation has formed (`generation_started`)
     state      every rank has loaded the state (`restored`)
     new step   rank 0 finished a step that was never trained before (`first_step`)
 
 The last phase includes the replay of lost steps, because the run is where it was before the fault
-only then. Five marks rather than one total, because each has another remedy: a hang timeout, the
-network of the rendezvous, the store or the size of the state, the interval of snapshots.
+only then. Six marks rather than one total, because each has another remedy: a hang timeout, the
+network of the rendezvous, what starts the command again, the store or the size of the state, the
+interval of snapshots.
 
 It does not promise precision across nodes: each event carries the clock of the node that wrote it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from elastic import events as kinds
+from elastic.observe.generation_end import Start, down_since_s, last_seen_s, last_sign_s, planned_stop
 from elastic.observe.logged_event import (
     Events,
     LoggedEvent,
     by_generation,
     first,
-    in_generation,
     last,
     of_kind,
 )
@@ -40,7 +44,6 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
@@ -49,106 +52,111 @@ SIGNS = (
     kinds.GenerationEnded,
 )
 
-Start = LoggedEvent[kinds.GenerationStarted]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a generation came after the one before; the phases are explained above."""
+    """How a generation came after the one before; the phases are explained above.
+
+    down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
+    generations there were since the last one that brought a new step, this one included; the phases
+    and the lost steps are those of this one, the total is that of all of them.
+    """
 
     cause: str
     lost_steps: int
     source: str | None
     detect_s: float | None
     rendezvous_s: float | None
+    down_s: float | None
     restore_s: float | None
     first_step_s: float | None
     total_s: float | None
-
-
-def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
-    """The planned stop of the whole run between two generations, if there was one.
-
-    Every node of the generation was told to leave, and left. One that leaves while others train on
-    writes the same event; where those crash before they have formed a generation without it, it was
-    a crash.
-    """
-    if after.event.cause != "resume":
-        return None
-    return left_as_planned(in_generation(events, before.generation), before)
-
-
-def left_as_planned(own: Events, before: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
-    """The last event of the last node of a generation, if all were told to leave.
-
-    own: its events.
-    """
-    left = of_kind(own, kinds.RunInterrupted)
-    planned = {each.node for each in left if not each.event.gave_up}
-    return left[-1] if left and planned.issuperset(before.event.nodes) else None
-
-
-def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
-    """Where the other nodes noticed that one was lost. own: events of one generation."""
-    return next(
-        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(NODE_LOST)), None
-    )
-
-
-def lost_nodes(own: Events, start: Start, after: Start | None) -> list[str]:
-    """The nodes that a generation has lost, before the next one or the run's end.
-
-    own: its events. Where the others gave up, no generation without them tells which they were: all
-    that said nothing of its end.
-    """
-    if after is not None and after.event.cause == NODE_LOST:
-        return [node for node in start.event.nodes if node not in after.event.nodes]
-    if ended_by_loss(own) is None or (after is not None and after.event.cause != "resume"):
-        return []
-    told = {each.node for each in own if isinstance(each.event, kinds.GenerationEnded | kinds.RunInterrupted)}
-    return [node for node in start.event.nodes if node not in told]
+    tries: int
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
+    seen_s = {each.generation: last_seen_s(own[each.generation]) for each in starts}
     return [
-        recovery_of(
-            [*own[before.generation if before else 0], *own[start.generation]], trained, before, start
-        )
-        for before, start in zip([None, *starts], starts, strict=False)
+        recovery_of(own, trained, since_new_step(own, starts[: place + 1]), seen_s)
+        for place, start in enumerate(starts)
         if start.event.cause != "start"
     ]
 
 
-def recovery_of(events: Events, trained: StepColumns, before: Start | None, start: Start) -> Recovery:
-    """Of one generation. events: those of `before` and `start` at least."""
-    own = in_generation(events, start.generation)
-    restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
-    fault_s, end_s = None, None
-    if before is not None and planned_stop(events, before, start) is None:
-        step_times_s = [*trained.times_s.get(before.generation, ())]
-        if restored is not None and restored.event.last_step_s is not None:
-            # Where that step was lost, its line is gone; one of an older generation is earlier.
-            step_times_s.append(restored.event.last_step_s)
-        fault_s, end_s = _fault(in_generation(events, before.generation), step_times_s)
-        if fault_s is None:  # all nodes died without a word
-            fault_s = max(step_times_s, default=None)
-    # After a planned stop the clock starts with the generation that resumes: how long the run lay
-    # still depends on the user, and says nothing about the recovery.
+def since_new_step(own: Mapping[int, Events], starts: Sequence[Start]) -> list[Start]:
+    """The last of `starts`, and those before it, down to the newest of them that brought a new step
+    or was stopped as planned, with all of the run.
+
+    own: events by generation.
+    """
+    found = [starts[-1]]
+    for before in reversed(starts[:-1]):
+        found.insert(0, before)
+        then = own[before.generation]
+        if first(then, kinds.FirstStep) or planned_stop(then, before, found[1]):
+            break
+    return found
+
+
+def recovery_of(
+    own: Mapping[int, Events], trained: StepColumns, starts: Sequence[Start], seen_s: Mapping[int, float]
+) -> Recovery:
+    """Of the last of `starts`, which are as `since_new_step` gives them.
+
+    own: by generation, the events of these at least. seen_s: by generation, the time of its last
+    event of any kind.
+    """
+    start, before = starts[-1], starts[-2] if len(starts) > 1 else None
+    now = own[start.generation]
+    restored, new_step = last(now, kinds.Restored), first(now, kinds.FirstStep)
+    fault_s, end_s, gone_s = None, None, start.time
+    if before is not None:
+        fault_s, end_s = _ended(own, trained, before, start)
+        last_s = last_sign_s(before, trained.counted.get(before.generation), seen_s)
+        since_s = down_since_s(before, start, [*own[before.generation], *now], last_s)
+        gone_s = start.time if since_s is None else since_s
     begin = start.time if fault_s is None else fault_s
-    marks = [begin, end_s, start.time, _time(restored), _time(new_step)]
-    detect_s, rendezvous_s, restore_s, first_step_s = _phases_s(marks)
+    marks = [begin, end_s, gone_s, start.time, _time(restored), _time(new_step)]
+    detect_s, rendezvous_s, down_s, restore_s, first_step_s = _phases_s(marks)
+    tries = max(1, len(starts) - 1)
+    if tries > 1:
+        first_fault_s = _ended(own, trained, *starts[:2])[0]
+        begin = min(begin, starts[1].time if first_fault_s is None else first_fault_s)
     return Recovery(
         cause=start.event.cause,
         lost_steps=restored.event.lost_steps if restored else 0,
         source=restored.event.source if restored else None,
         detect_s=detect_s,
         rendezvous_s=rendezvous_s,
+        down_s=down_s,
         restore_s=restore_s,
         first_step_s=first_step_s,
         total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
+        tries=tries,
     )
+
+
+def _ended(
+    own: Mapping[int, Events], trained: StepColumns, before: Start, after: Start
+) -> tuple[float | None, float | None]:
+    """As `_fault`, of one generation before another; None and None for a planned stop.
+
+    Then the clock starts with the generation that resumes: how long the run lay still depends on
+    the user, and says nothing about the recovery.
+    """
+    then, restored = own[before.generation], last(own[after.generation], kinds.Restored)
+    if planned_stop(then, before, after) is not None:
+        return None, None
+    step_times_s = [*trained.times_s.get(before.generation, ())]
+    if restored is not None and restored.event.last_step_s is not None:
+        # Where that step was lost, its line is gone; one of an older generation is earlier.
+        step_times_s.append(restored.event.last_step_s)
+    fault_s, noticed_s = _fault(then, step_times_s)
+    if fault_s is None:  # all nodes died without a word
+        fault_s = max(step_times_s, default=None)
+    return fault_s, noticed_s
 
 
 def _phases_s(marks: list[float | None]) -> list[float | None]:

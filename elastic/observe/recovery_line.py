@@ -3,11 +3,12 @@
 It does not promise to know why: where no event tells, it says the cause of the generation.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, of_kind
-from elastic.observe.recovery import Start, recovery_of
+from elastic.observe.generation_end import Start, last_seen_s
+from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, in_generation, of_kind
+from elastic.observe.recovery import Recovery, recovery_of, since_new_step
 from elastic.observe.step_columns import StepColumns
 
 _LONGEST_MESSAGE = 100
@@ -16,21 +17,36 @@ _LONGEST_MESSAGE = 100
 def recovery_line(events: Events, trained: StepColumns, generation: int) -> str | None:
     """Of the recovery that ended with the first new step of this generation, None if none did.
 
-    trained: the last steps before the fault are enough.
+    Where a fault met a generation that had brought no new step yet, it is one recovery in several
+    tries, since the first of the faults. trained: the last steps before the fault are enough.
     """
-    starts = of_kind(events, kinds.GenerationStarted)
-    place = next((at for at, each in enumerate(starts) if each.generation == generation), None)
-    first_step = first(in_generation(events, generation), kinds.FirstStep)
-    if place is None or first_step is None or starts[place].event.cause == "start":
+    own = by_generation(events)
+    starts = [each for each in of_kind(events, kinds.GenerationStarted) if each.generation <= generation]
+    first_step = first(own[generation], kinds.FirstStep)
+    if first_step is None or not starts or starts[-1].generation != generation:
         return None
-    before = starts[place - 1] if place else None
-    recovery = recovery_of(events, trained, before, starts[place])
-    if recovery.total_s is None:
+    tries = since_new_step(own, starts)
+    seen_s = {each.generation: last_seen_s(own[each.generation]) for each in tries}
+    # A lone generation came after others that this node has not seen.
+    lengths = range(2, len(tries) + 1) if len(tries) > 1 else [1]
+    found = [recovery_of(own, trained, tries[:length], seen_s) for length in lengths]
+    if starts[-1].event.cause == "start" or found[-1].total_s is None:
         return None
-    step = first_step.event.step
-    why = recovery.cause if before is None else why_ended(events, before, starts[place])
-    lost = f"{recovery.lost_steps} step{'' if recovery.lost_steps == 1 else 's'} lost"
-    return f"back at step {step} after {recovery.total_s:.2f} s: {why}, {lost}"
+    why = found[0].cause if len(tries) == 1 else why_ended(events, *tries[:2])
+    return f"back at step {first_step.event.step} after {_cost(found)}: {why}, {_lost(found)}"
+
+
+def _cost(tries: Sequence[Recovery]) -> str:
+    """Of all tries, of which the last one brought a new step."""
+    down_s = sum(each.down_s or 0.0 for each in tries)
+    down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
+    number = f" in {len(tries)} tries" if len(tries) > 1 else ""
+    return f"{tries[-1].total_s:.2f} s{down}{number}"
+
+
+def _lost(tries: Sequence[Recovery]) -> str:
+    lost_steps = sum(each.lost_steps for each in tries)
+    return f"{lost_steps} step{'' if lost_steps == 1 else 's'} lost"
 
 
 def why_ended(events: Events, before: Start, after: Start) -> str:

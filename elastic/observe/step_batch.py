@@ -26,6 +26,8 @@ class ReadStep(Protocol):
     @property
     def loss(self) -> Any: ...
     @property
+    def chain(self) -> Any: ...
+    @property
     def world_size(self) -> int: ...
     @property
     def generation(self) -> int: ...
@@ -48,11 +50,13 @@ class StepBatch:
     """The fields are those of StepLine, each of shape (lines,), which may be (0,).
 
     NaN stands for None, also in slowest_rank. values: by name, what the recipe logged in each step,
-    or ABSENT; empty where the reader was not asked for values.
+    or ABSENT; empty where the reader was not asked for values. num_unreadable: lines among these
+    that are none of a step, as after damage on the disk; what they said is not known.
     """
 
     step: Ints
     loss: list[Any]
+    chain: list[Any]
     world_size: list[int]
     generation: Ints
     time: Floats
@@ -62,6 +66,7 @@ class StepBatch:
     slowest_s: Floats
     others_s: Floats
     values: Mapping[str, list[Any]] = field(default_factory=dict)
+    num_unreadable: int = 0
 
     def __len__(self) -> int:
         return len(self.step)
@@ -77,6 +82,7 @@ class StepBatch:
         return StepBatch(
             step=self.step[part],
             loss=self.loss[part],
+            chain=self.chain[part],
             world_size=self.world_size[part],
             generation=self.generation[part],
             time=self.time[part],
@@ -92,6 +98,7 @@ def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None =
     return StepBatch(
         step=np.array([line.step for line in lines], np.int64),
         loss=[line.loss for line in lines],
+        chain=[line.chain for line in lines],
         world_size=[line.world_size for line in lines],
         generation=np.array([line.generation for line in lines], np.int64),
         time=floats([line.time for line in lines]),

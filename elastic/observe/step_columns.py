@@ -47,8 +47,8 @@ def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
 class StepColumns:
     """last_step, last_time_s: of the last line, 0 and None where there is none. seconds: of the
     steps that say how long they took. times_s: when steps ended, by generation. last_of: by
-    generation, the step of its last line. num_audited: steps that were audited. counted, paces: by
-    generation, for goodput.py and slow_ranks.py.
+    generation, the step of its last line. num_audited: steps that were audited. num_unreadable:
+    lines that are none of a step. counted, paces: by generation, for goodput.py and slow_ranks.py.
     """
 
     last_step: int = 0
@@ -57,11 +57,13 @@ class StepColumns:
     times_s: "dict[int, array[float]]" = field(default_factory=dict)
     last_of: dict[int, int] = field(default_factory=dict)
     num_audited: int = 0
+    num_unreadable: int = 0
     counted: dict[int, GenerationSteps] = field(default_factory=dict)
     paces: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def add(self, steps: StepBatch) -> None:
         """The next steps, in their order."""
+        self.num_unreadable += steps.num_unreadable
         self.num_audited += steps.audited.count(True)
         for generation, own in steps.by_generation():
             self._add(generation, own)

@@ -3,12 +3,13 @@
 A fault begins a new file (metrics_files.py), which is read from its start. msgspec takes a
 twentieth of the time of json. Where it finds anything but one line of a step in each line of text,
 those lines are read one by one as all others read them (step_line.py), so that the same lines
-count.
+count. A line that cannot be read is counted; a last line without its end is not there yet.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 
 from elastic.observe import metrics_files, step_line
-from elastic.observe.log import parse_lines
+from elastic.observe.log import parsed_and_unreadable
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
 from elastic.observe.step_columns import StepColumns
 from elastic.observe.step_line import WHOLE_BOUND, StepLine
@@ -36,7 +37,7 @@ class _Line(msgspec.Struct, gc=False):
     step: _Whole
     epoch: _Whole = 0
     loss: Any = None
-    chain: msgspec.Raw = msgspec.Raw()
+    chain: Any = None
     world_size: _Whole = 0
     generation: _Whole = 0
     time: _Number | None = None
@@ -72,12 +73,13 @@ class StepReader:
         Raises OSError.
         """
         file = self._newest_file()
-        is_first = True
+        is_first, too_long = True, file.num_left_out
         for text in file.texts_to_end():
             if is_first and file.started_over:
                 yield None
             is_first = False
-            yield self._batch(text)
+            yield self._batch(text, file.num_left_out - too_long)
+            too_long = file.num_left_out
         if is_first:  # there is no file: the run was set aside
             yield None
 
@@ -88,12 +90,16 @@ class StepReader:
             self._file = path, GrowingFile(path)
         return self._file[1]
 
-    def _batch(self, text: bytes) -> StepBatch:
-        decoded = self._decoded(text)
+    def _batch(self, text: bytes, too_long: int) -> StepBatch:
+        """too_long: how many lines had no room in a read, beside those of the text."""
+        decoded, num_unreadable = self._decoded(text), too_long
         if decoded is not None:
-            return batch_of(decoded, self._values_in(decoded) if self._with_values else None)
-        lines = list(parse_lines(text.split(b"\n"), step_line.parse))
-        return with_values(lines) if self._with_values else batch_of(lines)
+            batch = batch_of(decoded, self._values_in(decoded) if self._with_values else None)
+        else:
+            lines, unreadable = parsed_and_unreadable(text.split(b"\n"), step_line.parse)
+            num_unreadable += len(unreadable)
+            batch = with_values(lines) if self._with_values else batch_of(lines)
+        return replace(batch, num_unreadable=num_unreadable) if num_unreadable else batch
 
     def close(self) -> None:
         if self._file is not None:
@@ -138,8 +144,9 @@ def read_columns(path: Path) -> StepColumns:
     """path: `metrics.jsonl`; one that is missing has no steps. Raises OSError."""
     found = StepColumns()
     with closing(StepReader(path)) as reader:
-        for batch in filter(None, reader.batches()):
-            found.add(batch)
+        for batch in reader.batches():
+            if batch is not None:
+                found.add(batch)
     return found
 
 

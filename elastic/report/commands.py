@@ -19,8 +19,8 @@ from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-from elastic.report.begun_with import begun_with, parent_of
-from elastic.report.diff import compare
+from elastic.report.begun_with import parent_of
+from elastic.report.compare_runs import compare_runs
 from elastic.report.download import readable, unreadable
 from elastic.report.picture.draw import draw, draw_pair, write_page
 from elastic.report.report import summarise
@@ -86,10 +86,7 @@ def _status(run: RunDir) -> Answer:
 
 
 def _diff(a: RunDir, b: RunDir) -> Answer:
-    lines_a, lines_b = metrics.read(a.metrics), metrics.read(b.metrics)
-    report_a = summarise(read_events(a.events), lines_a)
-    report_b = summarise(read_events(b.events), lines_b)
-    found = compare(report_a, lines_a, report_b, lines_b, (begun_with(a), begun_with(b)))
+    found = compare_runs(a, b)
     return found, lambda tables: tables.diff_text(found), found.same
 
 

@@ -4,14 +4,15 @@ It does not promise equality of what neither run recorded: a step that only one 
 counted, not compared.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
+
+from elastic import events as kinds
 from elastic.config import identity
 from elastic.config.identity import Identity, SettingDifference
-from elastic.observe.step_line import StepLine
-from elastic.report.report import Report
+from elastic.observe.logged_event import Events, last
+from elastic.report.chains import StepChains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +20,13 @@ class ComparedRun:
     finished: bool
     steps: int
     final_digest: str | None
+    unreadable_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs.
+    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs; it
+    says where lines could not be read, and so were not compared.
 
     first_difference: the first step whose `chain` differs; None if all steps that both have agree.
     settings: what the runs were begun with that is not the same, as far as both say.
@@ -38,38 +41,50 @@ class Difference:
     settings: list[SettingDifference] = field(default_factory=list)
 
 
+def compared_run(events: Events, chains: StepChains) -> ComparedRun:
+    finished = last(events, kinds.RunFinished)
+    return ComparedRun(
+        finished=finished is not None,
+        steps=finished.event.steps if finished else chains.last_step,
+        final_digest=finished.event.digest if finished else None,
+        unreadable_lines=chains.num_unreadable,
+    )
+
+
 def compare(
-    a: Report,
-    lines_a: Sequence[StepLine],
-    b: Report,
-    lines_b: Sequence[StepLine],
+    a: ComparedRun,
+    chains_a: StepChains,
+    b: ComparedRun,
+    chains_b: StepChains,
     begun_with: tuple[Identity | None, Identity | None] = (None, None),
 ) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
     Runs without a common step are not the same, since nothing was compared.
     """
-    chains_a, chains_b = _chains(lines_a), _chains(lines_b)
-    common = sorted(chains_a.keys() & chains_b.keys())
-    step = next((step for step in common if chains_a[step] != chains_b[step]), None)
-    same, reason = _judged(step, len(common), a, b)
+    step, common_steps = _first_difference(chains_a, chains_b)
+    same, reason = _judged(step, common_steps, a, b)
     with_a, with_b = begun_with
     return Difference(
         same=same,
-        reason=reason,
+        reason="; ".join([reason, *_not_compared(a, b)]),
         first_difference=step,
-        common_steps=len(common),
-        a=_compared(a),
-        b=_compared(b),
+        common_steps=common_steps,
+        a=a,
+        b=b,
         settings=[] if with_a is None or with_b is None else identity.differences(with_a, with_b),
     )
 
 
-def _compared(run: Report) -> ComparedRun:
-    return ComparedRun(finished=run.finished, steps=run.steps, final_digest=run.final_digest)
+def _first_difference(a: StepChains, b: StepChains) -> tuple[int | None, int]:
+    """(the first common step whose values differ, how many steps are common)."""
+    (steps_a, bits_a), (steps_b, bits_b) = a.by_step(), b.by_step()
+    common, at_a, at_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
+    differ = common[bits_a[at_a] != bits_b[at_b]]
+    return int(differ[0]) if len(differ) else None, len(common)
 
 
-def _judged(step: int | None, common_steps: int, a: Report, b: Report) -> tuple[bool, str]:
+def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun) -> tuple[bool, str]:
     """(whether the runs are the same, why)."""
     if step is not None:
         return False, f"the first step at which the runs differ is {step}"
@@ -85,8 +100,14 @@ def _judged(step: int | None, common_steps: int, a: Report, b: Report) -> tuple[
     if a.final_digest != b.final_digest:
         found = f"{a.final_digest} and {b.final_digest}"
         return False, f"all steps agree, but the final digests differ: {found}"
-    return True, f"the same at all {common_steps} steps, and the same final digest"
+    of = f"{common_steps} of {a.steps}" if common_steps < a.steps else f"all {common_steps}"
+    return True, f"the same at {of} steps, and the same final digest"
 
 
-def _chains(lines: Sequence[StepLine]) -> dict[int, Any]:
-    return {line.step: line.chain for line in lines if line.chain is not None}
+def _not_compared(a: ComparedRun, b: ComparedRun) -> list[str]:
+    counts = [(name, run.unreadable_lines) for name, run in (("A", a), ("B", b)) if run.unreadable_lines]
+    return [
+        f"{count} line{'' if count == 1 else 's'} in the metrics of {name} cannot be read, and"
+        f" {'was' if count == 1 else 'were'} not compared"
+        for name, count in counts
+    ]

@@ -15,7 +15,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import Event, Restored
 from elastic.observe import logged_event, step_line, upload_parts
-from elastic.observe.log import parse_lines
+from elastic.observe.log import parse_lines, parsed_and_unreadable
 from elastic.observe.logged_event import LoggedEvent, of_kind
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
@@ -30,6 +30,14 @@ def check_exists(run: RunDir) -> None:
         raise UsageError(
             f"expected a run directory, found no run in {run.local}; give what --run-dir named when it began"
         )
+
+
+def nothing_at(objects: Objects) -> UsageError:
+    """For a URL that has no run. Raises UsageError itself where there is not even its bucket."""
+    objects.check_bucket()
+    return UsageError(
+        f"expected a run at {objects.url}, found nothing there; give what --run-dir named when it began"
+    )
 
 
 def unreadable(error: OSError) -> UsageError:
@@ -60,10 +68,8 @@ def _download(objects: Objects, run: RunDir) -> None:
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     identity = objects.read(NAME)
     if not events_parts and identity is None:
-        raise UsageError(
-            f"expected a run at {run.url}, found nothing there; give what --run-dir named when it began"
-        )
-    lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
+        raise nothing_at(objects)
+    lines, unreadable = parsed_and_unreadable(_lines(objects, metrics_parts), step_line.parse)
     files = groupby(sorted(events_parts), key=upload_parts.source_of)
     events = logged_event.in_order(
         parse_lines(_lines(objects, parts), logged_event.parse) for _, parts in files
@@ -75,6 +81,8 @@ def _download(objects: Objects, run: RunDir) -> None:
         (run.local / NAME).write_bytes(identity)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
+    if unreadable:  # readers count them, wherever they lie
+        run.metrics.write_bytes(b"".join(line + b"\n" for line in unreadable) + run.metrics.read_bytes())
 
 
 def _lines(objects: Objects, parts: Iterable[str]) -> Iterator[bytes]:

@@ -49,6 +49,7 @@ def report_facts(report: Report) -> dict[str, str]:
         | _named("orders by addresses", report.ordered_by_address)
         | _named("draws without a seed", report.drawn_without_seed)
         | _named("logged, of rank 0 alone", report.logged_by_rank)
+        | _unreadable(report.unreadable_lines)
     )
 
 
@@ -86,6 +87,11 @@ def _unsaved(found: Unsaved) -> dict[str, str]:
 def _named(label: str, places: list[str]) -> dict[str, str]:
     """One line, if there are any."""
     return {label: ", ".join(places)} if places else {}
+
+
+def _unreadable(count: int) -> dict[str, str]:
+    lines = "1 line cannot" if count == 1 else f"{count} lines cannot"
+    return {"metrics": f"{lines} be read; those steps are in no figure"} if count else {}
 
 
 def _listed(label: str, lines: list[str]) -> dict[str, str]:

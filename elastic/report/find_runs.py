@@ -45,10 +45,15 @@ class Found:
 
 
 def find_runs(where: RunDir) -> Found:
-    """Raises OSError or StoreFailed where the folder or URL itself cannot be listed."""
+    """Raises OSError or StoreFailed where the folder or URL itself cannot be listed, and UsageError
+    where there is no such bucket.
+    """
     if where.is_remote:
         objects = Objects(where.url, limit_s=30.0)
-        return _search(lambda name: objects.directly_below("" if name == "." else name), MOST_LISTINGS)
+        found = _search(lambda name: objects.directly_below("" if name == "." else name), MOST_LISTINGS)
+        if not found.names:
+            objects.check_bucket()
+        return found
     return _search(lambda name: _listed(where.local / name, is_top=name == "."), MOST_FOLDERS)
 
 

@@ -9,7 +9,6 @@ never a guess. What a recovery took is measured in recovery.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from elastic.observe.began_again import (
     ordered_by_address,
     unsaved,
 )
+from elastic.observe.generation_end import Start
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (
     Events,
@@ -33,7 +33,7 @@ from elastic.observe.logged_event import (
     last,
     of_kind,
 )
-from elastic.observe.recovery import Recovery, Start, recoveries
+from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
@@ -120,7 +120,8 @@ class Report:
     recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
     drawn_without_seed: where it draws from the operating system or the clock.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
-    agents that a scheduler started, by the time of their starts.
+    agents that a scheduler started, by the time of their starts. unreadable_lines: of the metrics,
+    whose steps no figure here has.
     """
 
     finished: bool
@@ -151,6 +152,7 @@ class Report:
     drawn_without_seed: list[str]
     logged_by_rank: list[str]
     scheduled: list[ScheduledNode]
+    unreadable_lines: int
 
 
 def summarise(
@@ -206,6 +208,7 @@ def summarise(
         drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
         scheduled=_scheduled(events),
+        unreadable_lines=trained.num_unreadable,
     )
 
 
@@ -261,29 +264,27 @@ def _step_time_s(trained: StepColumns) -> StepTime:
 
 
 def _generations(events: Events, trained: StepColumns) -> list[GenerationSummary]:
-    own, starts = by_generation(events), of_kind(events, kinds.GenerationStarted)
-    return [
-        _generation(
-            start,
-            own[start.generation],
-            [] if after is None else own[after.generation],
-            trained.last_of.get(start.generation, 0),
-        )
-        for start, after in zip_longest(starts, starts[1:])
-    ]
+    own = by_generation(events)
+    found, reached = [], None
+    for start in reversed(of_kind(events, kinds.GenerationStarted)):
+        then = own[start.generation]
+        found.append(_generation(start, then, reached, trained.last_of.get(start.generation, 0)))
+        if restored := of_kind(then, kinds.Restored):
+            reached = max(each.event.step + each.event.lost_steps for each in restored)
+    return found[::-1]
 
 
-def _generation(start: Start, own: Events, after: Events, last_kept: int) -> GenerationSummary:
-    """after: events of the next generation. last_kept: the last step of this one that is still in
-    the metrics, 0 for none.
+def _generation(start: Start, own: Events, reached: int | None, last_kept: int) -> GenerationSummary:
+    """reached: the newest step that counted when the next state was restored, None where none was.
+    last_kept: the last step of this generation that is still in the metrics, 0 for none.
 
-    Its last step may have been lost since: then `generation_ended` tells of it, or what the next
-    generation says of the steps that were lost.
+    Its last step may have been lost since. A step that is no line of the metrics yet as rank 0 dies
+    does not count, although other workers have finished it: `generation_ended` tells of it too, and
+    is asked only while nothing was restored.
     """
     restored = first(own, kinds.Restored)
     ended = [each.event.step for each in of_kind(own, kinds.GenerationEnded)]
-    lost = [each.event.step + each.event.lost_steps for each in of_kind(after, kinds.Restored)]
-    last_step = max([last_kept, *ended, *lost])
+    last_step = max([last_kept, *(ended if reached is None else [reached])])
     trained = restored is not None and last_step > restored.event.step
     return GenerationSummary(
         generation=start.generation,

@@ -41,8 +41,9 @@ class RunReader:
         for batch in self._steps.batches():
             if batch is None:
                 self._begin()
-            elif len(batch):
-                self._trained.add(batch)
+                continue
+            self._trained.add(batch)
+            if len(batch):
                 if self._with_series:
                     self._series.add(batch)
                 self._newest = _last_of(batch)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic import events as kinds
+from elastic.observe.generation_end import Start
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.newest_checkpoint import newest_checkpoint
-from elastic.observe.recovery import Start
 from elastic.observe.step_line import StepLine
 from elastic.report.report import last_failure, stopped_early
 

@@ -34,12 +34,15 @@ def report_tables(name: str, report: Report) -> RenderableType:
             "source",
             "detect",
             "rendezvous",
+            "down",
             "restore",
             "first step",
             "total",
         )
-        rows = map(astuple, report.recoveries)
-        parts.append(_table("recoveries: lost steps, phases in seconds", columns, rows))
+        # Nine columns find room in 80 letters.
+        rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(columns)] for each in report.recoveries)
+        title = "recoveries: lost steps, phases in seconds, total since the first fault"
+        parts.append(_table(title, columns, rows, space=0))
     if report.divergences:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, report.divergences)
@@ -153,9 +156,12 @@ def _generations(generations: list[GenerationSummary]) -> Table:
     return _table("generations", columns, rows)
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:
+def _table(
+    title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]], *, space: int = 1
+) -> Table:
+    """space: behind each column, beside the one that divides two."""
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, space, 0, 0)
     )
     for column in columns:
         table.add_column(column)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
-from elastic.report.download import check_exists
+from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at
+from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
@@ -30,6 +31,10 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     store = open_store(run.checkpoints_url)
     records, _ = list_commits(store, clock)
     data = read_small(open_store(run.url), identity.NAME, clock)
+    if run.is_remote and not records and data is None:
+        objects = Objects(run.url, limit_s=CALL_LIMIT_S)
+        if not objects.directly_below(""):
+            raise nothing_at(objects)
     foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
     return Verification(
         committed=sorted({record.step for record in records}),

@@ -16,8 +16,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from elastic.storage.remote import classified, open_url
-from elastic.storage.store import as_store_failure
+from elastic.errors import StoreFailed, UsageError
+from elastic.storage.remote import S3, classified, open_url
+from elastic.storage.store import ObjectNotFound, as_store_failure
 
 FIRST_LIMIT_S = 60.0  # of the first call, which also finds credentials and builds a client
 _AT_ONCE = 64
@@ -117,6 +118,24 @@ class Objects:
             path = each["name"].strip("/")
             paths[path] = paths.get(path, False) or each["type"] == "directory"
         return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
+
+    def check_bucket(self) -> None:
+        """Raise UsageError where the URL's bucket does not exist, which looks like an empty one.
+
+        Known of S3 alone, and where the bucket may be listed.
+        """
+        if self.url.partition("://")[0] not in S3:
+            return
+        bucket = self._root.partition("/")[0]
+        try:
+            with classified(f"reading {bucket}"):
+                self._call("ls", bucket, detail=False)
+        except ObjectNotFound as error:
+            raise UsageError(
+                f"expected the bucket {bucket} to exist, found none; correct the URL, or create it"
+            ) from error
+        except StoreFailed:
+            pass
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""

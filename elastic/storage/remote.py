@@ -27,6 +27,7 @@ from elastic.storage.store import (
 )
 from elastic.system.files import write_all
 
+S3 = ("s3", "s3a")  # what a URL begins with
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -177,7 +178,7 @@ def _options(url: str, call_limit_s: float | None) -> dict[str, Any]:
     """With these a call fails after seconds: the caller tries again, and checks in between what the
     first try did.
     """
-    if url.partition("://")[0] not in ("s3", "s3a"):
+    if url.partition("://")[0] not in S3:
         return {}
     # Each of the five tries of s3fs would be five tries of botocore.
     config: dict[str, Any] = {"retries": {"max_attempts": 1}}

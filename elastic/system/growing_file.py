@@ -140,6 +140,7 @@ class GrowingFile:
         self._begin = position
         self._is_skipping = False
         self.is_at_end = True  # as far as the last read could see
+        self.num_left_out = 0  # lines that were too long
         self.started_over = False  # whether the last call began a file that it had not read before
 
     def lines(self) -> list[bytes]:
@@ -200,6 +201,7 @@ class GrowingFile:
         text = data[:end]
         if self._is_skipping and text:
             self._is_skipping = False
+            self.num_left_out += 1
             text = text.partition(b"\n")[2]  # behind the end of a line that was too long
         self.is_at_end = len(data) < self._read_bytes
         if self._cut_bytes is not None and len(data) - end > self._cut_bytes:

@@ -22,6 +22,7 @@ RECOVERY = {
     "source",
     "detect_s",
     "rendezvous_s",
+    "down_s",
     "restore_s",
     "first_step_s",
     "total_s",
@@ -459,6 +460,15 @@ def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
     drill.is_like(undisturbed)
     assert drill.values("fault_injected", "generation", "step") == [(1, None), (2, 5), (3, None)]
     assert drill.values("restored", "generation", "step") == [(2, 0), (4, 4)]
+    recoveries = drill.inspects("report", drill.run.url)[1]["recoveries"]
+    assert [each["tries"] for each in recoveries] == [1, 1, 2]
+    assert recoveries[2]["total_s"] > sum(
+        recoveries[2][f"{phase}_s"] for phase in ("detect", "rendezvous", "down", "restore", "first_step")
+    )
+    assert f"after {recoveries[2]['total_s']:.2f} s in 2 tries: rank" in drill.output
+    assert "generation 1 ends before its first step: rank 0 ended with signal 9" in drill.output
+    assert "generation 2 ends after step 4: " in drill.output
+    assert "generation 3 ends before its first step: rank 1 ended with signal 9" in drill.output
 
 
 def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed):

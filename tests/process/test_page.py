@@ -172,6 +172,18 @@ def test_the_page_of_a_run_that_failed_begins_with_the_reason_and_shows_the_gaps
     assert is_clean(page)
 
 
+def test_what_was_logged_without_a_number_is_named_and_a_boolean_has_a_chart(show):
+    events, lines = drawn_runs.of_generations(1, 8)
+    page = show(
+        events, [replace(each, values={"flag": each.step > 4, "note": "a", "tags": []}) for each in lines]
+    )
+
+    told = page.evaluate("document.querySelector('#logged > .note').textContent")
+    assert told == "No number was logged as note, tags; metrics.jsonl has what was."
+    assert page.evaluate("document.querySelector('[data-name=flag] .value').textContent") == "1"
+    assert is_clean(page)
+
+
 def test_the_names_of_a_hostile_run_are_text_and_run_nothing(show):
     page = show(*drawn_runs.hostile())
 
@@ -240,6 +252,8 @@ def test_two_runs_lie_over_each_other_and_their_first_difference_is_marked(chrom
         page.evaluate("page.charts.map((chart) => [chart.plot.series.length - 1, chart.options.parts])")
         == [[2, 30]] * 4
     )
+    # Only the chart of the loss says that the runs differ: the others have the same values.
+    assert page.evaluate("page.charts.map((chart) => chart.isSame())") == [False, True, True, True]
     assert count(page, "svg.timeline") == 2
     assert is_clean(page)
     page.close()

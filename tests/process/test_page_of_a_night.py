@@ -91,12 +91,44 @@ def test_what_went_wrong_is_a_table_and_the_headline_says_when_the_run_was_seen_
 
     rows = [row.split(maxsplit=3) for row in texts(page, "#faults tbody tr")]
     assert ["the run failed: ValueError: no" in " ".join(row) for row in rows] == [True, False]
-    assert "all nodes were gone" in " ".join(rows[1])
+    assert "no node answered" in " ".join(rows[1])
     assert "1 min 40 s" in " ".join(rows[1])
     when = page.evaluate(f"clockTime({BEGAN + 500}, true)")
     assert text(page, "h1").endswith(f"The last sign of life: {when}.")
     page.set_dark(False, "print")
     assert page.evaluate("document.querySelector('#faults tbody tr').offsetHeight") > 0
+
+
+def test_the_time_without_a_node_is_a_part_of_a_recovery_in_its_own_colour(show):
+    events, lines = drawn_runs.of_generations(2, 20)
+    resumed = [
+        replace(each, event=replace(each.event, cause="resume"))
+        if each.event.name == "generation_started" and each.generation == 2
+        else each
+        for each in events
+    ]
+    page = show(resumed, lines)
+
+    part = "document.querySelector('.bars .down')"
+    assert page.evaluate(f"Number({part}.getAttribute('width'))") > 0
+    assert page.evaluate(f"{part}.textContent").startswith("no node answered: ")
+    assert page.evaluate(f"getComputedStyle({part}).fill") == page.evaluate(
+        "getComputedStyle(document.querySelector('#recoveries .swatch.down')).backgroundColor"
+    )
+    assert page.complaints() == []
+
+
+def test_a_save_that_failed_has_the_colour_of_a_fault_and_not_that_of_a_checkpoint(show):
+    events, lines = drawn_runs.of_generations(1, 20)
+    failed = logged("checkpoint_failed", lines[9].time, 1, events[0].node, step=10, reason="disk full")
+    page = show([*events[:3], failed, *events[3:]], lines)
+
+    fill = "getComputedStyle(document.querySelector('{}')).fill"
+    assert page.evaluate(fill.format(".timeline .mark.save")) == page.evaluate(
+        "getComputedStyle(document.body.appendChild(Object.assign(document.createElement('i'),"
+        " { style: 'color: var(--fault)' }))).color"
+    )
+    assert "a save failed" in text(page, "#timeline .key")
 
 
 def test_a_tap_on_a_fault_tells_of_it(show):
@@ -107,7 +139,7 @@ def test_a_tap_on_a_fault_tells_of_it(show):
     page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x + 9, "y": y}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     page.wait(f"!{TIP}.hidden")
-    assert "all nodes were gone" in text(page, "#tip")
+    assert "no node answered" in text(page, "#tip")
     page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y + 300}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     assert page.wait(f"{TIP}.hidden")

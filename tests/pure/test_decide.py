@@ -27,7 +27,7 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
-from elastic.observe.recovery import ended_by_loss
+from elastic.observe.generation_end import ended_by_loss
 from elastic.rendezvous.transitions import FAILURE, NODE_LOST
 from elastic.system.phase import Phase
 

@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 from records import IDENTITY
 
 from elastic.cli import main
+from elastic.observe.step_batch import batch_of
 from elastic.observe.step_line import StepLine
-from elastic.report.diff import compare
-from elastic.report.report import summarise
+from elastic.report.chains import StepChains
+from elastic.report.diff import ComparedRun, compare
+
+
+def chains_of(lines):
+    found = StepChains()
+    for line in lines:
+        found.add(batch_of([line]))
+    return found
 
 
 def run(chains, *, finished=True, digest="d"):
-    lines = [StepLine(step=step, chain=chain) for step, chain in enumerate(chains, start=1)]
-    report = summarise([], lines)
-    return replace(report, finished=finished, final_digest=digest if finished else None), lines
+    found = chains_of(StepLine(step=step, chain=chain) for step, chain in enumerate(chains, start=1))
+    end = digest if finished else None
+    return ComparedRun(finished=finished, steps=len(chains), final_digest=end), found
 
 
 def compared(a, b):
@@ -31,6 +39,53 @@ def test_first_difference_is_the_first_pair_that_differs(a, b):
     assert compared(run(b), run(a)).first_difference == expected
 
 
+own_chains = st.text("0123456789abcdef", min_size=16, max_size=16)
+json_values = st.recursive(
+    own_chains
+    | st.text(max_size=20)
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+lines = st.lists(st.builds(StepLine, step=st.integers(1, 9), chain=own_chains | json_values), max_size=12)
+
+
+@given(lines, lines, st.sets(st.integers(0, 11)), st.integers(1, 12))
+def test_columns_compare_as_the_lines_do_whatever_their_order_and_values(a, b, taken, size):
+    """Steps that come twice, or back, or without a value; values that no run writes."""
+    b = [a[place] if place in taken and place < len(a) else line for place, line in enumerate(b)]
+    of_a, of_b = (
+        {line.step: json.dumps(line.chain, sort_keys=True) for line in of if line.chain is not None}
+        for of in (a, b)
+    )
+    common = sorted(of_a.keys() & of_b.keys())
+    at_once = StepChains()
+    for begin in range(0, len(a), size):
+        at_once.add(batch_of(a[begin : begin + size]))
+
+    ends = ComparedRun(finished=False, steps=0, final_digest=None)
+    found = compare(ends, at_once, ends, chains_of(b))
+    assert found.common_steps == len(common)
+    assert found.first_difference == next((step for step in common if of_a[step] != of_b[step]), None)
+    assert at_once.last_step == (a[-1].step if a else 0)
+
+
+def test_digits_of_other_scripts_and_cases_are_other_values():
+    """`int` and `bytes.fromhex` would take each of them for the first one."""
+    one = "00000000000000ab"
+    for other in (
+        "00000000000000AB",
+        "0x000000000000ab",
+        "+0000000000000ab",
+        "0_00000000000_ab",
+        "\u0660" * 14 + "ab",
+    ):
+        assert compared(run([one]), run([other])).first_difference == 1, other
+
+
 def test_equal_runs_are_the_same():
     assert compared(run("abc"), run("abc")).same
 
@@ -41,6 +96,46 @@ def test_a_difference_names_its_step():
     assert not found.same
     assert found.first_difference == 3
     assert "differ is 3" in found.reason
+
+
+def test_lines_that_cannot_be_read_are_counted_and_no_comparison_hides_them(tmp_path, capsys):
+    """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
+    a run that goes on, or was killed.
+    """
+    for name, torn in (("a", ""), ("b", '{"step": 78, "ch')):
+        folder = tmp_path / name
+        (folder / "events").mkdir(parents=True)
+        (folder / "run.json").write_bytes(IDENTITY.to_json())
+        written = [json.dumps({"step": step, "chain": "a"}) for step in range(1, 78)]
+        (folder / "metrics.jsonl").write_text("\n".join(written) + "\n" + torn)
+        finished = {"event": "run_finished", "time": 9.0, "node": "n", "generation": 1}
+        finished |= {"steps": 77, "epochs": 1, "digest": "d"}
+        (folder / "events" / "n.jsonl").write_text(json.dumps(finished) + "\n")
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert main(["diff", str(a), str(b)]) == 0
+    assert "the same at all 77 steps, and the same final digest\n" in capsys.readouterr().out
+
+    text = (b / "metrics.jsonl").read_bytes().split(b"\n")
+    text[20], text[40] = text[20].replace(b"step", b"st\xff\x00"), text[40][:-3]
+    (b / "metrics.jsonl").write_bytes(b"\n".join(text))
+
+    assert main(["diff", str(a), str(b)]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == (
+        "the same at 75 of 77 steps, and the same final digest;"
+        " 2 lines in the metrics of B cannot be read, and were not compared"
+    )
+    assert main(["diff", str(a), str(b), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["a"]["unreadable_lines"], found["b"]["unreadable_lines"]) == (0, 2)
+    assert main(["report", str(b)]) == 0
+    assert "2 lines cannot be read; those steps are in no figure" in capsys.readouterr().out
+    assert main(["report", str(b), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unreadable_lines"] == 2
+    text[30] = text[30].replace(b'"a"', b'"x"')
+    (b / "metrics.jsonl").write_bytes(b"\n".join(text))
+    assert main(["diff", str(a), str(b)]) == 1
+    assert "is 31; 2 lines in the metrics of B cannot be read" in capsys.readouterr().out
 
 
 def test_an_unfinished_run_is_the_same_as_far_as_it_goes():

@@ -281,6 +281,72 @@ def test_who_begins_to_follow_late_measures_an_old_recovery_as_the_report_does(t
     assert (expected.detect_s, expected.total_s) == (30.0, 34.0)
 
 
+def test_the_time_without_a_node_is_a_phase_of_its_own_as_in_the_report(tmp_path):
+    """The group gave up, and the agent that resumes a minute later reads all events."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    starts = {"world_size": 2, "nodes": ["a", "b"]}
+    events = [
+        logged("generation_started", 0.0, 1, "a", cause="start", **starts),
+        logged("generation_ended", 5.0, 1, "a", cause="the generation ended: node lost", step=3),
+        logged("run_interrupted", 30.0, 1, "a", step=3, reason="b is away", gave_up=True),
+        logged("generation_started", 90.0, 2, "a", cause="resume", **starts),
+        logged("restored", 91.0, 2, "a", step=3, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", 92.0, 2, "a", step=4),
+    ]
+    restored = logged("restored", 0.5, 1, "a", step=0, source="none", lost_steps=0, seconds=0.1)
+    items = [events[0], restored, *((1, n, 1.0 * n) for n in (1, 2, 3)), *events[1:], (2, 4, 92.0)]
+    write(run, items, [False] * len(items), lambda: None)
+    late = FollowedRun(run, "a")
+    while not late.is_caught_up:
+        for _ in late.poll():
+            pass
+    found = summarise(read_events(run.events), metrics.read(run.metrics))
+    (recovery,) = found.recoveries
+    assert [each.recovery for each in late.totals.recovered] == [recovery]
+    assert (recovery.rendezvous_s, recovery.down_s) == (25.0, found.badput_s["down"])
+    assert late.totals.phase_time["resume", "down"].sum == 60.0
+
+
+def test_a_recovery_in_many_tries_begins_with_the_first_fault_as_in_the_report(tmp_path):
+    """More of them than generations whose events are kept."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    starts = {"world_size": 1, "nodes": ["a"]}
+    exited = {"rank": 0, "pid": 7, "code": 3, "signal": None, "victim": False}
+    restored = {"step": 0, "source": "none", "lost_steps": 0, "seconds": 0.1}
+    items = [
+        logged("generation_started", 0.0, 1, "a", cause="start", **starts),
+        logged("restored", 0.5, 1, "a", **restored),
+        logged("first_step", 1.0, 1, "a", step=1),
+        (1, 1, 1.0),
+        logged("worker_exited", 5.0, 1, "a", **exited),
+    ]
+    for number in range(2, 42):
+        items += [
+            logged("generation_started", 10.0 * number, number, "a", cause="failure", **starts),
+            logged("worker_exited", 10.0 * number + 5.0, number, "a", **exited),
+        ]
+    items += [
+        logged("generation_started", 500.0, 42, "a", cause="failure", **starts),
+        logged("restored", 500.5, 42, "a", **restored),
+        logged("first_step", 501.0, 42, "a", step=2),
+        (2, 1, 500.9),
+        (2, 2, 501.0),
+    ]
+    followed = FollowedRun(run, "a")
+
+    def poll():
+        while True:
+            for _ in followed.poll():
+                pass
+            if followed.is_caught_up:
+                break
+
+    write(run, items, [True] * len(items), poll)
+    found = summarise(read_events(run.events), metrics.read(run.metrics)).recoveries[-1]
+    assert [each.recovery for each in followed.totals.recovered] == [found]
+    assert (found.total_s, found.tries) == (496.0, 41)
+
+
 def test_a_step_that_is_done_again_counts_once():
     totals = RunTotals()
     for step in (1, 2, 3, 2, 3, 4):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
+from elastic.observe.generation_end import left_as_planned, planned_stop
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import in_generation
-from elastic.observe.recovery import left_as_planned, planned_stop
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 

@@ -113,11 +113,27 @@ def test_a_recipe_without_a_loss_has_no_chart_of_one():
     assert [each.name for each in found] == ["reward"]
 
 
-def test_what_is_logged_and_no_number_is_not_drawn():
-    logged_values = {"a": "text", "b": True, "c": [1], "d": 10**400, "e": float("inf"), "f": 2}
-    found, _ = series_of([StepLine(step=1, values=logged_values)]).logged()
+def test_what_is_logged_and_no_number_is_not_drawn_but_named():
+    logged_values = {"a": "text", "c": [1], "d": 10**400, "e": float("inf"), "f": 2, "g": None}
+    found = series_of([StepLine(step=1, values=logged_values)])
 
-    assert {each.name: each.values for each in found} == {"d": [None], "e": [None], "f": [2.0]}
+    assert {each.name: each.values for each in found.logged()[0]} == {"d": [None], "e": [None], "f": [2.0]}
+    assert found.without_number == ["a", "c", "g"]
+
+
+def test_a_name_is_without_number_until_its_first_one():
+    found = series_of([StepLine(step=1, values={"best": None, "note": "x"})])
+    found.add(with_values([StepLine(step=2, values={"best": 0.5, "note": "y"}), StepLine(step=3)]))
+
+    assert [each.name for each in found.logged()[0]] == ["best"]
+    assert found.without_number == ["note"]
+
+
+def test_a_boolean_is_drawn_as_one_or_zero():
+    lines = [StepLine(step=step, values={"flag": step > 2, "late": step > 1 or 0.5}) for step in (1, 2, 3)]
+    found = series_of(lines).logged()[0]
+
+    assert {each.name: each.values for each in found} == {"flag": [0.0, 0.0, 1.0], "late": [0.5, 1.0, 1.0]}
 
 
 def test_which_names_are_drawn_does_not_depend_on_how_many_steps_come_at_once():

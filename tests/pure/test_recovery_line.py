@@ -3,6 +3,7 @@
 import pytest
 from logged import logged
 
+from elastic.observe.recovery import recoveries
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
@@ -61,6 +62,69 @@ def test_a_start_is_no_recovery_and_a_recovery_without_a_new_step_is_none_yet():
     events = history("failure", KILLED)
     assert recovery_line(events, columns_of(LINES), 1) is None
     assert recovery_line(events[:-1], columns_of(LINES), 2) is None
+
+
+CHAIN = [
+    started(100.0, 1, "start", ["a"]),
+    logged("first_step", 101.0, 1, step=1),
+    exited(1, signal="SIGKILL"),
+    logged("generation_ended", 107.0, 1, cause="failure", step=6),
+    started(107.1, 2, "failure", ["a"]),
+    logged("worker_exited", 108.0, 2, rank=0, pid=8, code=3, signal=None, victim=False),
+    logged("generation_ended", 108.1, 2, cause="failure", step=0),
+    started(109.0, 3, "failure", ["a"]),
+    logged("restored", 109.5, 3, step=2, source="snapshot", lost_steps=4, seconds=0.1),
+    logged("worker_exited", 111.0, 3, rank=0, pid=9, code=3, signal=None, victim=False),
+    logged("generation_ended", 111.1, 3, cause="failure", step=4),
+    started(113.1, 4, "failure", ["a"]),
+    logged("restored", 113.5, 4, step=2, source="snapshot", lost_steps=2, seconds=0.1),
+    logged("first_step", 115.4, 4, step=7),
+]
+
+
+def test_a_chain_of_faults_is_told_from_the_first_of_them_on():
+    """Two generations between were ended by faults of their own before they brought a new step."""
+    line = recovery_line(CHAIN, columns_of(LINES), 4)
+    assert line == "back at step 7 after 8.50 s in 3 tries: rank 1 was killed by SIGKILL, 6 steps lost"
+    assert recovery_line(CHAIN, columns_of(LINES), 3) is None
+    found = recoveries(CHAIN, columns_of(LINES))
+    assert [(each.total_s, each.tries, each.lost_steps) for each in found] == [
+        (None, 1, 0),
+        (None, 2, 4),
+        (pytest.approx(8.5), 3, 2),
+    ]
+    assert found[2].detect_s + found[2].rendezvous_s == pytest.approx(2.1)  # the phases are its own
+
+
+def test_a_chain_begins_behind_a_planned_stop():
+    """How long the run lay still depends on the user; the try that then failed counts."""
+    stop = logged("run_interrupted", 107.05, 1, node="a", step=6)
+    events = [*CHAIN[:2], *CHAIN[3:4], stop, started(50_000.0, 2, "resume", ["a"])]
+    events += [
+        logged("worker_exited", 50_001.0, 2, rank=0, pid=8, code=3, signal=None, victim=False),
+        started(50_002.0, 3, "failure", ["a"]),
+        logged("restored", 50_002.5, 3, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", 50_003.0, 3, step=7),
+    ]
+    line = recovery_line(events, columns_of(LINES), 3)
+    assert line == "back at step 7 after 3.00 s in 2 tries: resume, 0 steps lost"
+
+
+def test_time_without_a_node_is_told_apart():
+    """The group gave up 20 s after it had lost a node, and the command was given 8 hours later."""
+    left = logged("run_interrupted", 127.0, node="a", step=6, reason="b is away", gave_up=True)
+    events = [
+        started(100.0, 1, "start", ["a", "b"]),
+        logged("generation_ended", 107.0, node="a", cause="the generation ended: node lost", step=6),
+        left,
+        started(28_927.0, 2, "resume", ["a", "b"]),
+        logged("restored", 28_927.2, 2, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", 28_928.0, 2, step=7),
+    ]
+    line = recovery_line(events, columns_of(LINES), 2)
+    assert line == (
+        "back at step 7 after 28822.00 s (for 28800.00 s of it no node answered): resume, 0 steps lost"
+    )
 
 
 def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told_too():

@@ -28,6 +28,7 @@ from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageEr
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
+from elastic.observe.step_batch import batch_of
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn, read_generation
@@ -36,7 +37,8 @@ from elastic.rendezvous.backends.tcp_store import StoredVersion
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.transitions import Timing
-from elastic.report.diff import compare
+from elastic.report.chains import StepChains
+from elastic.report.diff import compare, compared_run
 from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
@@ -276,7 +278,10 @@ def test_any_events_and_metrics_can_be_reported_without_control_characters(logs,
         found, counted = read_events(folder), metrics.read(folder / "metrics")
         newest = metrics.newest(folder / "metrics")
     report, now = summarise(found, counted), status(found, newest, {"n": 1.0}, 100.0)
-    difference = compare(report, counted, report, counted)
+    chains = StepChains()
+    chains.add(batch_of(counted))
+    end = compared_run(found, chains)
+    difference = compare(end, chains, end, chains)
     json.dumps([asdict(each) for each in (report, now, difference)])
     tables = [report_tables("run", report), status_tables("run", now), diff_text(difference)]
     for text in (*map(shown, tables), "" if newest is None else printable(progress_line(newest, None))):

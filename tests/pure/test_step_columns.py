@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +79,19 @@ def test_the_columns_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path
     """Numbers of other types and sizes, several objects in a line, one in several, and no JSON."""
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(b"\n".join([*found, b""]))
-    assert columns_in(path) == columns_of(metrics.read(path))
+    counted = metrics.read(path)
+    columns = columns_in(path)
+    assert columns == replace(columns_of(counted), num_unreadable=columns.num_unreadable)
+    assert columns.num_unreadable == sum(1 for line in found if line.strip()) - len(counted)
+
+
+def test_a_line_that_is_too_long_for_a_reader_counts_as_unreadable_and_an_unfinished_one_does_not(tmp_path):
+    """As a block of zeros where lines were: it holds no end of a line."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [b'{"step": 1}\n', bytes(3_000_000) + b"\n", b'{"step": 2}\n', b"no\n", b"\n", b'{"step": 3']
+    path.write_bytes(b"".join(lines))
+    found = columns_in(path)
+    assert (found.last_step, found.num_unreadable) == (2, 2)
 
 
 def batches_of(reader):
@@ -102,7 +114,7 @@ def joined(batches):
     own = {
         field.name: [value_in(value) for batch in batches for value in getattr(batch, field.name)]
         for field in fields(StepBatch)
-        if field.name != "values"
+        if field.name not in ("values", "num_unreadable")
     }
     return own, {place: repr(value) for place, value in values.items()}
 
@@ -214,8 +226,10 @@ def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_pa
 def test_a_line_is_read_twice_only_where_it_is_no_line_of_a_step(tmp_path, monkeypatch):
     """Else the report would be right, and as slow as before."""
     parsed = []
-    original = step_reader.parse_lines
-    monkeypatch.setattr(step_reader, "parse_lines", lambda *given: parsed.append(1) or original(*given))
+    original = step_reader.parsed_and_unreadable
+    monkeypatch.setattr(
+        step_reader, "parsed_and_unreadable", lambda *given: parsed.append(1) or original(*given)
+    )
     run = write_long_run(tmp_path / "run", 20_000)
 
     columns = columns_in(run / "metrics.jsonl")
@@ -238,7 +252,16 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["report {} --json", "report {} --html {}.html", "watch {} --once", "status {}", "runs {}"]
+    "command",
+    [
+        "report {} --json",
+        "report {} --html {}.html",
+        "watch {} --once",
+        "status {}",
+        "runs {}",
+        "diff {} {}",
+        "diff {} {} --html {}.html",
+    ],
 )
 def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
     """The most that the process ever had, beside that of a short run: 200 000 lines take 38 MB as

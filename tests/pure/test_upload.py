@@ -18,6 +18,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
+from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
@@ -63,6 +64,21 @@ def uploaded(run, name, **options):
 def steps(run):
     with readable(run) as there:
         return [(line.step, line.generation) for line in metrics.read(there.metrics)]
+
+
+def test_damaged_lines_of_a_part_in_the_store_are_still_counted(node):
+    a = node("a")
+    restored(a, "a", 1, 0)
+    trained(a, "a", 1, 1, 4)
+    uploaded(a, "a")
+    objects = Objects(a.url, limit_s=10.0)
+    (part,) = objects.listed("metrics")
+    text = objects.read_all([part])[part].replace(b'"step": 3', b'"st\x00p": 3')
+    objects.write(part, text)
+
+    with readable(a) as there:
+        found = read_columns(there.metrics)
+    assert (steps(a), found.num_unreadable) == ([(1, 1), (2, 1), (4, 1)], 1)
 
 
 def test_a_new_rank_0_on_another_node_uploads_what_the_lost_one_had_not(node):

@@ -6,11 +6,9 @@ from pathlib import Path
 from elastic.config.output_file import refuse_own
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-from elastic.report.begun_with import begun_with, parent_of
-from elastic.report.diff import Difference, compare
+from elastic.report.begun_with import parent_of
+from elastic.report.compare_runs import compare_runs
 from elastic.report.facts import report_facts
 from elastic.report.picture.page import page
 from elastic.report.picture.picture import MOST_BYTES, Comparison, Picture, ReadRun, comparison, picture
@@ -58,7 +56,7 @@ def draw_pair(a: RunDir, b: RunDir) -> Comparison:
         closing(RunReader(b, most_points=MOST_POINTS // 2)) as reader_b,
     ):
         return comparison(
-            _difference(a, b), draw(a, reader_a, MOST_BYTES // 2), draw(b, reader_b, MOST_BYTES // 2)
+            compare_runs(a, b), draw(a, reader_a, MOST_BYTES // 2), draw(b, reader_b, MOST_BYTES // 2)
         )
 
 
@@ -95,10 +93,3 @@ def _holds_other(path: Path) -> bool:
         return False
     with open_regular(path, follow=True) as file:
         return file.read(len(_BEGIN)) not in (b"", _BEGIN)
-
-
-def _difference(a: RunDir, b: RunDir) -> Difference:
-    lines_a, lines_b = metrics.read(a.metrics), metrics.read(b.metrics)
-    report_a = summarise(read_events(a.events), lines_a)
-    report_b = summarise(read_events(b.events), lines_b)
-    return compare(report_a, lines_a, report_b, lines_b, (begun_with(a), begun_with(b)))

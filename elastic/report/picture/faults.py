@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
+from elastic.observe.generation_end import NODE_LOST, Start, ended_by_loss, lost_nodes
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import NODE_LOST, Start, ended_by_loss, lost_nodes
 from elastic.observe.recovery_line import failure_of, nodes, why_ended
 from elastic.report.picture.generations import AT_ONCE, DOWN, Generation, since
-from elastic.report.picture.marks import ALL_GONE, sign_of, text_of
+from elastic.report.picture.marks import NO_ANSWER, sign_of, text_of
 from elastic.report.picture.words import short
 from elastic.report.status import Status
 
@@ -116,7 +116,7 @@ def _down(own: Events, start: Start) -> _Found:
     if failed is not None:
         return failed, failed.node, f"the run failed: {_first_line(failed.event.reason)}"
     if left is None or not left.event.gave_up:
-        return None, "", ALL_GONE
+        return None, "", NO_ANSWER
     reason = f"the group gave up: {_first_line(left.event.reason)}"
     if lost := lost_nodes(own, start, None):
         return ended_by_loss(own), ", ".join(lost), f"{nodes(lost)} lost; {reason}"

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from elastic import events as kinds
-from elastic.observe.goodput import last_seen_s, last_sign_s, lost_steps_s
+from elastic.observe.generation_end import Start, down_since_s, last_seen_s, last_sign_s, planned_stop
 from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.recovery import Start, planned_stop
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 from elastic.report.picture.words import short
 from elastic.report.report import GenerationSummary, Report
@@ -63,14 +62,14 @@ def _end(
     own: Mapping[int, Events], start: Start, after: Start, steps: Mapping[int, GenerationSteps]
 ) -> tuple[float, str]:
     """own: events by generation."""
-    if after.event.cause != "resume":
-        return after.time, AT_ONCE
-    stop = planned_stop(own[start.generation], start, after)
+    between = [*own[start.generation], *own[after.generation]]
+    stop = planned_stop(between, start, after)
     if stop is not None:
         return min(stop.time, after.time), STOP
     seen_s = {start.generation: last_seen_s(own[start.generation])}
     last_s = last_sign_s(start, steps.get(start.generation), seen_s)
-    return min(max([last_s, *lost_steps_s(own[after.generation])]), after.time), DOWN
+    since_s = down_since_s(start, after, between, last_s)
+    return (after.time, AT_ONCE) if since_s is None else (since_s, DOWN)
 
 
 def _generation(

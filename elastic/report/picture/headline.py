@@ -1,9 +1,9 @@
 """Two sentences say what a run came to, and what its time went to; they round, and add nothing.
 
-What they count is what the report has: the causes of goodput.py, and the generations of a cause.
+What they count are the causes of goodput.py, and how often each of them was there.
 """
 
-from collections import Counter
+from collections.abc import Mapping
 
 from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent
 from elastic.report.picture.words import count, duration, grouped, short
@@ -64,9 +64,8 @@ def time_went_to(report: Report, spent: TimeSpent | None, *, is_running: bool = 
         return ""
     ranked = sorted(spent.badput_s.items(), key=lambda part: -part[1])
     named = [part for part in ranked if part[0] != DOWN and _is_worth_a_word(part[1], spent)]
-    times = Counter(each.cause for each in report.generations)
     parts = [
-        f"{duration(seconds)} {_to(kind, times, is_running=is_running)}"
+        f"{duration(seconds)} {_to(kind, spent.times, is_running=is_running)}"
         for kind, seconds in named[:_MOST_CAUSES]
     ]
     down_s = spent.badput_s.get(DOWN, 0.0)
@@ -97,13 +96,13 @@ def _is_worth_a_word(seconds: float, spent: TimeSpent) -> bool:
     return seconds > 0 and seconds >= _LEAST_SHARE * spent.wall_s
 
 
-def _to(kind: str, times: Counter[str], *, is_running: bool) -> str:
+def _to(kind: str, times: Mapping[str, int], *, is_running: bool) -> str:
     if kind == END and is_running:
         return "went to the wait since the last step"
     if kind in _ALWAYS_ONE:
         return f"went to {_ALWAYS_ONE[kind]}"
     one, several = _CAUSES.get(kind, (short(kind), short(kind)))
-    return f"went to {count(times[kind] or 1, one, several)}"
+    return f"went to {count(times.get(kind, 1), one, several)}"
 
 
 def _listed(parts: list[str]) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from elastic.observe.recovery import Start
+from elastic.observe.generation_end import Start
 from elastic.report.picture.marks import Mark
 from elastic.report.picture.words import short
 

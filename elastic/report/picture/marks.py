@@ -9,12 +9,12 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from elastic import events as kinds
+from elastic.observe.generation_end import lost_nodes
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import lost_nodes
 from elastic.report.picture.generations import DOWN, Generation
 from elastic.report.picture.words import short
 
-ALL_GONE = "all nodes were gone"
+NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells which
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def all_gone(generations: Sequence[Generation], events: Events, *, interrupted: 
     newest = [generations[-1]] if interrupted else []
     ended = [*(each for each in generations[:-1] if each.gap == DOWN), *newest]
     return [
-        Mark(at=each.ends, lane=None, kind="fault", text=ALL_GONE)
+        Mark(at=each.ends, lane=None, kind="fault", text=NO_ANSWER)
         for each in ended
         if each.number not in said
     ]

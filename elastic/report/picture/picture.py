@@ -4,7 +4,7 @@ It follows from events, metrics, report and status alone. Texts of a run are for
 here, and escaped where they are shown (page.py, static/).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +17,6 @@ from elastic.report.diff import Difference
 from elastic.report.picture.checkpoints import Checkpoints, checkpoints
 from elastic.report.picture.checkpoints import within as commits_within
 from elastic.report.picture.faults import Faults, faults_of
-from elastic.report.picture.generations import DOWN
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.json_text import size_bytes
 from elastic.report.picture.limits import Limits
@@ -33,7 +32,8 @@ MOST_BYTES = 800_000  # the page has the scripts and styles beside it
 _OVER = ("failed", "drained", "interrupted")
 _MOST_TRACEBACK = 6000  # letters
 _MOST_CAUSES = 16
-_MOST_FACT = 600  # letters of each
+_MOST_NAMES = 10  # of those without a chart
+_MOST_FACT = 600  # letters of each, and of what two runs have in common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,10 @@ class ReadRun:
 class Picture:
     """headline, went_to: sentences. wall_s, useful_s, badput_s, paused_s: as in goodput.py; 0 and
     empty before the first generation. last_sign_s: of a run that neither goes on nor has finished,
-    seconds since 1970. causes: how many generations had each cause.
+    seconds since 1970. causes: how often each was there.
 
-    logged: the loss and the recipe's values over steps. step_time, slowest, others: seconds, over
+    logged: the loss and the recipe's values over steps. without_number: the names that have no
+    chart, since none of their values is a number. step_time, slowest, others: seconds, over
     steps; slowest and others are those of the slowest rank and the median of the others, None where
     no step says them. clock: when a step ended, in seconds since the run began. facts: what the
     tables of `report` say. traceback: of the newest worker that failed; empty if the run did not.
@@ -83,6 +84,7 @@ class Picture:
     timeline: Timeline | None
     logged: list[Series]
     names_left_out: int
+    without_number: list[str]
     step_time: Series
     slowest: Series | None
     others: Series | None
@@ -132,8 +134,6 @@ def _whole(run: ReadRun) -> _Whole:
     whole = whole_timeline(events, run.trained, report, now_s=run.now_s, interrupted=state == "interrupted")
     generations = whole.generations if whole else []
     saved = checkpoints(events, [(each.begins, each.ends) for each in generations], _began(whole))
-    num_down = sum(each.gap == DOWN for each in generations)
-    causes = Counter(each.cause for each in report.generations) + Counter({goodput.DOWN: num_down})
     ended_s = whole.began + whole.ends if whole and state in _OVER else None
     figures = Picture(
         name=short(run.name),
@@ -146,13 +146,14 @@ def _whole(run: ReadRun) -> _Whole:
         badput_s=largest(report.badput_s),
         paused_s=spent.paused_s if spent else 0.0,
         last_sign_s=ended_s,
-        causes=largest(causes),
+        causes=largest(spent.times) if spent else {},
         lost_steps=report.lost_steps,
         faults=faults_of(events, generations, run.status),
         recoveries=recoveries_of(events, report),
         timeline=None,
         logged=[],
         names_left_out=0,
+        without_number=_some_names(run.series.without_number),
         step_time=of_points("step time", []),
         slowest=None,
         others=None,
@@ -179,6 +180,12 @@ def _within(found: _Whole, limits: Limits) -> Picture:
         clock=series.clock(_began(found.timeline), most),
         checkpoints=commits_within(found.checkpoints, limits.commits),
     )
+
+
+def _some_names(names: Sequence[str]) -> list[str]:
+    """The first ones, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return [short(name) for name in names[:_MOST_NAMES]] + ([f"{more} more"] if more > 0 else [])
 
 
 def _sizes(shown: Picture) -> dict[str, int]:
@@ -210,7 +217,7 @@ def _since_step_s(run: ReadRun) -> float | None:
 def comparison(difference: Difference, a: Picture, b: Picture) -> Comparison:
     return Comparison(
         same=difference.same,
-        reason=short(difference.reason),
+        reason=short(difference.reason, _MOST_FACT),
         first_difference=difference.first_difference,
         settings=[
             short(f"{each.setting}: {each.a} in A, {each.b} in B") for each in difference.settings[:20]

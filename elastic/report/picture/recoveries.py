@@ -4,8 +4,9 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 from elastic import events as kinds
+from elastic.observe.generation_end import Start
 from elastic.observe.logged_event import Events, by_generation, first, of_kind
-from elastic.observe.recovery import Recovery, Start
+from elastic.observe.recovery import Recovery
 from elastic.observe.recovery_line import why_ended
 from elastic.report.picture.words import short
 from elastic.report.report import Report
@@ -69,5 +70,11 @@ def _took_s(recovery: Recovery) -> float:
     """
     if recovery.total_s is not None:
         return recovery.total_s
-    phases = (recovery.detect_s, recovery.rendezvous_s, recovery.restore_s, recovery.first_step_s)
+    phases = (
+        recovery.detect_s,
+        recovery.rendezvous_s,
+        recovery.down_s,
+        recovery.restore_s,
+        recovery.first_step_s,
+    )
     return sum(each for each in phases if each is not None)

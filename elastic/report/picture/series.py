@@ -20,6 +20,7 @@ MOST_NAMES = 20  # of the recipe's own values
 _MOST_KEPT_NAMES = 200
 _MOST_COUNTED_NAMES = 10_000
 _DIGITS = 6
+_NUMBERS = (int, float, bool)  # True is drawn as 1, False as 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class RunSeries:
         self._loss, self._has_loss = Thinned(most), False
         self._of_names: dict[str, Thinned] = {}
         self._numbers: dict[str, None] = {}  # names of numbers, in the order of their first one
+        self._others: dict[str, None] = {}  # names that had no number yet
         self._own = {
             "seconds": Thinned(most),
             "slowest_s": Thinned(most),
@@ -70,9 +72,14 @@ class RunSeries:
         new: dict[str, int] = {}
         for name, values in steps.values.items():
             kinds = self._add_value(name, steps.step, values)
-            if name not in self._numbers and not {int, float}.isdisjoint(kinds):
-                new[name] = next(at for at, value in enumerate(values) if type(value) in (int, float))
+            if name in self._numbers or not kinds:
+                continue
+            if not kinds.isdisjoint(_NUMBERS):
+                new[name] = next(at for at, value in enumerate(values) if type(value) in _NUMBERS)
+            elif len(self._others) < _MOST_COUNTED_NAMES:
+                self._others[name] = None
         for name in sorted(new, key=new.__getitem__):
+            self._others.pop(name, None)
             if len(self._numbers) < _MOST_COUNTED_NAMES:
                 self._numbers[name] = None
         for key, own in (("seconds", steps.seconds), ("time", steps.time)):
@@ -94,6 +101,11 @@ class RunSeries:
         shown = [name for name in self._numbers if name in self._of_names][:MOST_NAMES]
         found += [_of_thinned(name, self._of_names[name].within(most)) for name in shown]
         return found, len(self._numbers) - len(shown)
+
+    @property
+    def without_number(self) -> list[str]:
+        """The names that were logged without any number, such as texts: they have no chart."""
+        return sorted(self._others)
 
     def step_time(self, most: int = MOST_POINTS) -> Series:
         return _of_thinned("step time", self._own["seconds"].within(most), unit="s")
@@ -147,7 +159,7 @@ def _of_thinned(
 
 def number(value: Any) -> float | None:
     """None for what is no finite number."""
-    if type(value) not in (int, float):
+    if type(value) not in _NUMBERS:
         return None
     try:
         found = float(value)

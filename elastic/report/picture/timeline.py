@@ -7,7 +7,7 @@ depends on what is drawn.
 from dataclasses import dataclass, replace
 
 from elastic import events as kinds
-from elastic.observe.goodput import last_seen_s, last_sign_s
+from elastic.observe.generation_end import last_seen_s, last_sign_s
 from elastic.observe.logged_event import Events, in_generation, of_kind
 from elastic.observe.step_columns import StepColumns
 from elastic.report.picture.generations import LEFT_OUT, Generation, generations_of, since

@@ -46,6 +46,15 @@ class StepChart {
     return from === to ? [from - 1, to + 1] : [from, to];
   }
 
+  // Whether two runs have the same values, as far as both are drawn.
+  isSame() {
+    if (this.lines.length < 2) return false;
+    const [a, b] = this.lines.map(({ series }) => series);
+    const end = Math.min(a.at[a.at.length - 1], b.at[b.at.length - 1]);
+    const drawn = ({ at, values }) => JSON.stringify(at.flatMap((place, index) => (place <= end ? [[place, values[index]]] : [])));
+    return drawn(a) === drawn(b);
+  }
+
   format(value) {
     return this.options.isTime ? stepSeconds(value) : significant(value);
   }
@@ -112,7 +121,7 @@ class StepChart {
         if (series.values[index] === null) ctx.fillRect(plot.valToPos(at, "x", true) - 1, bbox.top + bbox.height - 8 * devicePixelRatio, 2 * devicePixelRatio, 8 * devicePixelRatio);
       });
     }
-    if (this.options.parts) {
+    if (this.options.parts && !this.isSame()) {
       ctx.strokeStyle = color("fault");
       ctx.lineWidth = 1.5 * devicePixelRatio;
       ctx.setLineDash([]);
@@ -125,7 +134,7 @@ class StepChart {
       ctx.font = `${12 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
       ctx.textAlign = isRight ? "right" : "left";
       ctx.textBaseline = "top";
-      ctx.fillText("they differ from here on", x + (isRight ? -7 : 7) * devicePixelRatio, bbox.top + 2);
+      ctx.fillText("the runs differ from here on", Math.max(x, bbox.left) + (isRight ? -7 : 7) * devicePixelRatio, bbox.top + 2);
     }
     ctx.restore();
   }

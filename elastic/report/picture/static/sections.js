@@ -135,11 +135,12 @@ function logsSection(pictures, charts, parts) {
     const lines = pairOf(pictures, (picture) => picture.logged.find((series) => series.name === name));
     return lines.length ? new StepChart(charts, name, lines, { wide: index === 0, parts }).figure : null;
   });
-  if (!figures.some((figure) => figure)) return null;
+  const without = [...new Set(pictures.flatMap(({ picture }) => picture.without_number))];
+  if (!figures.some((figure) => figure) && !without.length) return null;
   const key = pictures.length > 1 ? element("div", { class: "key" }, element("span", {}, element("i"), `A: ${pictures[0].picture.name}`), element("span", {}, element("i", { class: "b" }), `B: ${pictures[1].picture.name}`)) : null;
   const left = Math.max(...pictures.map(({ picture }) => picture.names_left_out));
   const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => picture.logged.map((series) => series.bucket)));
-  const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : ""].filter((words) => words);
+  const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : "", without.length ? `No number was logged as ${without.join(", ")}; metrics.jsonl has what was.` : ""].filter((words) => words);
   const note = notes.length ? element("p", { class: "note" }, notes.join(" ")) : null;
   const made = section("logged", "What the recipe logged", element("span", {}, "over steps", element("span", { class: "hint" }, "; drag to zoom, double-click for all")), key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
   made.classList.add("long");
@@ -164,7 +165,7 @@ function stepTimeSection(pictures, charts, parts) {
   return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
 }
 
-const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
+const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["down_s", "down", "no node answered"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
 
 function recoveriesSection(picture, opened) {
   const { number, longest: ranked } = picture.recoveries;
@@ -183,7 +184,7 @@ function recoveriesSection(picture, opened) {
     });
     return shape("svg", { class: "bars", viewBox: "0 0 1000 14", preserveAspectRatio: "none" }, ...drawn);
   };
-  const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : duration(each.total_s), bars(each)]);
+  const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : `${duration(each.total_s)}${each.tries > 1 ? ` in ${each.tries} tries` : ""}`, bars(each)]);
   const columns = [["generation", false], ["why", false], ["state from", false], ["back at step", true], ["lost steps", true], ["total", true], ["phases", false]];
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
   return rankedSection("Recoveries, by phase", { kind: "recoveries", order: "longest", columns, rows, number }, opened, key);

@@ -1,0 +1,47 @@
+"""A store that cannot be read is exit code 2 for what looks at a run: 1 is a finding."""
+
+import pytest
+from etcd_servers import free_port
+
+from elastic.cli import main
+
+COMMANDS = [
+    "runs {}",
+    "status {}/run",
+    "report {}/run",
+    "report {}/run --html page.html",
+    "verify {}/run",
+    "diff {}/run {}/run",
+    "watch {}/run --once",
+    "clean {}/run --json",
+    "export {}/run model.pth",
+]
+
+
+def words(command, url):
+    return command.replace("{}", url).split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_store_that_does_not_answer_is_no_finding(command, tmp_path, monkeypatch, capsys):
+    """Nothing listens there. For `diff` and `verify` 1 would say that the runs differ, or are
+    damaged.
+    """
+    monkeypatch.chdir(tmp_path)
+    assert main(words(command, f"http://127.0.0.1:{free_port()}")) == 2
+    assert "elastic-train: expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1])
+def test_a_bucket_that_does_not_exist_is_no_empty_one(command, s3_bucket, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words(command, f"{s3_bucket}-not")) == 2
+    bucket = f"{s3_bucket}-not".removeprefix("s3://")
+    assert f"expected the bucket {bucket} to exist, found none" in capsys.readouterr().err
+
+
+def test_an_empty_bucket_has_no_runs_and_nothing_to_verify(s3_bucket, capsys):
+    assert main(["runs", s3_bucket]) == 0
+    assert "no runs were found" in capsys.readouterr().out
+    assert main(["verify", f"{s3_bucket}/run"]) == 2
+    assert "found nothing there" in capsys.readouterr().err
