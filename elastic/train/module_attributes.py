@@ -23,7 +23,7 @@ from elastic.train import structure
 from elastic.train.structure import Items
 
 CLASS = "__class__"
-_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"})
+_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 _ITSELF = bool, int, float, str, nn.Module
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _OF_TORCH = frozenset(vars(nn.Module()))

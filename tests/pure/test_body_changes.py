@@ -155,6 +155,10 @@ FOUND = {
     "a list of words": (case(head=at(6, lambda r: setattr(r.net, "mask", ["a"]))), {6: ["net.mask"]}),
     "what a method sets too, as a forward may": (case(tail=at(6, lambda r: r.net.keep())), {7: ["net.last"]}),
     "a hook": (case(tail=at(6, hook)), {7: ["net.layers.0._forward_hooks"]}),
+    "a hook ahead of a module's backward": (
+        case(tail=at(6, lambda r: r.net.layers[0].register_full_backward_pre_hook(lambda *_: None))),
+        {7: ["net.layers.0._backward_pre_hooks"]},
+    ),
     "a hook on a gradient": (
         case(tail=at(6, lambda r: r.net.layers[0].weight.register_hook(torch.sign))),
         {7: ["net.layers.0.weight._backward_hooks"]},
