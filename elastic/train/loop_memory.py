@@ -94,7 +94,7 @@ class LoopMemory:
         """
         self._note(step, self.body.at_end(step))
         self._note_unclear(step, frame)
-        self.look(step, frame)
+        self.look(step, frame, is_kept=True)
 
     def before_loading(self, step: int) -> None:
         """Raises UsageError for contents of the dataset that the body sets in some steps."""
@@ -139,8 +139,12 @@ class LoopMemory:
         is_power_of_two = not count & (count - 1)
         return is_power_of_two or (begins_epoch and self._looks < 2 * FIRST_LOOKS)
 
-    def look(self, passed: int, frame: FrameType | None) -> None:
-        """passed: steps that are done."""
+    def look(self, passed: int, frame: FrameType | None, *, is_kept: bool = False) -> None:
+        """passed: steps that are done. is_kept: their state is about to be kept.
+
+        What changed is said then: a process that begins from that state does not see it. Otherwise
+        the first looks wait for each other, so that one sentence names all.
+        """
         self._looks += 1
         self.given.look(min(passed + 1, self.last_step), frame)
         variables = loop_variables(frame, self._analyses, self._loading())
@@ -154,7 +158,7 @@ class LoopMemory:
             self.places.compare(before, now, variables.carried, variables.rewritten)
         now.leaves.clear()
         step = min(passed + 1, self.last_step)
-        if self._looks >= FIRST_LOOKS or step == self.last_step:
+        if is_kept or self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop, now.unreadable)
 
     def loading(self) -> tuple[list[FunctionType], dict[str, Any]]:

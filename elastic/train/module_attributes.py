@@ -8,10 +8,13 @@ a change.
 No reading keeps alive what a forward leaves in an attribute, and with it the graph of a step.
 
 Torch's own parts of a module (parameters, buffers, submodules, its mode) do not count, but for its
-hooks. A module that takes the place of another one does, and its class.
+hooks and the order of their names, in which a container's forward goes. A module that takes the
+place of another one does, and its class.
 """
 
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -24,6 +27,8 @@ from elastic.train.structure import Items
 
 CLASS = "__class__"
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
+_KINDS = "_modules", "_parameters", "_buffers"
+_PARTS = tuple(map(itemgetter, _KINDS))
 _ITSELF = bool, int, float, str, nn.Module
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -115,6 +120,9 @@ class ModuleAttributes:
 
     def __init__(self) -> None:
         self.now: Attributes = {}
+        # By path and kind: names of parts, each with its place, in the order in which they came.
+        self._places: dict[tuple[str, str], dict[str, int]] = {}
+        self._names: list[str] = []  # of all parts, one module's after another's
         self._roots: dict[str, nn.Module] = {}
         self._readings: list[_Reading] = []
         self._children = Items.of([])
@@ -128,9 +136,9 @@ class ModuleAttributes:
         if not (is_same and self._has_same_modules()):
             return self._read_all(roots)
         modules = [reading.module for reading in self._readings]
+        names = [] if self._part_names() == self._names else self._reordered()
         if self._all.are(modules):
-            return []
-        names = []
+            return names
         for index, reading in enumerate(self._readings):
             if not reading.is_current():
                 new = self._readings[index] = _read(reading.path, reading.module)
@@ -155,7 +163,22 @@ class ModuleAttributes:
         self._all = _All.of([reading.module for reading in self._readings])
         before = self.now
         self.now = {name: each for reading in self._readings for name, each in reading.attributes.items()}
-        return stale_copies.changed(before, self.now)
+        return stale_copies.changed(before, self.now) + self._reordered()
+
+    def _part_names(self) -> list[str]:
+        attributes = [reading.module.__dict__ for reading in self._readings]
+        return [name for parts in _PARTS for name in chain.from_iterable(map(parts, attributes))]
+
+    def _reordered(self) -> list[str]:
+        """Where parts of a module no longer stand in the order in which they came."""
+        self._names, found = self._part_names(), []
+        for reading in self._readings:
+            for kind, parts in zip(_KINDS, _PARTS, strict=True):
+                known = self._places.setdefault((reading.path, kind), {})
+                places = [known.setdefault(name, len(known)) for name in parts(vars(reading.module))]
+                if places != sorted(places):
+                    found.append(f"{reading.path}.{kind} (their order)")
+        return found
 
 
 def _read(path: str, module: nn.Module) -> _Reading:

@@ -198,6 +198,9 @@ def _be_deterministic(threads: int) -> None:
     # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    # TorchScript compiles a function anew from what its first calls in a process were given, and
+    # rounds otherwise from then on.
+    torch._C._jit_set_profiling_mode(False)  # noqa: SLF001 - nothing public sets it
 
 
 def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:

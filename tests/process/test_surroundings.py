@@ -195,3 +195,40 @@ def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_pa
     assert agent.output.count(f"the recipe draws without a seed at {later}") == 2  # by each process
     assert f"{drawn}, {later}: another process gives" in last
     assert report["drawn_without_seed"] == ["scaled.py:13 (random.Random())", later]
+
+
+SCRIPTED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import elastic
+
+@torch.jit.script
+def penalty(w, x):
+    y = torch.tanh(x @ w.t())
+    z = torch.softmax(y * 1.7, -1)
+    return (z * torch.log(z + 1e-6)).sum() + (y / (1 + y * y)).mean() + torch.layer_norm(y, [17]).exp().mean()
+
+run = elastic.start(seed=0, global_batch=4, shards=4)
+X = torch.randn(40, 13)
+model = nn.Linear(13, 17)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+state = elastic.State(model=model, optimizer=optimizer)
+for step in run.steps(run.data(TensorDataset(X), epochs=1), state):
+    step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
+    w = model.weight.detach().clone().requires_grad_()
+    model.weight.grad.add_(torch.autograd.grad(penalty(w, X), w)[0])
+    optimizer.step()
+"""
+
+
+def test_a_function_of_torchscript_rounds_alike_in_a_process_that_goes_on(drills, tmp_path):
+    """By itself it is compiled anew after its first calls in a process."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(SCRIPTED)
+    calm, stormy = drills(tmp_path / "calm"), drills(tmp_path / "stormy")
+    calm.start(recipe=recipe).ends_with(0)
+    plan = ("--snapshot-every", "1", "--faults", "step 4 rank 0 forward: kill; step 7 rank 0 forward: kill")
+    stormy.start(*plan, recipe=recipe).ends_with(0)
+    assert len(stormy.events("fault_injected")) == 2
+    assert digest(stormy) == digest(calm)

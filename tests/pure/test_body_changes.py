@@ -146,6 +146,16 @@ def hook(recipe):
     recipe.net.layers[0].register_forward_hook(lambda *_: None)
 
 
+def reorder(recipe):
+    reinsert(recipe.net.layers._modules)
+
+
+def reinsert(parts):
+    """The first one, behind all others."""
+    name = next(iter(parts))
+    parts[name] = parts.pop(name)
+
+
 def other_forward(recipe):
     Scale.forward = lambda _, x: 2 * x
 
@@ -168,6 +178,14 @@ FOUND = {
             head=lambda r, s: r.net.layers[0].weight.register_hook(torch.sign) if s in (1, 6) else None,
         ),
         {2: ["net.layers.0.weight._backward_hooks"]},
+    ),
+    "a layer that is taken out and put in again": (
+        case(tail=at(6, reorder)),
+        {7: ["net.layers._modules (their order)"]},
+    ),
+    "a parameter that is taken out and put in again": (
+        case(head=at(6, lambda r: reinsert(r.net.layers[0]._parameters))),
+        {6: ["net.layers.0._parameters (their order)"]},
     ),
     "a hook of an optimizer": (
         case(head=at(6, lambda r: r.optimizer.register_step_pre_hook(lambda *_: None))),

@@ -1370,7 +1370,7 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     found = []
 
     class Counted(LoopMemory):
-        def look(self, passed, frame):
+        def look(self, passed, frame, *, is_kept=False):
             self._looks += 1
             nothing = {"marks": {}, "saved": {}, "leaves": SavedLeaves({}), "process": {}, "read": set()}
             self._before = Look(passed=passed, **nothing, after_loop=[])
