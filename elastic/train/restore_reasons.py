@@ -36,23 +36,24 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
 
 def misplaced(names: Sequence[str]) -> str:
     """Tensors of a state that could not be put where they were in their memory."""
-    shown = ", ".join(names[:MOST_LISTED])
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return (
-        f"warning: {shown}{more}: in this process it begins elsewhere in its memory than when the state was saved, so that steps may round otherwise than without "
-        "the restart. Other tensors of the script use the same memory, or load_state_dict made it anew: clone what steps put into the state"
+        f"warning: these tensors of the state begin elsewhere in their memory than when it was saved, so that steps may round otherwise than without the restart: {_some(names)}. "
+        "Other tensors of the script use the same memory, or load_state_dict has put them into other memory: clone what steps put into the state"
     )
 
 
 def ignored(settings: Sequence[str], run_url: str) -> str:
     """Settings of an edited recipe, or of a file that it reads, that a resume does not take."""
-    shown = ", ".join(settings[:MOST_LISTED])
-    more = f", and {len(settings) - MOST_LISTED} more" if len(settings) > MOST_LISTED else ""
     return (
         f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
-        f"{shown}{more}. To train on with the new ones, begin a new run from this one: "
+        f"{_some(settings)}. To train on with the new ones, begin a new run from this one: "
         f"{new_run_from(run_url)}"
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _one_line(text: str) -> str:

@@ -198,8 +198,8 @@ def _be_deterministic(threads: int) -> None:
     # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-    # TorchScript compiles a function anew from what its first calls in a process were given, and
-    # rounds otherwise from then on.
+    # The profiling compiler of TorchScript replaces a function's code after its first calls in a
+    # process, and the new code may round otherwise.
     torch._C._jit_set_profiling_mode(False)  # noqa: SLF001 - nothing public sets it
 
 

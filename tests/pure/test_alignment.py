@@ -8,26 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from state_bytes import through_bytes
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from elastic.errors import CheckpointDamaged
-from elastic.snapshot import image
 from elastic.train.alignment import BOUNDARY, alignment, copy_at
-from elastic.train.flat_state import FlatState
 from elastic.train.state import State
 from elastic.train.trial_load import load_as_built
 from elastic.train.values import Values
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
-
-
-def through_bytes(parts):
-    """As a checkpoint keeps it: an image, read again."""
-    layout = image.layout(parts.tensors, parts.to_json())
-    body = bytearray(layout.size_bytes)
-    image.copy_into(layout, memoryview(body))
-    return FlatState.read(*image.read(body))
 
 
 def address(tensor):

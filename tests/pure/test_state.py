@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from state_bytes import through_bytes
 from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
@@ -31,14 +32,6 @@ class Holder:
 
     def load_state_dict(self, state_dict):
         self.value = state_dict
-
-
-def through_bytes(parts):
-    """As a checkpoint keeps it: an image, read again."""
-    layout = image.layout(parts.tensors, parts.to_json())
-    body = bytearray(layout.size_bytes)
-    image.copy_into(layout, memoryview(body))
-    return FlatState.read(*image.read(body))
 
 
 def round_trip(value):

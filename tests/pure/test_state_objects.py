@@ -4,22 +4,15 @@ interrupted.
 
 import pytest
 import torch
+from state_bytes import through_bytes
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot import image
-from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.flat_state import checksum_of
 from elastic.train.state import State
 from elastic.train.trial_load import load_as_built
-
-
-def through_bytes(parts):
-    """As a checkpoint keeps it: an image, read again."""
-    layout = image.layout(parts.tensors, parts.to_json())
-    body = bytearray(layout.size_bytes)
-    image.copy_into(layout, memoryview(body))
-    return FlatState.read(*image.read(body))
 
 
 def tied():
