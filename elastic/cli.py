@@ -30,7 +30,8 @@ from elastic.config.options import (
     parse_watch,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, StoreFailed, UsageError
-from elastic.system import interrupt
+from elastic.system import interrupt, supervisor
+from elastic.system.leave_page import LeavePage
 from elastic.system.output import drop_unread, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
@@ -201,9 +202,11 @@ def _train(words: list[str]) -> int:
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
+    page = LeavePage(options.grace_s)
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         interpreter.restart()  # before imports, which it would repeat
+        supervisor.supervise(page, options.drain_signals)
     _tell_of_variables(options, variables)
     from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
@@ -231,7 +234,7 @@ def _train(words: list[str]) -> int:
 
         interrupt.raise_from_here()
         with open_monitors(options) as monitor:
-            code = launch(options, spawner, monitor)
+            code = launch(options, spawner, monitor, page)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
     return code
 

@@ -34,6 +34,7 @@ from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
+from elastic.system.leave_deadline import Share
 from elastic.system.raised_error import RaisedError
 from elastic.system.worker_error import WorkerError, read_errors
 from elastic.uploader.client import UploaderProcess
@@ -92,34 +93,40 @@ class AgentParts:
             newest.info.generation == generation and newest.info.step <= self.page.shared_step
         )
 
-    def leave_group(self, is_shared: Callable[[int], bool]) -> bool:
+    def leave_group(self, is_shared: Callable[[int], bool], last_step: int) -> bool:
         """Give up this node's place once its newest state is safe; the workers have stopped.
 
-        is_shared: whether the nodes of a generation have that state and go on with it. Where other
+        last_step: that was trained, as far as this node knows. is_shared: whether the nodes of a
+        generation have that state and go on with it. Where other
         members do, this node leaves before it is saved: they form their next generation at once and
         need not wait for an upload. Once they have, the fence stops a save by this node: then the
         checkpoint is theirs to commit. Where no other node has it, the next generation waits for
         the save. Returns whether other members go on.
         """
         self.health.end()
-        done = self.group.withdraw(is_shared)
+        self.shutdown.ends(last_step)
+        with self.shutdown.task("the rendezvous"):
+            done = self.group.withdraw(is_shared)
         others = done.others_go_on
         if done.generation is not None:
             # It may be one that this node was told to leave before it entered it. The next one
             # waits for the save, which must not be fenced by this one.
             self.uploader.enter(done.generation)
-        self.final_checkpoint.ensure_committed(
-            others=others, meanwhile=self.revive_uploader, before_retry=self.group.show_generation
-        )
-        self.commits.poll(at_once=True)
+        with self.shutdown.task("the save of the last step"):
+            self.final_checkpoint.ensure_committed(
+                others=others, meanwhile=self.revive_uploader, before_retry=self.group.show_generation
+            )
+            self.commits.poll(at_once=True)
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
             # whichever generation it is by now.
             reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
-            run_end, until_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.shutdown.deadline_s
+            run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
+            until_s = self.shutdown.end_s(Share.SAVE, began_s, self.shutdown.grace_s)
             while not self.group.end_of_any(run_end) and self.clock.monotonic() < until_s:
                 self.clock.sleep(GROUP_POLL_S)
-        self.group.leave()
+        with self.shutdown.task("the rendezvous"):
+            self.group.leave()
         return others
 
     def revive_uploader(self) -> None:
@@ -249,7 +256,7 @@ class NodeGeneration:
             parts.final_checkpoint.offer_newest()
         return end
 
-    def leave(self, reason: str) -> bool:
+    def leave(self, reason: str, last_step: Callable[[], int]) -> bool:
         """Leave the group, and see the last state committed. Returns whether others go on."""
         parts = self._parts
         if not parts.settings.imports_library:
@@ -258,20 +265,21 @@ class NodeGeneration:
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
         self.kill_workers()
         self.record_end(reason)
-        return parts.leave_group(parts.has_shared_state)
+        return parts.leave_group(parts.has_shared_state, last_step())
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them.
 
-        A script without this library has no such memory. It gets SIGTERM first, and half of the
-        grace to end by itself.
+        A script without this library has no such memory. It gets SIGTERM first, and the time of a
+        drain to end by itself.
         """
         parts = self._parts
         # Once: by the time of a second call their pids may belong to other processes.
         if not self._are_killed:
             self._are_killed = True
             if not parts.settings.imports_library:
-                self.workers.terminate(parts.settings.options.grace_s / 2, lambda: parts.shutdown.skips_drain)
+                limit_s = parts.shutdown.grace_s * Share.DRAIN.value
+                self.workers.terminate(limit_s, lambda: parts.shutdown.is_over(Share.DRAIN))
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
             self.workers.kill(parts.watchdog.error, is_last=parts.shutdown.reason is not None)
             self._keep_agreed_snapshots()

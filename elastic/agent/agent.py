@@ -42,6 +42,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled
+from elastic.system.leave_deadline import Share
 from elastic.system.raised_error import RaisedError
 
 WORKER_POLL_S = 0.02
@@ -126,17 +127,18 @@ class NodeAgent(LocalElasticAgent):
             # nodes wait.
             parts.spawner.renew(self._is_interrupted)
             try:
+                parts.group.settle(self._is_interrupted)
                 self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
                 end = self._run_generation()
             except Interrupted:
-                self.others_go_on = parts.leave_group(parts.has_shared_state)
+                self.others_go_on = parts.leave_group(parts.has_shared_state, self.last_step)
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
                 # command goes on when that has changed. Others give up as well, and are not waited
                 # for.
-                parts.leave_group(lambda _generation: False)
+                parts.leave_group(lambda _generation: False, self.last_step)
                 # Or the others completed the run while this node slept, and the place to meet ended
                 # with its host.
                 is_finished = has_recorded_end(parts.settings.run)
@@ -204,7 +206,7 @@ class NodeAgent(LocalElasticAgent):
                     self._count(generation.failure)
                     return end
                 case Action.LEAVE:
-                    self.others_go_on = generation.leave(decision.reason)
+                    self.others_go_on = generation.leave(decision.reason, lambda: self.last_step)
                     return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None
@@ -256,13 +258,11 @@ class NodeAgent(LocalElasticAgent):
             closed=None if view.open else view.cause,
             newcomers=parts.group.admits(view),
             leaving=shutdown.reason,
-            leaving_age_s=shutdown.age_s,
-            grace_s=shutdown.grace_s,
+            drain_is_over=shutdown.is_over(Share.DRAIN),
             is_plain=not settings.imports_library,
             has_begun=parts.has_begun,
             drain_requested=generation.drain_requested,
             has_drain=parts.page.drain,
-            skips_drain=shutdown.skips_drain,
         )
 
     def _settle_divergence(self) -> None:
@@ -320,6 +320,7 @@ class NodeAgent(LocalElasticAgent):
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.group.enter(entered, step=parts.step)
         self._earlier_step, self._has_trained = self.last_step, self.has_trained
+        parts.shutdown.begins()
         parts.page.clear()
         parts.memory.publish()
         parts.watchdog.start_generation()

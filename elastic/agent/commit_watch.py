@@ -20,10 +20,15 @@ POLL_S = 0.25
 
 
 class CommitWatch:
-    """events: the uploader's own. report: takes a step; returns whether the group has it now."""
+    """events: the uploader's own. saved: takes each step. report: takes the newest; returns whether
+    the group has it now.
+    """
 
-    def __init__(self, events: Path, report: Callable[[int], bool], clock: Clock) -> None:
+    def __init__(
+        self, events: Path, saved: Callable[[int], object], report: Callable[[int], bool], clock: Clock
+    ) -> None:
         self._events = GrowingFile(events)
+        self._saved = saved
         self._report = report
         self._clock = clock
         self._newest = self._reported = 0
@@ -38,6 +43,7 @@ class CommitWatch:
         with suppress(OSError):  # a file that cannot be read is looked at again, and ends no agent
             for each in parse_lines(self._events.lines_to_end(), logged_event.parse):
                 if isinstance(each.event, CheckpointCommitted):
+                    self._saved(each.event.step)
                     self._newest = max(self._newest, each.event.step)
         if self._newest > self._reported and self._report(self._newest):
             self._reported = self._newest

@@ -101,13 +101,11 @@ class Observation:
     closed: str | None  # why this generation was closed, once it was
     newcomers: bool  # nodes that wait to join are to be admitted now
     leaving: str | None  # why this node was asked to leave, once it was
-    leaving_age_s: float
-    grace_s: float
+    drain_is_over: bool  # its share of the grace
     is_plain: bool  # a script without this library: it knows no drain, and exits as it likes
     has_begun: bool  # its first step
     drain_requested: bool  # by this agent, in this generation
     has_drain: bool  # the workers of this node were asked to drain, by any agent or a signal
-    skips_drain: bool  # a second signal came
 
     @property
     def failure(self) -> WorkerExit | None:
@@ -194,13 +192,12 @@ RULES: tuple[Rule, ...] = (
         "rank {o.failure.rank} lost a peer, and no reported failure explains it",
     ),
     # A node that leaves does not wait for ever, neither for its drain nor for a backend that does
-    # not answer: the other half of its grace belongs to the upload of the newest state in memory.
+    # not answer: what is left of its grace belongs to the upload of the newest state in memory.
     # This comes before a hang, for whose stacks there is no time left.
-    Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
     Rule(
-        lambda o: o.leaving and o.leaving_age_s > o.grace_s / 2,
+        lambda o: o.leaving and o.drain_is_over,
         Action.LEAVE,
-        "{o.leaving}, and half of the grace of {o.grace_s:g} s is over",
+        "{o.leaving}, and the time to finish a step is over",
     ),
     # All workers ended well. Once the group knows that those of this node finished, the agent
     # waits: the others may still be training, or fail and need this node again.

@@ -31,15 +31,19 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     newest = None
     if imports_library:
         is_new = agent.end.exit_code == EXIT_INTERRUPTED and agent.has_trained
-        newest = parts.final_checkpoint.newest_checkpoint(
-            step=agent.last_step, generation=agent.generation, is_new=is_new
-        )
-    saved_step = 0 if newest is None else newest.step
+        with parts.shutdown.task("the look for the newest checkpoint"):
+            newest = parts.final_checkpoint.newest_checkpoint(
+                step=agent.last_step, generation=agent.generation, is_new=is_new
+            )
+    # Where the storage does not say it, a commit that this node has seen counts.
+    saved_step = parts.shutdown.saved_step if newest is None else newest.step
     code = agent.end.exit_code
-    if code == EXIT_COMPLETE:
-        return _complete(parts, newest)
     if code == EXIT_INTERRUPTED:
         return _interrupted(agent, parts, saved_step)
+    parts.shutdown.decided(code)
+    parts.shutdown.waits_for("its last lines")
+    if code == EXIT_COMPLETE:
+        return _complete(parts, newest)
     parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
     _print_failure(agent, parts.settings.run, newest)
     return code
@@ -92,7 +96,6 @@ def _print_unreached(parts: AgentParts, last_step: int) -> None:
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     reason, code = agent.end.reason, EXIT_FAILED
-    parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))
     if parts.final_checkpoint.differences:
         text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
     elif not parts.settings.imports_library and agent.cut_short:
@@ -116,8 +119,11 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     else:
         url, code = parts.settings.run.url, EXIT_INTERRUPTED
         text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"
+    parts.shutdown.decided(code)
+    parts.shutdown.waits_for("its last lines")
     # The reason may quote the group's state, which another node wrote.
     print_if_read(printable(text), file=sys.stderr)
+    parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))
     return code
 
 

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
@@ -28,9 +28,11 @@ from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
+from elastic.system.leave_deadline import Share
 from elastic.system.parallel import num_threads, run_all
 from elastic.uploader.client import (
     FINAL_OFFER_S,
+    LOOK_S,
     SAY_AFTER_S,
     UploaderClient,
     UploaderProcess,
@@ -40,6 +42,7 @@ from elastic.uploader.protocol import SaveState
 from elastic.uploader.state_check import check_once
 
 POLL_S = 0.1
+LOOK_SHARE = 0.25  # of the time that is left for a save: how long to look whether it is needed
 RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
 
 
@@ -69,16 +72,16 @@ class FinalCheckpoint:
         may be one that the run passed over, so it counts only if it loads. The storage is asked,
         and not the event log: an uploader may die after its commit and before it records the event.
         """
-        until_s = self.shutdown.end_s(self.clock.monotonic(), READ_LIMIT_S)
 
         def counts(record: CommitRecord) -> bool:
             if not step or record.step < step or record.generation >= generation:
                 return self._loads.get(record.payload, True)
             if record.step > step:
                 return False
-            return self._is_whole(record, until_s) if is_new else self._loads.get(record.payload, True)
+            return self._is_whole(record, Share.REPORT) if is_new else self._loads.get(record.payload, True)
 
-        return max(filter(counts, self._records(until_s, step)), key=lambda record: record.step, default=None)
+        found = self._records(Share.REPORT, READ_LIMIT_S, step=step)
+        return max(filter(counts, found), key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
@@ -92,10 +95,10 @@ class FinalCheckpoint:
         meanwhile: Callable[[], object] = lambda: None,
         before_retry: Callable[[], object] = lambda: None,
     ) -> None:
-        """Return once a checkpoint holds the newest step in memory, or at the end of the grace.
+        """Return once a checkpoint holds the newest step in memory, or the time for it is over.
 
-        A third signal ends the wait as well. A save that fails is tried again: the uploader may
-        have been killed, or the disk full for a moment.
+        A save that fails is tried again: the uploader may have been killed, or the disk full for a
+        moment.
 
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
@@ -104,18 +107,23 @@ class FinalCheckpoint:
         what this node has. meanwhile: called several times a second. before_retry: after a save
         that failed.
         """
-        newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
+        newest, now_s = self.memory.newest, self.clock.monotonic()
         if newest is None:
             return
+        deadline = self.shutdown.end_s(Share.SAVE, now_s, self.shutdown.grace_s)
         step, pause_s = newest.info.step, RETRY_S
         next_try_s = (now_s + deadline) / 2 if others else now_s
         last: _Try | None = None
 
         def is_over() -> bool:
-            return self.shutdown.skips_checkpoint or self.clock.monotonic() >= deadline
+            return self.clock.monotonic() >= deadline
 
-        records = self._records(deadline)
-        while not any(self._has(record, newest, until_s=deadline) for record in records):
+        def look() -> list[CommitRecord]:
+            # A store that does not answer this may still take a save.
+            return self._records(Share.SAVE, (deadline - self.clock.monotonic()) * LOOK_SHARE)
+
+        records = look()
+        while not any(self._has(record, newest) for record in records):
             is_fenced = last is not None and last.state is SaveState.FENCED
             if last is not None and (is_over() or (is_fenced and not others)):
                 self.report(f"checkpoint step={step} is not saved: {last.reason}")
@@ -123,6 +131,8 @@ class FinalCheckpoint:
             # One try is made also where no time is left: a save that is handed over may still end.
             if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
                 is_first, last = last is None, self._commit(wait_until_s=deadline, meanwhile=meanwhile)
+                if last.state is SaveState.COMMITTED:
+                    self.shutdown.saved(step)
                 if last.state in (SaveState.COMMITTED, SaveState.DIFFERS):
                     return
                 if is_first and not is_over() and last.state is not SaveState.FENCED:
@@ -132,18 +142,20 @@ class FinalCheckpoint:
                     before_retry()
             meanwhile()
             self.clock.sleep(POLL_S)
-            records = self._records(deadline)
+            records = look()
+        self.shutdown.saved(step)
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
         same = (record for record in records if record.step == step)
         if found := next((record for record in same if self._loads.get(record.payload, True)), None):
-            self._compare(newest, found, until_s=deadline)
+            self._compare(newest, found)
 
     def finish_saves(self, uploader: UploaderProcess) -> None:
         """Stop the uploader once it has finished its saves, or has had the time that they take."""
         slots, began_s, is_said = self.memory.slots, self.clock.monotonic(), False
         limit_s = finish_limit_s(0 if slots is None else slots.capacity_bytes)
         while (
-            self.clock.monotonic() < self.shutdown.end_s(began_s, limit_s) and uploader.ends(POLL_S) is None
+            self.clock.monotonic() < self.shutdown.end_s(Share.SAVE, began_s, limit_s)
+            and uploader.ends(POLL_S) is None
         ):
             if (
                 not is_said
@@ -154,26 +166,34 @@ class FinalCheckpoint:
                 self.report(
                     f"this node waits for its save in progress, {limit_s:.0f} s at most; SIGTERM or Ctrl-C shortens that to --grace"
                 )
-        uploader.stop(0.0)
+        now_s = self.clock.monotonic()
+        uploader.stop(0.0, look_s=self.shutdown.end_s(Share.REPORT, now_s, LOOK_S) - now_s)
 
-    def _records(self, until_s: float, step: int = 0) -> list[CommitRecord]:
+    def _records(self, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
         """step: asked for by name where the listing, which may be old, has none as new as it."""
-        try:
+        until_s = self.shutdown.end_s(share, self.clock.monotonic(), longest_s)
+
+        def look() -> list[CommitRecord]:
             records = of_run(list_commits(self.store, self.clock, until_s), self.run_id)[0]
             if step > max((record.step for record in records), default=0):
                 named = commits_of_step(self.store, step, self.clock, until_s)
                 records += of_run(named, self.run_id)[0]
             return records
+
+        try:
+            return self.shutdown.within(share, look, longest_s=longest_s)
         except StoreFailed as error:
             self._report_once(f"the checkpoints cannot be listed: {error}")
-            return []
+        except GivenUp:
+            self._report_once("the checkpoints cannot be listed: the storage does not answer")
+        return []
 
     def _report_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
             self.report(text)
 
-    def _has(self, record: CommitRecord, newest: Snapshot, *, until_s: float) -> bool:
+    def _has(self, record: CommitRecord, newest: Snapshot) -> bool:
         """Whether the run can go on from this checkpoint without losing a step of `newest`.
 
         One of an older generation is behind this one, or was passed over. At the very step it may
@@ -181,20 +201,21 @@ class FinalCheckpoint:
         """
         if record.step < newest.info.step or record.generation >= newest.info.generation:
             return record.step >= newest.info.step
-        return record.step == newest.info.step and self._is_whole(record, until_s)
+        return record.step == newest.info.step and self._is_whole(record, Share.SAVE)
 
-    def _is_whole(self, record: CommitRecord, until_s: float) -> bool:
+    def _is_whole(self, record: CommitRecord, share: Share) -> bool:
         if record.payload not in self._loads:
+            go_on = partial(self._go_on, share)
             try:
-                check_once(self.store, record, partial(self._go_on, until_s))
+                self.shutdown.within(share, partial(check_once, self.store, record, go_on))
                 self._loads[record.payload] = True
             except CheckpointDamaged:
                 self._loads[record.payload] = False
-            except (StoreFailed, _GraceIsOver):
+            except (StoreFailed, GivenUp):
                 return False
         return self._loads[record.payload]
 
-    def _compare(self, newest: Snapshot, found: CommitRecord, *, until_s: float) -> None:
+    def _compare(self, newest: Snapshot, found: CommitRecord) -> None:
         """Look whether the committed state is the one in this memory, as the uploader would.
 
         The uploader itself would upload the state first, and a newer generation fences it.
@@ -203,7 +224,7 @@ class FinalCheckpoint:
         assert slots is not None, "a snapshot lies in a slot"
         image = slots.body(newest.slot)[: newest.size_bytes]
         try:
-            digest = self._digest(image, until_s)
+            digest = self._digest(image)
         except CheckpointDamaged as error:
             self.report(f"this node's state of step {step} is damaged ({error}); the committed one counts")
             return
@@ -218,23 +239,23 @@ class FinalCheckpoint:
             self.log.record(CheckpointDiffers(step=step, reason=reason))
             self.differences.append(reason)
 
-    def _digest(self, image: memoryview, until_s: float) -> str | None:
+    def _digest(self, image: memoryview) -> str | None:
         """None where the grace ends first. Raises CheckpointDamaged."""
 
         def pieces(start: int, end: int) -> Pieces:
             for piece in in_memory(image)(start, end):
-                self._go_on(until_s)
+                self._go_on(Share.SAVE)
                 yield piece
 
-        with suppress(_GraceIsOver):
+        with suppress(GivenUp):
             found = ImageHash(pieces, image.nbytes)
             run_all(found.tasks(), num_threads())
             return found.digest()
         return None
 
-    def _go_on(self, until_s: float) -> None:
-        if self.clock.monotonic() >= until_s or self.shutdown.skips_checkpoint:
-            raise _GraceIsOver
+    def _go_on(self, share: Share) -> None:
+        if self.shutdown.is_over(share):
+            raise GivenUp
 
     def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], object] = lambda: None) -> "_Try":
         """Offer the newest snapshot, and wait for its result."""
@@ -248,7 +269,7 @@ class FinalCheckpoint:
                 uploader.offer(slots, newest, resumed_from=None, final=True, within_s=within_s)
             except StoreFailed as error:
                 return _Try(reason=str(error))
-            while self.clock.monotonic() < wait_until_s and not self.shutdown.skips_checkpoint:
+            while self.clock.monotonic() < wait_until_s:
                 result = uploader.wait(newest.info.step, POLL_S)
                 if result is None:
                     meanwhile()
@@ -257,10 +278,6 @@ class FinalCheckpoint:
                     self.differences.append(result.reason)
                 return _Try(state=result.state, reason=result.reason)
         return _Try(reason="" if not wait_until_s else "its save had not ended")
-
-
-class _GraceIsOver(Exception):  # noqa: N818 - as in errors.py
-    """What is read is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,14 @@ What follows from an answer is decided in decide.py; how a generation forms is t
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
+from elastic.agent.shutdown_request import GivenUp, ShutdownRequest, one_thread
+from elastic.errors import Interrupted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, GroupDamaged, RunEnd, WorkerFailure
@@ -18,9 +23,12 @@ from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
+from elastic.system.leave_deadline import Share
 
+ANSWER_S, SETTLE_S = 0.02, 0.05
 LOST_POLL_S = 0.05
 MOST_REASONS = 5
+T = TypeVar("T")
 
 
 class GroupClient:
@@ -33,6 +41,7 @@ class GroupClient:
         rendezvous: Rendezvous,
         report: Callable[[str], None],
         clock: Clock,
+        shutdown: ShutdownRequest,
         *,
         join_window_s: float = 0.0,
         max_nodes: int | None = None,
@@ -43,6 +52,10 @@ class GroupClient:
         self._max_nodes = max_nodes
         self._report = report
         self._clock = clock
+        self._shutdown = shutdown
+        self._calls = one_thread()  # no two calls use the rendezvous at once
+        self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
+        self._is_given_up = False
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
@@ -68,13 +81,20 @@ class GroupClient:
         return self._rendezvous.poll_s
 
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
-        """The state of the group, or None when the backend does not answer.
+        """The state of the group, or None when the backend does not answer within a moment.
 
         step: the last that this node's workers finished. is_idle: they have nothing left to do.
         Raises BackendFailed when an idle node has not reached the backend for --rdzv-timeout.
         """
+        if self._polled is None and not self._is_given_up:
+            self._polled = self._calls.submit(self._rendezvous.watch, step=step)
+        if self._polled is None or not wait([self._polled], ANSWER_S).done:
+            if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
+                raise BackendFailed("the place to meet did not answer")
+            return None
+        polled, self._polled = self._polled, None
         try:
-            view = self._rendezvous.watch(step=step)
+            view = polled.result()
         except BackendFailed as error:
             # It may be unreachable at first and then have lost its data.
             if str(error) not in self._said and len(self._said) < MOST_REASONS:
@@ -92,6 +112,16 @@ class GroupClient:
         self.is_fenced = view.fenced
         return view
 
+    def settle(self, interrupted: Callable[[], bool]) -> None:
+        """Wait for the poll that has no answer yet: nothing uses the rendezvous beside it.
+
+        Raises Interrupted when `interrupted()` before.
+        """
+        while self._polled is not None and not wait([self._polled], SETTLE_S).done:
+            if interrupted():
+                raise Interrupted
+        self._polled = None
+
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now.
 
@@ -106,17 +136,11 @@ class GroupClient:
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
-        with suppress(BackendFailed):
-            self._rendezvous.done()
-            return True
-        return False
+        return self._asked(Share.GROUP, self._rendezvous.done)
 
     def report_commit(self, step: int) -> bool:
         """A checkpoint of this step is committed. Returns whether the backend answered."""
-        with suppress(BackendFailed):
-            self._rendezvous.report_commit(step)
-            return True
-        return False
+        return self._asked(Share.SAVE, partial(self._rendezvous.report_commit, step))
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
@@ -124,33 +148,28 @@ class GroupClient:
         None when the backend does not answer. Then the rendezvous closes it when this node joins
         the next generation.
         """
-        with suppress(BackendFailed):
-            return self._rendezvous.close(cause, step=step, counts=counts, failure=failure)
-        return None
+        closes = partial(self._rendezvous.close, cause, step=step, counts=counts, failure=failure)
+        return self._answer(Share.GROUP, closes, None)
 
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
         until_s = self._clock.monotonic() + within_s
         while len(self._backoff.members) > 1 and self._clock.monotonic() < until_s:
             with suppress(BackendFailed):  # the lost machine may have been the one that served it
-                if self._rendezvous.has_lost_member():
+                if self._calls.submit(self._rendezvous.has_lost_member).result():
                     return True
             self._clock.sleep(LOST_POLL_S)
         return False
 
     def end(self, run_end: RunEnd) -> None:
         """End the run for all nodes; without an answer, the others come to the same end."""
-        with suppress(BackendFailed):
-            self._rendezvous.end(run_end)
+        self._asked(Share.GROUP, partial(self._rendezvous.end, run_end))
 
     def end_of_any(self, run_end: RunEnd) -> bool:
         """End the run for all nodes, also in a newer generation than this node's. Returns whether
         the backend answered.
         """
-        with suppress(BackendFailed):
-            self._rendezvous.end(run_end, of_any=True)
-            return True
-        return False
+        return self._asked(Share.SAVE, partial(self._rendezvous.end, run_end, of_any=True))
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """The workers of this node have stopped, and it is to leave.
@@ -159,16 +178,32 @@ class GroupClient:
         goes on with it, as far as the backend answers, the next generation waits until this node
         has left.
         """
-        with suppress(BackendFailed):
-            return self._rendezvous.withdraw(is_shared)
-        return Withdrawal(others_go_on=False, generation=None)
+        alone = Withdrawal(others_go_on=False, generation=None)
+        return self._answer(Share.GROUP, partial(self._rendezvous.withdraw, is_shared), alone)
 
     def show_generation(self) -> None:
         """Write the number that fences saves again where it was removed; nothing else changes."""
-        with suppress(BackendFailed, GroupDamaged):
-            self._rendezvous.show_generation()
+        with suppress(GroupDamaged):
+            self._asked(Share.SAVE, self._rendezvous.show_generation)
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""
-        with suppress(BackendFailed):
-            self._rendezvous.leave()
+        self._asked(Share.REPORT, self._rendezvous.leave)
+
+    def _asked(self, share: Share, call: Callable[[], object]) -> bool:
+        """Whether the backend answered."""
+        unanswered = object()
+        return self._answer(share, call, unanswered) is not unanswered
+
+    def _answer(self, share: Share, call: Callable[[], T], otherwise: T) -> T:
+        """Of the backend; `otherwise` where it fails, or hangs for longer than its share."""
+        if self._is_given_up:
+            return otherwise
+        try:
+            return self._shutdown.within(share, call, calls=self._calls)
+        except BackendFailed:
+            pass
+        except GivenUp:
+            self._is_given_up = True
+            self._report("the rendezvous does not answer, and this node leaves without it")
+        return otherwise

@@ -46,10 +46,10 @@ from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFai
 from elastic.events import NodeScheduled
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
-from elastic.observe.console import ConsoleFollower, open_screen
+from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import LogShipper, upload_left_behind
+from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
@@ -65,6 +65,8 @@ from elastic.system.addresses import new_node_id
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.leave_deadline import Share
+from elastic.system.leave_page import LeavePage
 from elastic.system.output import print_if_read
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
@@ -76,11 +78,11 @@ PROBES_PER_KEEP_ALIVE = 8
 _CLOCK = SystemClock()
 
 
-def launch(options: Options, spawner: Spawner, monitor: Monitor) -> int:
+def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage) -> int:
     """Run this node's part of the run; returns the exit code.
 
     The caller has checked what it takes no torch to check. spawner: its fork server imports
-    meanwhile. monitor: watches the agent.
+    meanwhile. monitor: watches the agent. page: of the supervisor.
     Raises UsageError, before anything is written unless the uploader finds the mistake: it starts
     last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
     """
@@ -121,19 +123,25 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor) -> int:
         )
         try:
             backend = open_backend(settings)
-            return _run(settings, backend, newest, spawner, monitor)
+            return _run(settings, backend, newest, spawner, monitor, ShutdownRequest(page, _CLOCK))
         except GroupEnded:  # the place to meet does not answer any more
             return _finished(settings, monitor)
 
 
-def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, monitor: Monitor) -> int:
+def _run(
+    settings: Settings,
+    backend: Backend,
+    newest: int,
+    spawner: Spawner,
+    monitor: Monitor,
+    shutdown: ShutdownRequest,
+) -> int:
     """Start the parts, run the agent, stop the parts in the opposite order.
 
     newest: the last generation before a run was set aside.
     """
     options, run = settings.options, settings.run
     console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
-    shutdown = ShutdownRequest(options.grace_s, _CLOCK)
     with ExitStack() as stack:
         host = EndpointHost(preflight.address_of(options))
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
@@ -144,11 +152,11 @@ def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, mo
             check_finished(settings, rendezvous.committed_step)
             return _finished(settings, monitor)
         renewal = _take_lease(settings, rendezvous, shutdown)
-        stack.callback(lambda: renewal.stop(releases=rendezvous.is_deserted))
+        stack.callback(lambda: shutdown.tidy(lambda: renewal.stop(releases=rendezvous.is_deserted)))
         full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
         uploader = _start_uploader(settings, backend, full_disk.backlog, stack)
         uploader.wait_ready()
-        stack.callback(uploader.stop)
+        stack.callback(shutdown.tidy, uploader.stop)
         parts = _parts(
             settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
         )
@@ -157,31 +165,37 @@ def _run(settings: Settings, backend: Backend, newest: int, spawner: Spawner, mo
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
             log_shipper = _start_log_shipper(parts)
-            stack.callback(lambda: _print_problem(log_shipper.close()))
+            stack.callback(lambda: _print_problem(_end_uploads(log_shipper, shutdown)))
         console.start()
         spawner.report = console.print_line
+        spawner.interrupted = partial(shutdown.is_over, Share.DRAIN)
         stack.callback(console.stop)
-        stack.callback(rendezvous.stop)
+        stack.callback(shutdown.tidy, rendezvous.stop)
         stack.enter_context(_notices(options, shutdown, console))
         _watched(agent, parts, monitor)
         parts.final_checkpoint.finish_saves(uploader)
-        rendezvous.stop()
-        if agent.end.exit_code != EXIT_INTERRUPTED:
+        shutdown.tidy(rendezvous.stop)
+        if agent.end.exit_code != EXIT_INTERRUPTED and shutdown.reason is None:
             serve_until_read(backend, settings.node, _CLOCK)
         full_disk.poll_at_the_end(is_first=parts.group.is_first)  # the report reads the run's files
-        console.stop()
+        now_s = _CLOCK.monotonic()
+        console.stop(shutdown.end_s(Share.REPORT, now_s, STOP_WITHIN_S) - now_s)
         exit_code = report_exit(agent, parts)
-        monitor.stop()  # once the files hold the end
+        shutdown.tidy(monitor.stop)  # once the files hold the end
         full_disk.close()
         return exit_code
 
 
 def _handle_signals(options: Options, shutdown: ShutdownRequest) -> None:
-    for number in stop_signals.END:
-        signal.signal(number, shutdown.on_signal)
-    for number in options.drain_signals:
+    for number in (*stop_signals.END, *options.drain_signals):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignore SIGHUP
-            signal.signal(number, shutdown.on_warning)
+            signal.signal(number, shutdown.on_signal)
+
+
+def _end_uploads(log_shipper: LogShipper, shutdown: ShutdownRequest) -> str:
+    with shutdown.task("the last events and metrics"):
+        now_s = _CLOCK.monotonic()
+        return log_shipper.close(shutdown.end_s(Share.REPORT, now_s, CLOSE_WITHIN_S) - now_s)
 
 
 def _notices(
@@ -333,12 +347,14 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
     group = GroupClient(
-        rendezvous, report, _CLOCK, join_window_s=options.join_window_s, max_nodes=options.max_nodes
+        rendezvous, report, _CLOCK, shutdown, join_window_s=options.join_window_s, max_nodes=options.max_nodes
     )
     return AgentParts(
         settings=settings,
         group=group,
-        commits=CommitWatch(run.events / f"{settings.node}-uploader.jsonl", group.report_commit, _CLOCK),
+        commits=CommitWatch(
+            run.events / f"{settings.node}-uploader.jsonl", shutdown.saved, group.report_commit, _CLOCK
+        ),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,

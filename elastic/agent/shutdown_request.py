@@ -1,84 +1,125 @@
-"""A node that was asked to leave has one grace period, which begins with the first request.
+"""A node that was asked to leave gives each task its share of one grace, and waits for none longer.
 
-Signal handlers and threads may request it at any time: a request only sets values. What it leads to
-is decided in decide.py.
+Threads and signal handlers may request it at any time: a request only sets values. What it leads to
+is decided in decide.py; the supervisor ends what outlives its share (system/supervisor.py).
 """
 
 import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from math import inf
+from typing import TypeVar
 
 from elastic.system.clock import Clock
+from elastic.system.leave_deadline import Share
+from elastic.system.leave_page import LeavePage
 
-# For what is left to do when the grace is over: processes that are only to exit still get so long.
-SHORTEST_LIMIT_S = 1.0
-SAME_SIGTERM_S = 0.5
-SIGNALS_TO_SKIP_DRAIN = 2
-SIGNALS_TO_SKIP_CHECKPOINT = 3
+LOOK_S = 0.05
+SHORTEST_S = 0.25  # of a task for which no time is left: a quick answer still counts
+T = TypeVar("T")
+
+
+def one_thread() -> ThreadPoolExecutor:
+    """Its calls run one after another."""
+    return ThreadPoolExecutor(1, "may be given up")
+
+
+class GivenUp(Exception):  # noqa: N818 - as in errors.py
+    """A call did not return within its share of the grace; its thread goes on, and nobody waits."""
 
 
 class ShutdownRequest:
     """`reason` is None until the first request."""
 
-    def __init__(self, grace_s: float, clock: Clock) -> None:
-        self.reason: str | None = None
-        self.grace_s = grace_s
+    def __init__(self, page: LeavePage, clock: Clock) -> None:
+        self._page = page
         self._clock = clock
-        self._since_s = 0.0
-        self._signals = 0
-        self._terminated_s = -inf
+
+    @property
+    def reason(self) -> str | None:
+        return self._page.reason
+
+    @property
+    def grace_s(self) -> float:
+        return self._page.grace_s
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """A signal handler.
-
-        The first signal requests a drain, the second ends the wait for it, and the third ends the
-        wait for a checkpoint. A SIGTERM right behind another is the same one: srun passes on what
-        Slurm sends to its step as well.
-        """
-        now_s = self._clock.monotonic()
-        if number == signal.SIGTERM and now_s - self._terminated_s < SAME_SIGTERM_S:
-            return
-        if number == signal.SIGTERM:
-            self._terminated_s = now_s
-        self._signals += 1
-        self.on_warning(number, _frame)
-
-    def on_warning(self, number: int, _frame: object) -> None:
-        """A signal handler: it requests a drain, and shortens none.
-
-        A scheduler may send a warning, or several, and later its SIGTERM, which does not say that
-        the drain takes too long.
-        """
+        """A handler for what the supervisor passes on, and for what this process gets itself."""
         self.request(f"{signal.Signals(number).name} asks this node to leave")
 
     def request(self, reason: str) -> None:
         if self.reason is None:
-            # In this order: a thread that sees the reason reads the time that belongs to it.
-            self._since_s = self._clock.monotonic()
-            self.reason = reason
+            self._page.noticed(reason, self._clock.monotonic())
 
-    @property
-    def skips_drain(self) -> bool:
-        return self._signals >= SIGNALS_TO_SKIP_DRAIN
+    def until_s(self, share: Share) -> float:
+        """When a task is given up, on the monotonic clock; infinite before the first request."""
+        return self._page.deadline.until_s(share)
 
-    @property
-    def skips_checkpoint(self) -> bool:
-        return self._signals >= SIGNALS_TO_SKIP_CHECKPOINT
+    def is_over(self, share: Share) -> bool:
+        return self._clock.monotonic() >= self.until_s(share)
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the request; without meaning before."""
-        return self._clock.monotonic() - self._since_s
+    def end_s(self, share: Share, began_s: float, longest_s: float = inf) -> float:
+        """When a task that began then is given up: after `longest_s`, or with its share."""
+        return max(began_s + SHORTEST_S, min(began_s + longest_s, self.until_s(share)))
 
-    @property
-    def deadline_s(self) -> float:
-        """The end of the grace period on the monotonic clock; without a request it begins now."""
-        return (self._clock.monotonic() if self.reason is None else self._since_s) + self.grace_s
+    def waits_for(self, name: str) -> None:
+        """As of `task`, from now on."""
+        self._page.waits_for(name)
 
-    def end_s(self, began_s: float, longest_s: float) -> float:
-        """When a last task that began then must end, on the monotonic clock: after `longest_s`, or,
-        whenever a request comes, with its grace.
+    @contextmanager
+    def task(self, name: str) -> Iterator[None]:
+        """name: a noun, with which the supervisor says what did not end in time."""
+        before = self._page.task
+        self._page.waits_for(name)
+        yield
+        self._page.waits_for(before)
+
+    def within(
+        self,
+        share: Share,
+        call: Callable[[], T],
+        *,
+        longest_s: float = inf,
+        calls: ThreadPoolExecutor | None = None,
+    ) -> T:
+        """The answer of a call that cannot be interrupted. Raises what it raises, and GivenUp.
+
+        calls: runs it after those before. Nothing waits for a thread that is given up: this process
+        ends by `os._exit`, or is killed.
         """
-        if self.reason is None:
-            return began_s + longest_s
-        asked_s = began_s if self.skips_checkpoint else self.deadline_s
-        return max(began_s + SHORTEST_LIMIT_S, min(began_s + longest_s, asked_s))
+        began_s = self._clock.monotonic()
+        answer = (calls or one_thread()).submit(call)
+        while not wait([answer], LOOK_S).done:
+            if self._clock.monotonic() >= self.end_s(share, began_s, longest_s):
+                raise GivenUp
+        return answer.result()
+
+    def tidy(self, call: Callable[[], object]) -> None:
+        """One of the last tasks, on whose end nothing depends."""
+        with suppress(GivenUp):
+            self.within(Share.REPORT, call)
+
+    # What the supervisor says in this process's place.
+
+    def begins(self) -> None:
+        """Workers are started. What was saved before may be what they pass over as damaged."""
+        self._page.tell(replace(self._page.standing, has_begun=True, is_over=False, saved_step=0))
+
+    def ends(self, last_step: int) -> None:
+        """No worker runs any more. last_step: that was trained, as far as this node knows."""
+        self._page.tell(replace(self._page.standing, is_over=True, last_step=last_step))
+
+    def saved(self, step: int) -> None:
+        """It is known to be committed."""
+        standing = self._page.standing
+        self._page.tell(replace(standing, saved_step=max(step, standing.saved_step)))
+
+    def decided(self, code: int) -> None:
+        self._page.tell(replace(self._page.standing, has_begun=True, code=code))
+
+    @property
+    def saved_step(self) -> int:
+        """The newest that is known to be committed; 0 for none."""
+        return self._page.standing.saved_step

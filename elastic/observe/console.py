@@ -139,11 +139,11 @@ class ConsoleFollower:
         # The text may quote another node, which must not command this terminal.
         self._requests.append(lambda: self._screen.print_line(printable(text)))
 
-    def stop(self) -> None:
-        """End the thread in `STOP_WITHIN_S`; it first prints what the logs hold."""
+    def stop(self, within_s: float = STOP_WITHIN_S) -> None:
+        """End the thread in that time; it first prints what the logs hold."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join(STOP_WITHIN_S)
+            self._thread.join(within_s)
 
     def _work(self) -> None:
         try:

@@ -2,8 +2,9 @@
 
 A run directory in an object store has no files that grow, so each node writes into a local folder,
 and uploads what is new in immutable parts (`upload_parts.py`). Training never waits for it; only
-the end of the agent does, for `CLOSE_WITHIN_S` at most. A failure is reported once, and tried
-again. What has not arrived then stays in the folder, and the next agent there uploads it.
+the end of the agent does, for `CLOSE_WITHIN_S` at most, and no longer than its grace. A failure is
+reported once, and tried again. What has not arrived then stays in the folder, and the next agent
+there uploads it.
 
 It does not promise that the newest seconds survive the machine. The lines of all steps up to a
 checkpoint do: the uploader uploads them before it commits the checkpoint (`uploader/main.py`).
@@ -186,15 +187,15 @@ class LogShipper:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> str:
-        """Upload what is left, for `CLOSE_WITHIN_S` at most.
+    def close(self, within_s: float = CLOSE_WITHIN_S) -> str:
+        """Upload what is left, in that time at most.
 
         Returns a sentence for the user, empty where everything arrived.
         """
         if not self._thread.is_alive():
             return ""
         began_s = self._clock.monotonic()
-        self._ends_s = began_s + CLOSE_WITHIN_S
+        self._ends_s = began_s + within_s
         self._closing.set()
         threads = [self._thread]
         while (now_s := self._clock.monotonic()) < self._ends_s and any(each.is_alive() for each in threads):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from elastic.rendezvous.backends.backend import Backend
 
 BEATS_PER_KEEP_ALIVE = 5
+STOP_S = 1.0
 
 
 class Heartbeat:
@@ -38,7 +39,7 @@ class Heartbeat:
     def stop(self) -> None:
         self._stopped.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_S)  # a call may hang, and ends with the process then
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):

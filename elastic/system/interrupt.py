@@ -43,19 +43,18 @@ def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
 
 
 def raise_from_here() -> None:
-    """There will be something to tidy up: the signals raise KeyboardInterrupt and Terminated."""
+    """There will be something to tidy up: a signal raises KeyboardInterrupt or Terminated, once."""
     for number in stop_signals.ALL:
         if signal.getsignal(number) is _end:
-            is_ctrl_c = number == signal.SIGINT
-            signal.signal(number, signal.default_int_handler if is_ctrl_c else _raise_terminated)
+            signal.signal(number, _raise)
 
 
 def restore() -> None:
     """In a child: what a new interpreter would have."""
-    raise_from_here()
     for number in stop_signals.ALL:
-        if signal.getsignal(number) is _raise_terminated:
-            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) in (_end, _raise):
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
 
 
 def code_of(raised: KeyboardInterrupt) -> int:
@@ -67,10 +66,10 @@ def hold() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.ALL)
 
 
-def _raise_terminated(_number: int, _frame: object) -> NoReturn:
-    for number in stop_signals.ALL:  # nothing interrupts the tidying
-        signal.signal(number, signal.SIG_IGN)
-    raise Terminated
+def _raise(number: int, _frame: object) -> NoReturn:
+    for each in stop_signals.ALL:  # nothing interrupts the tidying
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _end(number: int, _frame: object) -> NoReturn:

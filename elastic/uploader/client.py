@@ -168,6 +168,7 @@ class UploaderProcess:
         self._backoff = RestartBackoff()
         self._is_mourned = False  # its death was taken note of
         self._knows_generation = True
+        self._is_stopped = False
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
@@ -294,20 +295,21 @@ class UploaderProcess:
             within_s = limit_s - SAY_AFTER_S
         self.stop(within_s)
 
-    def stop(self, timeout_s: float = STOP_S) -> bool:
+    def stop(self, timeout_s: float = STOP_S, *, look_s: float = LOOK_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.
 
-        True when it finished everything.
+        True when it finished everything. look_s: at the storage, for what became of its saves.
         """
+        is_first, self._is_stopped = not self._is_stopped, True
         is_done = self.ends(timeout_s)
         if is_done is None:
             self._process.kill()
             self._process.wait()
-        if not is_done:
+        if not is_done and is_first:
             # No successor tells what became of the saves that it had in hand.
             saves = SavesInHand(self._config.socket_path)
             saves.begin_recording(self._config, self._clock)
-            saves.wait_recorded(LOOK_S)
+            saves.wait_recorded(look_s)
         return bool(is_done)
 
 

@@ -50,6 +50,7 @@ from elastic.system.files import read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
 FRESH_S = 1.0
+CLOSE_S = 1.0
 
 
 # 0 before the first. Raises StoreFailed when it cannot be found out.
@@ -150,7 +151,7 @@ class Mirror:
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)  # a call may hang, and ends with the process then
 
     def _run(self) -> None:
         while not self._closed.wait(0.2):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -104,20 +104,35 @@ class Agent:
     `output` is what it printed, both streams in one.
     """
 
-    def __init__(self, process: AgentProcess, printed: Path) -> None:
+    def __init__(self, process: AgentProcess, printed: Path, *, is_supervised: bool) -> None:
         self.process = process
         self._printed = printed
+        self._pid = None if is_supervised else process.pid
 
     @property
     def pid(self) -> int:
-        return self.process.pid
+        """Of the agent itself; `process` is its supervisor."""
+        if self._pid is None:
+            self._pid = eventually(self._found, "the agent of a supervisor")
+        return self._pid
+
+    def _found(self) -> int | None:
+        supervisor = self.process.pid
+        forks = (pid for pid in _processes() if _parent(pid) == supervisor)
+        agent = next((pid for pid in forks if _words(pid) == _words(supervisor)), None)
+        return supervisor if agent is None and self.process.poll() is not None else agent
 
     @property
     def output(self) -> str:
         return self._printed.read_text(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        """As a user gives it, to the command; what no process can handle goes to the agent."""
+        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        else:
+            self.process.send_signal(number)
 
     def wait(self) -> int:
         """The exit code; fails the test, with what the process printed, if it does not exit."""
@@ -166,7 +181,7 @@ class Drill:
             )
             return ForkedAgent(words, self.fork_server.fork(start))
 
-        return self._begin(fork)
+        return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 
     def start_two(self, *options: str, env: dict[str, str] | None = None) -> list[Agent]:
         """Two agents whose first generation has both, however late the second one comes."""
@@ -195,7 +210,7 @@ class Drill:
                 start_new_session=True,
             )
 
-        return self._begin(begin)
+        return self._begin(begin, is_supervised="elastic.cli" in words)
 
     def _command(
         self, options: tuple[str, ...], recipe: Path = TINY, arguments: tuple[str, ...] = ()
@@ -208,11 +223,11 @@ class Drill:
         # Set already, so that an agent does not re-execute itself to set it.
         return os.environ | ours | {"GLIBC_TUNABLES": MALLOC, HASH_SEED: "0"} | (more or {})
 
-    def _begin(self, begin: Callable[[IO[bytes]], AgentProcess]) -> Agent:
+    def _begin(self, begin: Callable[[IO[bytes]], AgentProcess], *, is_supervised: bool) -> Agent:
         printed = self.folder / f"printed-{len(self.agents)}"
         with printed.open("xb") as out:
             process = begin(out)
-        self.agents.append(Agent(process, printed))
+        self.agents.append(Agent(process, printed, is_supervised=is_supervised))
         return self.agents[-1]
 
     # Gates: the run provably stands before a step until the test lets it go on.

@@ -37,6 +37,7 @@ from elastic.storage.store import StoreUnavailable
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
+from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.uploader import client, save, saves_in_hand
 from elastic.uploader.client import UploaderClient, UploaderProcess
@@ -427,7 +428,7 @@ def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_
                 store=store,
                 run_id="r",
                 uploader_socket=config.socket_path,
-                shutdown=ShutdownRequest(LIMIT_S, SystemClock()),
+                shutdown=ShutdownRequest(LeavePage(LIMIT_S), SystemClock()),
                 clock=SystemClock(),
                 report=said.append,
                 log=EventLog(tmp_path / "events" / "a-agent.jsonl", node="a", clock=SystemClock()),
@@ -463,7 +464,7 @@ def test_a_node_that_leaves_relies_on_no_checkpoint_that_its_run_passed_over(
             store=store,
             run_id="r",
             uploader_socket=config.socket_path,
-            shutdown=ShutdownRequest(LIMIT_S, SystemClock()),
+            shutdown=ShutdownRequest(LeavePage(LIMIT_S), SystemClock()),
             clock=SystemClock(),
             report=said.append,
             log=EventLog(tmp_path / "events" / "a-agent.jsonl", node="a", clock=SystemClock()),
@@ -493,7 +494,7 @@ def test_the_last_step_counts_as_saved_also_where_the_listing_is_older(slots):
         store=store,
         run_id="r",
         uploader_socket="/nonexistent",
-        shutdown=ShutdownRequest(LIMIT_S, FakeClock()),
+        shutdown=ShutdownRequest(LeavePage(LIMIT_S), FakeClock()),
         clock=FakeClock(),
         report=None,
         log=None,
@@ -511,7 +512,7 @@ def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(slots):
             clock.sleep(3.0)
             raise StoreUnavailable("read timeout")
 
-    shutdown = ShutdownRequest(2.0, clock)
+    shutdown = ShutdownRequest(LeavePage(2.0), clock)
     shutdown.request("SIGTERM asks this node to leave")
     final = FinalCheckpoint(
         memory=SimpleNamespace(slots=slots, newest=keep(slots, 7)),
@@ -541,7 +542,7 @@ def test_the_saves_at_the_end_of_an_agent_have_the_time_that_their_size_takes(ca
         def ends(self, within_s):
             clock.sleep(within_s)
 
-        def stop(self, timeout_s):
+        def stop(self, timeout_s, *, look_s):
             self.ended_s = clock.monotonic() + timeout_s
 
     final = FinalCheckpoint(
@@ -549,7 +550,7 @@ def test_the_saves_at_the_end_of_an_agent_have_the_time_that_their_size_takes(ca
         store=FakeStore(),
         run_id="r",
         uploader_socket="",
-        shutdown=ShutdownRequest(LIMIT_S, clock),
+        shutdown=ShutdownRequest(LeavePage(LIMIT_S), clock),
         clock=clock,
         report=said.append,
         log=None,

@@ -46,16 +46,14 @@ TRAINING = Observation(
     closed=None,
     newcomers=False,
     leaving=None,
-    leaving_age_s=0.0,
-    grace_s=30.0,
+    drain_is_over=False,
     is_plain=False,
     has_begun=True,
     drain_requested=False,
     has_drain=True,
-    skips_drain=False,
 )
 HUNG = HungWorker(rank=5, phase=Phase.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
-OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
+OVER, LATE = {"leaving": "SIGTERM", "drain_is_over": True}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
 
 
 def after(*codes, **rest):
@@ -72,15 +70,10 @@ TABLE = {
         Action.LEAVE,
         "before its first step",
     ),
-    "half of the grace is over during a drain": (
-        {"leaving": "SIGTERM", "leaving_age_s": 15.1, "drain_requested": True},
+    "the share of a drain is over": (
+        OVER | {"drain_requested": True},
         Action.LEAVE,
-        "half of the grace of 30 s is over",
-    ),
-    "a drain, with half of the grace left": (
-        {"leaving": "SIGTERM", "leaving_age_s": 14.9, "drain_requested": True},
-        Action.CONTINUE,
-        "training",
+        "the time to finish a step is over",
     ),
     "the run ended elsewhere": ({"group_ended": "complete"}, Action.STOP, "the run ended: complete"),
     "the run ended elsewhere, and a local worker died of it": (
@@ -228,21 +221,10 @@ TABLE = {
         Action.CONTINUE,
         "training",
     ),
-    "the drain takes as long as it may": (
-        OVER | {"leaving_age_s": 15.0, "drain_requested": True},
-        Action.CONTINUE,
-        "training",
-    ),
-    "the drain takes too long": (OVER | {"drain_requested": True}, Action.LEAVE, "the grace of 30 s is over"),
-    "a second signal": (
-        {"leaving": "Ctrl-C", "skips_drain": True},
-        Action.LEAVE,
-        "Ctrl-C, and a second signal",
-    ),
     "all workers finished, and the backend does not answer a node that leaves": (
-        after(0, 0, leaving="SIGTERM", leaving_age_s=15.1),
+        after(0, 0, **OVER),
         Action.LEAVE,
-        "half of the grace of 30 s is over",
+        "the time to finish a step is over",
     ),
     "a worker is killed during a drain": (
         after(-9, leaving="SIGTERM"),
@@ -270,10 +252,10 @@ TABLE = {
         Action.LEAVE,
         "SIGTERM; rank 5 hangs",
     ),
-    "a worker hangs, and a second signal leaves no time for stacks": (
-        {"hung": HUNG, "leaving": "SIGTERM", "skips_drain": True},
+    "a worker hangs, and no time is left for stacks": (
+        OVER | {"hung": HUNG},
         Action.LEAVE,
-        "a second signal",
+        "the time to finish a step is over",
     ),
     "a node is to be admitted": ({"newcomers": True}, Action.REQUEST_DRAIN, "waiting to join"),
     "a node is to be admitted, and the workers drain for it": (
@@ -375,13 +357,11 @@ def observations(draw):
         closed=draw(words),
         newcomers=draw(st.booleans()),
         leaving=draw(words),
-        leaving_age_s=draw(ages),
-        grace_s=draw(st.sampled_from([0.0, 30.0])),
+        drain_is_over=draw(st.booleans()),
         is_plain=draw(st.booleans()),
         has_begun=draw(st.booleans()),
         drain_requested=draw(st.booleans()),
         has_drain=draw(st.booleans()),
-        skips_drain=draw(st.booleans()),
     )
 
 
@@ -471,7 +451,7 @@ def test_a_drain_is_requested_once_and_only_for_a_reason(seen):
 @given(observations())
 def test_a_node_whose_grace_is_over_does_not_stay(seen):
     """The machine is about to be taken away: unless the workers ended, the node leaves now."""
-    late = replace(alive(seen), leaving="SIGTERM", leaving_age_s=31.0, grace_s=30.0, exits=())
+    late = replace(alive(seen), leaving="SIGTERM", drain_is_over=True, exits=())
     assert decide(late).action is Action.LEAVE
 
 

@@ -16,6 +16,7 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.fork_protocol import Exited, Forked, FromServer, Ready
 from elastic.system.json_lines import to_line
+from elastic.system.leave_page import LeavePage
 from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
@@ -132,7 +133,7 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
     a real one; it would form a generation of this node alone.
     """
     clock, left = FakeClock(), []
-    shutdown = ShutdownRequest(30.0, clock)
+    shutdown = ShutdownRequest(LeavePage(30.0), clock)
     client = ForkServerClient(importing.start)
 
     def revive():
@@ -154,9 +155,12 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
         revive_uploader=revive,
         shutdown=shutdown,
         has_shared_state=None,
-        leave_group=left.append,
+        memory=SimpleNamespace(newest=None),
+        step=0,
+        leave_group=lambda *asked: left.append(asked),
+        group=SimpleNamespace(settle=lambda interrupted: None),
     )
-    agent._wrong_steps = []
+    agent._wrong_steps, agent._earlier_step = [], 0
     agent._worker_group = SimpleNamespace()
     agent._initialize_workers = lambda _: rendezvous.join(agent._is_interrupted)
     agent._invoke_run()

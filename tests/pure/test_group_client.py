@@ -3,11 +3,13 @@
 import pytest
 
 from elastic.agent.group_client import GroupClient
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
+from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0
@@ -38,7 +40,12 @@ class Rendezvous:
 @pytest.fixture
 def there():
     rendezvous, clock, said = Rendezvous(), FakeClock(), []
-    return rendezvous, clock, said, GroupClient(rendezvous, said.append, clock)
+    return (
+        rendezvous,
+        clock,
+        said,
+        GroupClient(rendezvous, said.append, clock, ShutdownRequest(LeavePage(30.0), clock)),
+    )
 
 
 def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:

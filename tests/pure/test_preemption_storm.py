@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from elastic.agent.group_client import GroupClient
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
+from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock
 
 SIZE = 1000
@@ -101,7 +103,7 @@ class Lossy:
 )
 def test_an_agent_whose_limit_is_reached_waits_until_all_members_are_known_to_live(at, error, expected):
     clock = FakeClock()
-    group = GroupClient(Lossy(at, error), lambda _text: None, clock)
+    group = GroupClient(Lossy(at, error), lambda _text: None, clock, ShutdownRequest(LeavePage(30.0), clock))
     group._backoff = group._backoff.entered((node(0), node(1)), step=0)
     began_s = clock.monotonic()
     assert group.loses_member(3.0) is expected
@@ -110,7 +112,7 @@ def test_an_agent_whose_limit_is_reached_waits_until_all_members_are_known_to_li
 
 def test_a_node_by_itself_waits_for_no_other():
     clock = FakeClock()
-    group = GroupClient(Lossy(1), lambda _text: None, clock)
+    group = GroupClient(Lossy(1), lambda _text: None, clock, ShutdownRequest(LeavePage(30.0), clock))
     group._backoff = group._backoff.entered((node(0),), step=0)
     began_s = clock.monotonic()
     assert not group.loses_member(3.0)

@@ -135,9 +135,9 @@ class ForkServerClient:
     def pid(self) -> int:
         return self._server.pid
 
-    def fork(self, start: ProcessStart) -> "ForkedProcess":
-        """A worker that runs by now. Raises CannotFork."""
-        self.wait_ready()
+    def fork(self, start: ProcessStart, interrupted: Callable[[], bool] = _never) -> "ForkedProcess":
+        """A worker that runs by now. Raises CannotFork, also when `interrupted()` before."""
+        self.wait_ready(interrupted)
         request = ForkRequest(command=start.command, env=dict(start.env))
         try:
             self._connection.send(
@@ -146,9 +146,12 @@ class ForkServerClient:
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
-        answer = self._answer(FORK_LIMIT_S, _never)
+        answer = self._answer(FORK_LIMIT_S, interrupted)
         if isinstance(answer, Refused):
             raise CannotFork(answer.reason)
+        if answer is None:
+            self.kill()  # a late answer would mean a worker that no agent watches
+            raise CannotFork("it did not answer before this node had to leave")
         assert isinstance(answer, Forked)
         return ForkedProcess(self, answer.pid, start_ticks(answer.pid))
 

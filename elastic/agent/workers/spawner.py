@@ -32,6 +32,7 @@ class Spawner:
         Raises CannotStart.
         """
         self.report = report
+        self.interrupted: Callable[[], bool] = lambda: False  # whether workers are waited for no more
         self._recipe = recipe
         self._reported = ""
         self._is_hopeless = False  # another fork server would fail as well
@@ -90,7 +91,7 @@ class Spawner:
         """Raises CannotStart."""
         if self._forks and not self._is_hopeless:
             try:
-                return self._server.fork(start)
+                return self._server.fork(start, self.interrupted)
             except CannotFork as reason:
                 self._report_spawning(str(reason))
         return SpawnedProcess(start)

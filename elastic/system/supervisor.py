@@ -1,0 +1,132 @@
+"""Whatever hangs, the command has ended a moment after its grace, with an exit code that is true.
+
+The process that a user starts only waits. Its child is the agent, which does everything else, and
+which may be held by a store, a file system, a library or a console that does not answer. The
+supervisor touches none of these. It takes the signals, tells the agent of them, and kills what is
+left of the node when its time is over (leave_deadline.py). It does not promise that what is killed
+is gone at once: the kernel may hold a process in a system call.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NoReturn
+
+from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from elastic.system import interrupt, stop_signals
+from elastic.system.clock import SystemClock
+from elastic.system.leave_page import LeavePage
+from elastic.system.processes import adopt_orphans, children, die_with_parent
+
+LOOK_S = 0.25  # for a notice, which comes from the agent and wakes nobody
+KILL_S = 1.0
+LAST_LINE_S = 0.5
+_monotonic = SystemClock.monotonic
+_BY_SIGNAL = 128  # what a shell adds to the number of the signal that ended a program
+
+
+def supervise(page: LeavePage, warnings: Iterable[signal.Signals]) -> None:
+    """Fork: the child goes on as the agent, and this process ends as the agent does.
+
+    warnings: signals that ask this node to leave, beside SIGTERM and SIGINT. Signals that are
+    ignored, as `nohup` has SIGHUP ignored, stay so. Call it before any thread starts.
+    """
+    stops = [n for n in (*stop_signals.END, *warnings) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*stops, signal.SIGCHLD])
+    adopt_orphans()
+    supervisor = os.getpid()
+    agent = os.fork()
+    if agent:
+        _supervise(agent, page, stops)
+    die_with_parent(supervisor)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoReturn:
+    first: int | None = None
+    while True:
+        left_s = page.deadline.killed_s - _monotonic()
+        if left_s <= 0:
+            _kill_all(agent)
+            line, code = last_word(page, by_ctrl_c=first == signal.SIGINT)
+            _print_if_taken(line)
+            os._exit(code)
+        found = signal.sigtimedwait([*stops, signal.SIGCHLD], min(left_s, LOOK_S))
+        if found is None:
+            continue
+        if found.si_signo == signal.SIGCHLD:
+            _end_if_dead(agent)
+            continue
+        first = first or found.si_signo
+        asks = page.signalled if found.si_signo in stop_signals.END else page.warned
+        asks(found.si_signo, _monotonic())
+        os.kill(agent, found.si_signo)  # it wakes, or has not begun yet, and ends as it likes
+
+
+def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
+    """The line and the exit code for an agent that could not end by itself in time."""
+    standing, task = page.standing, page.task or "a call that did not return"
+    if not standing.has_begun:
+        return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
+    if standing.code is not None:
+        return f"elastic-train: the end of {task} was not waited for", standing.code
+    step, saved = standing.last_step, standing.saved_step
+    known = (
+        f"step {saved} is the newest that is known to be saved"
+        if saved
+        else "which step is saved is not known"
+    )
+    when = f" after step {step}" if standing.is_over and step > saved else ""
+    line = (
+        f"interrupted ({page.reason}){when}: {task} did not end within the grace of {page.grace_s:g} s; "
+        f"{known}; the same command resumes"
+    )
+    return line, EXIT_INTERRUPTED if standing.is_over and step <= saved else EXIT_FAILED
+
+
+def _end_if_dead(agent: int) -> None:
+    """Orphans of the agent are this process's children, and are reaped here as well."""
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            pid, status = found
+            if pid == agent:
+                _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _end_as(code: int) -> NoReturn:
+    if code < 0:
+        number = signal.Signals(-code)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+        # The kernel does not let the first process of a container kill itself.
+        os._exit(_BY_SIGNAL - code)
+    os._exit(code)
+
+
+def _kill_all(agent: int) -> None:
+    """The fork server and the workers die with the agent, and all else becomes a child of this
+    process once its parent is dead.
+    """
+    end_s, left = _monotonic() + KILL_S, {agent}
+    while left and _monotonic() < end_s:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGCHLD], 0.05)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        left = children()
+
+
+def _print_if_taken(line: str) -> None:
+    """A pipe that nobody reads, and a terminal that is closed, do not hold this process."""
+    taken = select.poll()
+    taken.register(2, select.POLLOUT)
+    if taken.poll(1000 * LAST_LINE_S):
+        with suppress(OSError):
+            os.write(2, f"{line}\n".encode())
