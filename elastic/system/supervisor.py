@@ -80,7 +80,7 @@ def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
     )
     when = f" after step {step}" if standing.is_over and step > saved else ""
     line = (
-        f"interrupted ({page.reason}){when}: {task} did not end within the grace of {page.grace_s:g} s; "
+        f"interrupted ({page.reason}){when}: {task} did not end in time; "
         f"{known}; the same command resumes"
     )
     return line, EXIT_INTERRUPTED if standing.is_over and step <= saved else EXIT_FAILED

@@ -172,13 +172,14 @@ class Drill:
         """
         return self.command(self._command(options, recipe, arguments), env)
 
-    def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
-        """Fork an agent with these arguments and no others."""
+    def command(
+        self, words: list[str], env: dict[str, str] | None = None, *, console: int | None = None
+    ) -> Agent:
+        """Fork an agent with these arguments and no others. console: takes its output."""
 
         def fork(out: IO[bytes]) -> AgentProcess:
-            start = ProcessStart(
-                command=(str(AGENT), *words), env=self._env(env), stdout=out.fileno(), stderr=out.fileno()
-            )
+            to = out.fileno() if console is None else console
+            start = ProcessStart(command=(str(AGENT), *words), env=self._env(env), stdout=to, stderr=to)
             return ForkedAgent(words, self.fork_server.fork(start))
 
         return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
@@ -277,8 +278,7 @@ class Drill:
         return int(self.happens("worker_started", rank=rank, generation=generation)["pid"])
 
     def uploader_of(self, agent: Agent) -> int | None:
-        children = (pid for pid in self.alive() if _parent(pid) == agent.pid)
-        return next((pid for pid in children if UPLOADER in _words(pid)), None)
+        return next((pid for pid in self.children_of(agent) if UPLOADER in _words(pid)), None)
 
     def processes_of(self, agent: Agent) -> list[int]:
         """The agent and everything that it started, directly or not, parents first."""
@@ -286,6 +286,9 @@ class Drill:
         for pid in found:
             found += [child for child in self.alive() if _parent(child) == pid and child not in found]
         return found
+
+    def children_of(self, agent: Agent) -> list[int]:
+        return [pid for pid in self.alive() if _parent(pid) == agent.pid]
 
     def agent_of_rank(self, rank: int, generation: int) -> Agent:
         # A worker's parent is the agent, or its fork server.
@@ -483,6 +486,15 @@ def nine(once: Callable[..., Path], fork_server: ForkServerClient) -> str:
     """The digest of a run of nine steps that the recipe of leaving.py does not leave."""
     options: Any = {"recipe": RECIPES / "leaving.py", "arguments": ("nine", "9")}
     folder = once("nine", lambda folder: _train(folder, fork_server, **options))
+    (finished,) = (e for e in run_records.events(folder / "run" / "events") if e["event"] == "run_finished")
+    return str(finished["digest"])
+
+
+@pytest.fixture(scope="session")
+def never_held(once: Callable[..., Path], fork_server: ForkServerClient) -> str:
+    """The digest of a run of held.py in which nothing hangs."""
+    options: Any = {"recipe": RECIPES / "held.py"}
+    folder = once("held", lambda folder: _train(folder, fork_server, **options))
     (finished,) = (e for e in run_records.events(folder / "run" / "events") if e["event"] == "run_finished")
     return str(finished["digest"])
 

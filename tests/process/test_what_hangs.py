@@ -1,0 +1,233 @@
+"""Whatever hangs, and whenever: SIGTERM is honoured in time, and the run goes on to the same bits.
+
+A table of what can hang and of the moments in which it does. `make hangs` plays all of it, three
+cells at a time; the other tests play each row once.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_records
+from etcd_servers import EtcdServers, free_port
+from s3_server import S3Server
+
+GRACE_S, OVER_S = 6.0, 5.0
+HELD = Path(__file__).parent / "recipes" / "held.py"
+MIDDLE, LAST = 6, 12
+START, RENDEZVOUS, TRAINING, DRAIN, SAVE, AFTER = WHEN = (
+    "start",
+    "rendezvous",
+    "training",
+    "drain",
+    "last save",
+    "after the last step",
+)
+IN_WORKERS = {START, RENDEZVOUS, SAVE, AFTER}  # no worker computes a step then
+# What hangs: in which of its cells the other tests play it, and the moments that it does not know.
+ROWS: dict[str, tuple[str, set[str]]] = {
+    "object store": (SAVE, set()),
+    "folder": (TRAINING, set()),
+    "etcd": (DRAIN, set()),
+    "c10d host": (TRAINING, {START}),
+    "names": (SAVE, set()),
+    "fork server": (RENDEZVOUS, {SAVE, AFTER}),
+    "uploader": (DRAIN, set()),
+    "collective": (TRAINING, IN_WORKERS),
+    "c-code": (DRAIN, IN_WORKERS),
+    "evaluation": (TRAINING, IN_WORKERS),
+    "console": (AFTER, set()),
+}
+CELLS = [
+    pytest.param(what, when, id=f"{what}, {when}", marks=[] if when == played else [pytest.mark.hangs])
+    for what, (played, unknown) in ROWS.items()
+    for when in WHEN
+    if when not in unknown
+]
+
+
+class Cell:
+    """One run in which something hangs, from `hang` until `heal`."""
+
+    def __init__(self, what: str, when: str, drill: Any, preload: Path) -> None:
+        self.what, self.when, self.drill = what, when, drill
+        self.flag = drill.gates / "hang"
+        self.run, self.ranks = drill.run.url, 1
+        self.options: list[str] = ["--min-nodes", "3"] if when == RENDEZVOUS else []
+        self.env = {"HELD": what}
+        self.stopped: list[int] = []
+        self.servers: list[Any] = []
+        self.pipe: tuple[int, int] | None = None
+        if what in ("object store", "names"):
+            self.servers.append(store := S3Server(drill.folder))
+            self.run, self.env = f"{store.bucket()}/run", self.env | store.environ
+        if what in ("folder", "names"):
+            self.env |= {"LD_PRELOAD": str(preload), "HANG_FILE": str(self.flag)}
+            self.env |= {"HANG_PATH": self.run} if what == "folder" else {"HANG_NAMES": "1"}
+        if what == "names":
+            self.env["AWS_ENDPOINT_URL"] = self.env["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")
+        if what == "etcd":
+            self.servers.append(etcd := EtcdServers(drill.folder))
+            self.options += ["--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints]
+        if what == "c10d host":
+            self.options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+            self.options += ["--max-nodes", "3", "--last-call", "10min" if when == RENDEZVOUS else "30s"]
+            self.ranks = 2
+        if what == "collective":
+            self.options += ["--nproc-per-node", "2"]
+            self.ranks = 2
+
+    def start(self) -> Any:
+        words = [str(HELD), "--run-dir", self.run, "--save-every", "4steps", "--grace", f"{GRACE_S:g}"]
+        words += ["--max-nodes", "3", *self.options]
+        if "LD_PRELOAD" in self.env:
+            return self.drill.execute([sys.executable, "-m", "elastic.cli", *words], self.env)
+        return self.drill.command(words, self.env, console=None if self.pipe is None else self.pipe[1])
+
+    def hang(self, agent: Any) -> None:
+        self.flag.touch()
+        match self.what:
+            case "object store":
+                self._stop(self.servers[0]._process.pid)
+            case "etcd":
+                self.servers[0].freeze(0)
+            case "c10d host":
+                self._stop(self.drill.agents[0].pid)
+            case "fork server":
+                self._stop(self.drill.waits_for(lambda: self._fork_server(agent), "a fork server"))
+            case "uploader":
+                self._stop(self.drill.waits_for(lambda: self.drill.uploader_of(agent), "an uploader"))
+            case "collective":
+                self._stop(self.drill.pid_of_rank(1, generation=1))
+            case "console":
+                assert self.pipe is not None
+                os.set_blocking(self.pipe[1], False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        os.write(self.pipe[1], b"\n")
+                os.set_blocking(self.pipe[1], True)
+
+    def _fork_server(self, agent: Any) -> int | None:
+        """The child of the agent that is no uploader."""
+        uploader = self.drill.uploader_of(agent)
+        return next((pid for pid in self.drill.children_of(agent) if pid != uploader), None)
+
+    def _stop(self, pid: int) -> None:
+        self.stopped.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    def heal(self) -> None:
+        """All that was begun ends, and nothing hangs any more."""
+        self.flag.unlink(missing_ok=True)
+        for pid in self.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        if self.what == "etcd":
+            self.servers[0]._processes[0].send_signal(signal.SIGCONT)
+        for agent in self.drill.agents:
+            if agent.process.poll() is None:
+                agent.process.kill()
+                agent.wait()
+        self.drill.all_are_gone()
+        self.options, self.pipe = [], None
+        if self.what == "etcd":
+            self.options = ["--rdzv-backend", "etcd", "--rdzv-endpoint", self.servers[0].endpoints]
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def preload(once: Any) -> Path:
+    def build(folder: Path) -> None:
+        source = Path(__file__).with_name("hang.c")
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", folder / "hang.so", source, "-ldl"], check=True, timeout=60
+        )
+
+    return Path(once("hang", build)) / "hang.so"
+
+
+def lead_to(when: str, cell: Cell, agents: list[Any], asks: Callable[[], None]) -> None:
+    """Bring the run to the moment, let it hang there, and ask the last agent to leave."""
+    drill, agent = cell.drill, agents[-1]
+    if when == START:
+        cell.hang(agent)
+        assert agent.pid
+        asks()
+    elif when == RENDEZVOUS:
+        drill.waits_for(lambda: drill.uploader_of(agent), "an agent that is about to meet the others")
+        cell.hang(agent)
+        asks()
+    elif when in (TRAINING, DRAIN):
+        drill.stands(MIDDLE, cell.ranks)
+        if when == DRAIN:
+            asks()
+            drill.waits_for(
+                lambda: "finish the same step" in agent.output or drill.events("drain_requested"), "a drain"
+            )
+        cell.hang(agent)
+        if when == TRAINING and cell.what in ("c-code", "evaluation"):
+            drill.open(MIDDLE)
+            drill.waits_for((drill.gates / "held").exists, "a worker that is held")
+        if when == TRAINING:
+            asks()
+        drill.open(MIDDLE)
+    else:
+        drill.open(MIDDLE)
+        drill.stands(LAST, cell.ranks)
+        if when == AFTER:
+            drill.open(LAST)
+            drill.waits_for((drill.gates / f"at-{AFTER}-rank0").exists, "the end of the loop")
+        cell.hang(agent)
+        asks()
+        drill.open(LAST if when == SAVE else AFTER)
+
+
+@pytest.mark.parametrize(("what", "when"), CELLS)
+def test_sigterm_is_honoured_whatever_hangs(
+    drill: Any, preload: Path, never_held: str, what: str, when: str
+) -> None:
+    """The agent has left at most five seconds after its grace, with an exit code that is true, and
+    the same command goes on to the digest of a run in which nothing hung.
+    """
+    with closing(Cell(what, when, drill, preload)) as cell:
+        drill.shut(MIDDLE, LAST, AFTER)
+        if what == "console":
+            cell.pipe = os.pipe()
+            os.set_inheritable(cell.pipe[1], True)
+        if when == START and what not in ("fork server", "uploader", "console"):
+            cell.flag.touch()
+            if what in ("object store", "etcd"):
+                cell.hang(None)  # type: ignore[arg-type]
+        agents = [cell.start() for _ in range(2 if what == "c10d host" else 1)]
+        asked: list[float] = []
+
+        def asks() -> None:
+            asked.append(time.monotonic())
+            agents[-1].signal(signal.SIGTERM)
+
+        lead_to(when, cell, agents, asks)
+        code = agents[-1].wait()
+        took_s = time.monotonic() - asked[0]
+        assert code in (0, 1, 75), agents[-1].output
+        assert took_s <= GRACE_S + OVER_S, f"{took_s:.1f} s after SIGTERM\n{agents[-1].output}"
+        for gate in (MIDDLE, LAST, AFTER):
+            drill.open(gate)
+        cell.heal()
+        trained = len(run_records.lines(drill.run.metrics))  # none here where the run has a URL
+        resumed = cell.start()
+        resumed.ends_with(0)
+        assert f"digest {never_held[:16]}" in resumed.output
+        if code == 75:
+            steps = [event["step"] for event in drill.events("restored")]
+            assert not trained or max(steps) >= trained, "the exit code says that nothing is lost"
