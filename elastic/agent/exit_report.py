@@ -15,7 +15,14 @@ from elastic.agent.repeated_error import told_at_the_end
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
-from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted, WorkerFailed
+from elastic.events import (
+    CheckpointCommitted,
+    RunFailed,
+    RunFinished,
+    RunInterrupted,
+    RunStarted,
+    WorkerFailed,
+)
 from elastic.faults import unreached
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
@@ -49,7 +56,7 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     return code
 
 
-def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
+def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
     settings, run = parts.settings, parts.settings.run
     try:
         events = read_events(run.events)
@@ -57,6 +64,9 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
         _print(f"complete; its events cannot be read ({error}). Logs are in {run.logs}")
         return EXIT_COMPLETE
     started = logged_event.last(events, RunStarted)
+    # The last step was committed before the run ended; a storage that hangs now does not tell.
+    committed = logged_event.last(events, CheckpointCommitted)
+    last = newest or (committed and committed.event)
     if started is None or last is None:
         what = "complete"
         if settings.imports_library and started is None and last is None:

@@ -79,10 +79,7 @@ def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
         else "which step is saved is not known"
     )
     when = f" after step {step}" if standing.is_over and step > saved else ""
-    line = (
-        f"interrupted ({page.reason}){when}: {task} did not end in time; "
-        f"{known}; the same command resumes"
-    )
+    line = f"interrupted ({page.reason}){when}: {task} did not end in time; {known}; the same command resumes"
     return line, EXIT_INTERRUPTED if standing.is_over and step <= saved else EXIT_FAILED
 
 
