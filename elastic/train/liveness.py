@@ -6,7 +6,7 @@ so it errs towards live. Whether an object changes that a variable names, it doe
 """
 
 import dis
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from inspect import (
@@ -56,13 +56,13 @@ class Live:
 
     A process that resumes begins with the values from before the loop.
 
-    carried: live on a way without exceptions. Also a variable that was written before the loop and
-        in some passes: the process would go on silently with the value from before.
+    carried: live on a way without exceptions, and written before the loop or by other code: the
+        process would go on silently with the value from before.
     on_errors: live on ways with an exception alone.
-    after_loop: what the loop writes and only the code after it reads, if the last pass does not
-        always write it as it should be: each pass writes it and the code before the loop too (no
-        pass may be left to do); or some passes write it, and nothing else.
-    in_some: those of after_loop that only some passes write. The process has no such variable.
+    after_loop: what each pass writes and the code before the loop too, and only the code after it
+        reads: no pass may be left to do.
+    in_some: what the loop alone writes, in some passes. Without a value it raises a NameError, and
+        a later pass may give it another one than that of the pass before the restart.
     targets: of a `for` over tuples, those of its targets that the body reads.
     at_end: of a `for`, live where it has ended.
     """
@@ -80,28 +80,26 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     flow, ways = _Flow(code, module, mentions), control_flow(code)
     here, loop = ways.index_of(offset), loop_around(code, offset)
     plain, all_ways = flow.fixpoint(), flow.fixpoint(has_errors=True)
-    staying = flow.fixpoint(within=loop)
     onward = here + 1
     instruction = ways.instructions[here]
     is_for = instruction.opname == "FOR_ITER"
     # The statement of a call may have read variables that it needs when the call returns.
     places = [onward] if is_for else [onward, ways.start_of_line(here)]
     live = frozenset().union(*(plain.at(each) for each in places))
-    in_loop = frozenset().union(*(staying.at(each) for each in places))
     before = flow.written_before(loop)
-    only_after = ((live - in_loop) & flow.written(loop)) - before
-    carried = live - only_after
+    in_some = (live & flow.written(loop)) - before
+    carried = live - in_some
     on_errors = all_ways.at(onward) - plain.at(onward)
     if not is_for:
-        return Live(carried=carried, on_errors=on_errors, after_loop=only_after, in_some=only_after)
+        return Live(carried=carried, on_errors=on_errors, in_some=in_some)
     end = ways.index_of(instruction.argval)
     targets, body = flow.targets(onward)
     read = plain.at(body) | flow.read(range(onward, body))
     return Live(
         carried=carried,
         on_errors=on_errors,
-        in_some=only_after,
-        after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
+        in_some=in_some,
+        after_loop=(plain.at(end) - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in read) if len(targets) > 1 else (),
         at_end=plain.at(end),
     )
@@ -237,15 +235,10 @@ class _Flow:
         # By instruction, as bits: what it reads before it writes it, and what it writes.
         self._effects = [self._effect(of_one) for of_one in self.accesses]
 
-    def fixpoint(self, *, has_errors: bool = False, within: Container[int] | None = None) -> "_LiveBefore":
-        """The variables that are live before each instruction.
-
-        within: the numbers of the instructions that a way may lead through, None for all.
-        """
+    def fixpoint(self, *, has_errors: bool = False) -> "_LiveBefore":
+        """The variables that are live before each instruction."""
         effects, count, handlers = self._effects, len(self.accesses), self.ways.handlers
         onward = self.ways.onward
-        if within is not None:
-            onward = tuple(tuple(each for each in ways if each in within) for ways in onward)
         live, is_stable = [0] * (count + 1), False
         while not is_stable:
             is_stable = True

@@ -68,8 +68,8 @@ _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_
 class LoopVariables:
     """Names with their values, at the beginning of a pass.
 
-    carried: one pass hands them on to the next. in_some: written in some passes, and read after the
-    loop alone. on_errors: only after an exception. targets: of the `for` itself, beside the step.
+    carried: one pass hands them on to the next. in_some: written in some passes, and by nothing
+    else. on_errors: only after an exception. targets: of the `for` itself, beside the step.
     after_loop: written in each pass, and read after the loop.
     assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
     makes from what they were, or that they assign in some calls or passes alone. cells: the

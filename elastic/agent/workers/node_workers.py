@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart, shown_code
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -51,10 +51,12 @@ class NodeWorkers:
         log: EventLog,
         console: ConsoleFollower,
         clock: Clock,
+        shown_code: Callable[[int], int] = shown_code,
     ) -> None:
         """Start the workers, or all before one that cannot be started: `not_started` says why.
 
-        open_step: in which step of its loop a local rank is, if in any.
+        open_step: in which step of its loop a local rank is, if in any. shown_code: the exit code of
+        a worker as users see it.
         """
         # By rank, in the order in which the exits were seen. A negative code is the number of the
         # signal that ended the worker.
@@ -66,6 +68,7 @@ class NodeWorkers:
         self._log = log
         self._console = console
         self._clock = clock
+        self._shown_code = shown_code
         self._first_exit_s: float | None = None
         self._processes: dict[int, Process] = {}
         for start in starts:
@@ -191,7 +194,7 @@ class NodeWorkers:
 
     def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
         pid = self.pid(rank)
-        name = signal.Signals(-code).name if code < 0 else None
+        name, code = (signal.Signals(-code).name if code < 0 else None), self._shown_code(code)
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
