@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from elastic.train.accesses import VARIABLES, Access, Action, Place, accesses
 from elastic.train.control_flow import control_flow, instructions, loop_around, reachable
-from elastic.train.reporting_code import is_reporting
+from elastic.train.left_out_code import is_left_out
 
 _GLOBAL = "*"
 
@@ -146,7 +146,7 @@ def globals_needed(code: CodeType) -> frozenset[str]:
         names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
     else:
         names = frozenset(each.name for each in of_module if each.action is Action.READ)
-    inside = (each for each in code.co_consts if isinstance(each, CodeType) and not is_reporting(each))
+    inside = (each for each in code.co_consts if isinstance(each, CodeType) and not is_left_out(each))
     return names.union(*(globals_needed(each) for each in inside))
 
 
@@ -174,7 +174,6 @@ def _imports(instruction: dis.Instruction, code: CodeType) -> bool:
     return is_by_name and instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str)
 
 
-@cache
 def _accesses(code: CodeType, module: str) -> tuple[tuple[_Access, ...], ...]:
     """What each instruction reads and writes itself, in its order."""
     both = zip(instructions(code), accesses(code), strict=True)
@@ -189,6 +188,8 @@ def _accesses_of(
         yield _Access(Variable(IMPORTS, instruction.argval), is_read=True)
         return
     if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
+        if is_left_out(instruction.argval):
+            return
         for name in globals_needed(instruction.argval):
             yield _Access(Variable(module, name), is_read=True)
         for name in imported(instruction.argval):

@@ -46,7 +46,7 @@ from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
-from elastic.train.reporting_code import is_reporting
+from elastic.train.left_out_code import is_left_out
 from elastic.train.set_first import read_after_loop, set_first
 from elastic.train.step_functions import StepFunctions
 from elastic.train.torch_calls import functions_called_by
@@ -360,8 +360,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions of the recipe's own that a use of this value may run.
 
     They are those that it wraps, binds or holds in containers and attributes, and all methods of an
-    object of a class of the recipe's own. Those of run.on_step are none: no use of the run runs
-    them, and what they change is nothing that is trained.
+    object of a class of the recipe's own. Those that left_out_code.py has are none.
     """
     seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
     waiting = deque([(value, DEPTH)])
@@ -371,7 +370,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         if id(thing) in seen or issubclass(kind, (*_NO_FUNCTIONS, *ProxyTypes, StepFunctions)):
             continue
         seen[id(thing)] = thing
-        if kind is FunctionType and is_reporting(thing.__code__):
+        if kind is FunctionType and is_left_out(thing.__code__):
             continue
         if kind is FunctionType and _is_own(thing):
             yield thing

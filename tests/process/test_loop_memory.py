@@ -150,6 +150,54 @@ def test_a_picture_of_each_epochs_end_is_no_memory(drill):
     assert not drill.events("unsaved_variables") and "note:" not in agent.output
 
 
+ENVIRONMENT = """
+import numpy as np
+
+class Environment:
+    def reset(self, seed):
+        self.rng, self.turns = np.random.default_rng(seed), 0
+        self.at = self.rng.uniform(-1, 1, 4).astype("f4")
+
+    def step(self):
+        self.at, self.turns = self.at * np.float32(0.5), self.turns + 1
+
+environment = Environment()
+
+def play(batch):
+    total = 0
+    for _ in batch.indices:
+        environment.reset(int(torch.randint(2**31, (1,))))
+        while environment.turns < 3:
+            total = total + model(torch.from_numpy(environment.at)).square().sum()
+            environment.step()
+    return total / 16
+
+for step in run.steps(data, state):
+    step.backward(step.sum(play))
+    with torch.no_grad():
+        model.weight -= 0.1 * model.weight.grad
+"""
+
+
+@pytest.mark.parametrize("given", ["play", "lambda batch: play(batch)"])
+def test_an_environment_that_each_call_resets_is_no_memory(drill, given):
+    """As gymnasium's `env.reset(seed=...)`. The step's function is computed twice, and comes out the same."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(HEADER + ENVIRONMENT.replace("step.sum(play)", f"step.sum({given})"))
+    agent = drill.start("--snapshot-every", "1", "--faults", "step 6 rank 0 backward: kill", recipe=recipe)
+    agent.ends_with(0)
+    assert len(drill.events("generation_started")) == 2
+    assert not drill.events("unsaved_variables") and "note:" not in agent.output
+
+
+def test_an_environment_that_goes_on_from_call_to_call_is_refused(drill):
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(HEADER + ENVIRONMENT.replace("default_rng(seed)", "default_rng(getattr(self, 'rng', seed))"))
+    agent = drill.start(recipe=recipe)
+    agent.ends_with(2)
+    assert "step 1: environment.at changes with each call of the function" in agent.output
+
+
 def test_a_cache_that_an_evaluation_fills_after_a_restart_is_not_the_loops_doing(drill):
     """The worker dies in the step that evaluates a part of the same files, at whose beginning the
     next one goes on: it has loaded nothing itself, since a loading process does.

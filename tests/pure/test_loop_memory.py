@@ -1185,16 +1185,6 @@ def test_what_each_pass_sets_anew_is_not_named_for_the_code_after_the_loop():
     assert outcome("loss = None\n" + recipe) == ("", set(), {"loss"})
 
 
-def test_a_tensor_that_some_passes_set_and_the_script_reads_after_the_loop_is_named():
-    """As `if step.ends_epoch: confusion = run.evaluate(...)`, with no value before the loop."""
-    recipe = (
-        LOOP + "    update()\n    if step.number % 3 == 0:\n        c = torch.ones(4) * step.number\nprint(c)"
-    )
-    assert outcome(recipe) == ("", set(), {"c"})
-    refused, _, _ = outcome("c = torch.zeros(4)\n" + recipe)
-    assert refused.startswith("c was changed")
-
-
 def test_nothing_is_called_and_nothing_kept_alive():
     """Objects that fail where they are compared, read or asked for an attribute."""
     recipe = """
