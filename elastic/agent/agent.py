@@ -32,7 +32,6 @@ from elastic.errors import (
     ElasticError,
     Interrupted,
     RendezvousTimeout,
-    shown_code,
 )
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -349,9 +348,7 @@ class NodeAgent(LocalElasticAgent):
             backlog=parts.full_disk.backlog.path,
         )
         start, open_step = parts.spawner.start, parts.page.open_step
-        # A script without this library may mean anything by its codes.
-        shown = shown_code if settings.imports_library else int
-        workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock, shown)
+        workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
         self._generation = NodeGeneration(parts, entered.number, workers)
         parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:

@@ -59,7 +59,7 @@ class Origin:
 
 
 def new_run_from(run: str, recipe: str = "RECIPE", entries: str = "") -> str:
-    """The command that begins a new run from the newest state of this one, or from entries of it."""
+    """The command that begins a new run from the newest state of this one, or entries of it."""
     is_read_otherwise = set("@:") & set(run.rpartition("/")[2])
     parent = shlex.quote(f"{run}{'/' * bool(is_read_otherwise)}{entries and f':{entries}'}")
     return f"elastic-train {recipe} --from {parent} --run-dir NEW"

@@ -64,7 +64,7 @@ def check(
 
 
 def _iterator_of(dataset: Any) -> str:
-    """An attribute from which samples may be read one after the other; a file has its own places."""
+    """An attribute that may give the samples one after the other; a file has places of its own."""
     held = getattr(dataset, "__dict__", {}).items()
     return next((name for name, it in held if isinstance(it, Iterator) and not isinstance(it, IOBase)), "")
 

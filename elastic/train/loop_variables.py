@@ -31,6 +31,7 @@ from elastic.train import structure
 from elastic.train.address_order import handed_on, iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
+from elastic.train.left_out_code import is_left_out
 from elastic.train.liveness import (
     IMPORTS,
     LOADING,
@@ -46,7 +47,6 @@ from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
-from elastic.train.left_out_code import is_left_out
 from elastic.train.set_first import read_after_loop, set_first
 from elastic.train.step_functions import StepFunctions
 from elastic.train.torch_calls import functions_called_by

@@ -136,6 +136,8 @@ def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes)
     )
     torchrun.ends_with(1)
 
-    assert "error: model.weight differs between ranks [0] | [1] after step" in torchrun.output, torchrun.output
+    assert "error: model.weight differs between ranks [0] | [1] after step" in torchrun.output, (
+        torchrun.output
+    )
     assert "exitcode  : 1 " in torchrun.output
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4

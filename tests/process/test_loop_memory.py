@@ -181,7 +181,7 @@ for step in run.steps(data, state):
 
 @pytest.mark.parametrize("given", ["play", "lambda batch: play(batch)"])
 def test_an_environment_that_each_call_resets_is_no_memory(drill, given):
-    """As gymnasium's `env.reset(seed=...)`. The step's function is computed twice, and comes out the same."""
+    """As `env.reset(seed=...)`: the step's function is computed twice, and comes out the same."""
     recipe = drill.folder / "recipe.py"
     recipe.write_text(HEADER + ENVIRONMENT.replace("step.sum(play)", f"step.sum({given})"))
     agent = drill.start("--snapshot-every", "1", "--faults", "step 6 rank 0 backward: kill", recipe=recipe)
@@ -192,7 +192,9 @@ def test_an_environment_that_each_call_resets_is_no_memory(drill, given):
 
 def test_an_environment_that_goes_on_from_call_to_call_is_refused(drill):
     recipe = drill.folder / "recipe.py"
-    recipe.write_text(HEADER + ENVIRONMENT.replace("default_rng(seed)", "default_rng(getattr(self, 'rng', seed))"))
+    recipe.write_text(
+        HEADER + ENVIRONMENT.replace("default_rng(seed)", "default_rng(getattr(self, 'rng', seed))")
+    )
     agent = drill.start(recipe=recipe)
     agent.ends_with(2)
     assert "step 1: environment.at changes with each call of the function" in agent.output

@@ -63,7 +63,9 @@ def test_ranks_that_differ_again_in_steps_done_again_are_told_that_it_is_the_rec
     for step in (6, 7):
         for kind, message, _ in ranks.run(2, answers_of, [1.0, 2.0], step, 7):
             assert kind == "recipe"
-            assert message.startswith("model.b differs between ranks [0] | [1] after loading step 7. So it did")
+            assert message.startswith(
+                "model.b differs between ranks [0] | [1] after loading step 7. So it did"
+            )
             assert "draws from a generator of its own" in message
     assert [kind for kind, *_ in ranks.run(2, answers_of, [1.0, 2.0], 8, 7)] == ["machine?"] * 2
 

@@ -355,7 +355,10 @@ def optimized(make):
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 OTHER_OPTIMIZERS = {
-    "reversed": (lambda weights: SGD(weights[::-1]), r"has model\.b\.weight in place 0, where model\.a\.weight"),
+    "reversed": (
+        lambda weights: SGD(weights[::-1]),
+        r"has model\.b\.weight in place 0, where model\.a\.weight",
+    ),
     "regrouped": (lambda weights: SGD([{"params": [each]} for each in weights]), r"groups of \[1, 1\]"),
     "frozen": (lambda weights: SGD(weights[:1]), r"groups of \[1\] parameters, and had groups of \[2\]"),
     "another class": (torch.optim.Adam, r"without \['amsgrad', "),

@@ -40,6 +40,7 @@ class WorkerStart:
     command: tuple[str, ...]  # the recipe and its arguments
     env: Mapping[str, str]
     log: Path
+    is_plain: bool = False  # a script without this library, which may mean anything by its codes
 
 
 class NodeWorkers:
@@ -51,12 +52,10 @@ class NodeWorkers:
         log: EventLog,
         console: ConsoleFollower,
         clock: Clock,
-        shown_code: Callable[[int], int] = shown_code,
     ) -> None:
         """Start the workers, or all before one that cannot be started: `not_started` says why.
 
-        open_step: in which step of its loop a local rank is, if in any. shown_code: the exit code of
-        a worker as users see it.
+        open_step: in which step of its loop a local rank is, if in any.
         """
         # By rank, in the order in which the exits were seen. A negative code is the number of the
         # signal that ended the worker.
@@ -68,7 +67,6 @@ class NodeWorkers:
         self._log = log
         self._console = console
         self._clock = clock
-        self._shown_code = shown_code
         self._first_exit_s: float | None = None
         self._processes: dict[int, Process] = {}
         for start in starts:
@@ -194,7 +192,8 @@ class NodeWorkers:
 
     def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
         pid = self.pid(rank)
-        name, code = (signal.Signals(-code).name if code < 0 else None), self._shown_code(code)
+        name = signal.Signals(-code).name if code < 0 else None
+        code = code if self._starts[rank].is_plain else shown_code(code)
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
