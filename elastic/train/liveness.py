@@ -58,7 +58,6 @@ class Live:
 
     carried: live on a way without exceptions, and written before the loop or by other code: the
         process would go on silently with the value from before.
-    on_errors: live on ways with an exception alone.
     after_loop: what each pass writes and the code before the loop too, and only the code after it
         reads: no pass may be left to do.
     in_some: what the loop alone writes, in some passes. Without a value it raises a NameError, and
@@ -68,7 +67,6 @@ class Live:
     """
 
     carried: frozenset[Variable]
-    on_errors: frozenset[Variable]
     after_loop: frozenset[Variable] = frozenset()
     in_some: frozenset[Variable] = frozenset()
     targets: tuple[Variable, ...] = ()
@@ -79,7 +77,7 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     """offset: of the instruction in which the frame stands (`f_lasti`)."""
     flow, ways = _Flow(code, module, mentions), control_flow(code)
     here, loop = ways.index_of(offset), loop_around(code, offset)
-    plain, all_ways = flow.fixpoint(), flow.fixpoint(has_errors=True)
+    plain = flow.fixpoint()
     onward = here + 1
     instruction = ways.instructions[here]
     is_for = instruction.opname == "FOR_ITER"
@@ -89,15 +87,13 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     before = flow.written_before(loop)
     in_some = (live & flow.written(loop)) - before
     carried = live - in_some
-    on_errors = all_ways.at(onward) - plain.at(onward)
     if not is_for:
-        return Live(carried=carried, on_errors=on_errors, in_some=in_some)
+        return Live(carried=carried, in_some=in_some)
     end = ways.index_of(instruction.argval)
     targets, body = flow.targets(onward)
     read = plain.at(body) | flow.read(range(onward, body))
     return Live(
         carried=carried,
-        on_errors=on_errors,
         in_some=in_some,
         after_loop=(plain.at(end) - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in read) if len(targets) > 1 else (),

@@ -69,8 +69,8 @@ class LoopVariables:
     """Names with their values, at the beginning of a pass.
 
     carried: one pass hands them on to the next. in_some: written in some passes, and by nothing
-    else. on_errors: only after an exception. targets: of the `for` itself, beside the step.
-    after_loop: written in each pass, and read after the loop.
+    else. targets: of the `for` itself, beside the step. after_loop: written in each pass, and read
+    after the loop.
     assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
     makes from what they were, or that they assign in some calls or passes alone. cells: the
     variables of its frames. read_by_functions: the names that functions read which the script
@@ -82,7 +82,6 @@ class LoopVariables:
 
     carried: Named = field(default_factory=list)
     in_some: Named = field(default_factory=list)
-    on_errors: Named = field(default_factory=list)
     targets: Named = field(default_factory=list)
     after_loop: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
@@ -190,7 +189,6 @@ def _add(
     live = analysis.live
     found.carried += names.values(live.carried)
     found.in_some += names.values(live.in_some)
-    found.on_errors += names.values(live.on_errors)
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | analysis.assigned

@@ -75,8 +75,6 @@ def take_look(
             walk.enter(name, value, FREE, owner="iterator")
     for patch in variables.patches:
         walk.note_patch(patch)
-    for name, value in variables.on_errors:
-        walk.enter(name, value, FREE.at_most(Weight.SAID))
     collate = settings.collate
     if not isinstance(collate, MethodType | None):
         # What a closure or a partial holds has no other name.

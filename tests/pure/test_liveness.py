@@ -65,13 +65,6 @@ def test_a_variable_that_a_comprehension_hides_for_a_while_is_carried(made):
     assert "norms" not in names(found.carried)
 
 
-def test_a_variable_that_a_comprehension_hides_is_live_after_an_error_in_it():
-    found = live_in(
-        "try:\n    x = [p for p in make(step)]\nexcept ValueError:\n    use(p)\np = step", before="p = 0"
-    )
-    assert "p" in names(found.on_errors)
-
-
 def test_what_a_comprehension_is_assigned_to_is_not_carried_where_it_has_its_own_variable_of_that_name():
     found = live_in("x = [x for x in step]\nuse(x)", before="x = 0", after="print(1)")
     assert "x" not in names(found.carried)
@@ -124,24 +117,7 @@ WITH = "with look(step):\n    x = make(step)\nuse(x)"
 def test_a_with_statement_is_taken_to_pass_exceptions_on(body):
     """Else all that is assigned under torch.no_grad() would be carried."""
     found = live_in(body)
-    assert "x" not in names(found.carried | found.on_errors)
-
-
-def test_what_a_with_statement_suppresses_counts_where_the_function_names_it():
-    assert "x" in names(live_in(WITH.replace("look(", "suppress(")).on_errors)
-
-
-def test_an_except_around_a_with_statement_counts():
-    found = live_in("try:\n" + textwrap.indent(WITH, "    ") + "\nexcept ValueError:\n    use(x)")
-    assert "x" in names(found.on_errors)
-
-
-def test_what_is_read_after_an_exception_alone_is_told_apart():
-    found = live_in(
-        "try:\n    loss = make(step)\nexcept ValueError:\n    print(saved)\n    continue\nsaved = loss"
-    )
-    assert "saved" not in names(found.carried)
-    assert "saved" in names(found.on_errors)
+    assert "x" not in names(found.carried)
 
 
 def test_variables_of_functions_made_in_the_loop_count_as_read():
@@ -292,10 +268,7 @@ def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carrie
     try:
         space["program"](source(), Flags(), read, write, nullcontext())
     except NameError:  # of a variable without a value; a `finally` then reads on the way out
-        on_the_way_out = names(found[0].on_errors)
-    else:
-        on_the_way_out = set()
-    carried_or_left = names(found[0].carried) | on_the_way_out
-    assert carried <= carried_or_left | (names(found[0].after_loop) if "break" in body else set())
-    assert after_loop <= names(found[0].carried) | names(found[0].after_loop)
-    assert in_some <= names(found[0].in_some) | on_the_way_out
+        return
+    assert carried <= names(found[0].carried | (found[0].after_loop if "break" in body else set()))
+    assert after_loop <= names(found[0].carried | found[0].after_loop)
+    assert in_some <= names(found[0].in_some)
