@@ -39,6 +39,11 @@ EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 EXIT_NOTHING_LOADS = 76
 
 
+def shown_code(code: int) -> int:
+    """The exit code of a worker as users see it: those that are for its agent only are failures."""
+    return EXIT_FAILED if code in (EXIT_PEER_LOST, EXIT_DIVERGED, EXIT_RECIPE) else code
+
+
 class ElasticError(Exception):
     """Root of this library's errors; a process that one of them ends exits with `exit_code`."""
 

@@ -58,12 +58,11 @@ class Origin:
         return self.run + step + (f":{','.join(self.entries)}" if self.entries else "")
 
 
-def new_run_from(run: str, recipe: str = "RECIPE") -> str:
-    """The command that begins a new run from the newest state of this one."""
+def new_run_from(run: str, recipe: str = "RECIPE", entries: str = "") -> str:
+    """The command that begins a new run from the newest state of this one, or entries of it."""
     is_read_otherwise = set("@:") & set(run.rpartition("/")[2])
-    return (
-        f"elastic-train {recipe} --from {shlex.quote(f'{run}/' if is_read_otherwise else run)} --run-dir NEW"
-    )
+    parent = shlex.quote(f"{run}{'/' * bool(is_read_otherwise)}{entries and f':{entries}'}")
+    return f"elastic-train {recipe} --from {parent} --run-dir NEW"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

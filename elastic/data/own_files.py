@@ -1,9 +1,11 @@
 """Which files and classes are the recipe's own: one meaning for all that looks for its mistakes.
 
 Own is what lies neither in Python's library, nor in an installed package, nor in this one; and all
-classes of the script itself.
+classes of the script itself. A package is installed where it lies in site-packages, or where the
+record of a distribution names its files, as after `pip install --target DIR`.
 """
 
+import csv
 import sys
 import sysconfig
 from functools import cache
@@ -29,7 +31,16 @@ def is_own_file(path: str) -> bool:
         return False
     folders = Path(path).resolve().parents
     is_installed = any(each.name in _INSTALLED for each in (*folders, *Path(path).parents))
-    return not is_installed and _LIBRARIES.isdisjoint(folders)
+    if is_installed or not _LIBRARIES.isdisjoint(folders):
+        return False
+    return not any(str(Path(path).resolve().relative_to(each)) in _recorded(each) for each in folders)
+
+
+@cache
+def _recorded(folder: Path) -> frozenset[str]:
+    """The files that distributions have installed in a folder, by their paths from there."""
+    records = [each.read_text(errors="replace") for each in folder.glob("*.dist-info/RECORD")]
+    return frozenset(row[0] for each in records for row in csv.reader(each.splitlines()) if row)
 
 
 def is_own_class(kind: type) -> bool:

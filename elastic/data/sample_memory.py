@@ -18,7 +18,8 @@ It does not find what the first samples do not show, nor memories in files, in o
 objects that are no datasets, and samples of types that `fingerprint` does not know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from io import IOBase
 from itertools import takewhile
 from typing import Any
 
@@ -57,12 +58,20 @@ def check(
     """
     memory = LoadingMemory(dataset, [each for samples in batches for each in samples], collate)
     made: Collate = collate or default_collate
-    _check_again(memory, lambda is_own: load(0, is_own, made), has_collate=collate is not None)
+    _check_again(memory, lambda is_own: load(0, is_own, made), _iterator_of(dataset), collate is not None)
     if len(batches) > 1:
         _check_order(memory, len(batches), lambda place, by: load(place, True, by), made, has_time)
 
 
-def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_collate: bool) -> None:
+def _iterator_of(dataset: Any) -> str:
+    """An attribute that may give the samples one after the other; a file has places of its own."""
+    held = getattr(dataset, "__dict__", {}).items()
+    return next((name for name, it in held if isinstance(it, Iterator) and not isinstance(it, IOBase)), "")
+
+
+def _check_again(
+    memory: LoadingMemory, load: Callable[[bool], Any], iterator: str, has_collate: bool
+) -> None:
     first, other, again = (fingerprint(load(own)) for own in (True, False, True))
     changed = memory.changed()
     memory.put_back()
@@ -71,8 +80,8 @@ def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_coll
     memory.put_back()
     if not changed or first != fingerprint(load(True)):
         found = (
-            "the same samples, loaded again under the same random streams, are other ones: it draws from a generator of its own, "
-            "or writes into data that it reads"
+            "the same samples, loaded again under the same random streams, are other ones: it reads an iterator, draws from a "
+            "generator of its own, or writes into data that it reads"
         )
         if has_collate:
             found += ", or collate keeps something from call to call"
@@ -80,6 +89,9 @@ def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_coll
             "draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed for each sample, "
             "and augment a copy (.clone() of a tensor, .copy() of an array)"
         )
+        if iterator:
+            found = f"it reads the iterator self.{iterator}, so that a sample depends on what was read before"
+            advice = "read each sample by its index, as from a list or a file of offsets"
     elif first == again:
         found = f"{changed[0]} keeps samples with the random numbers of their first augmentation, so that each process trains others"
         advice = "keep what was read there, and augment what is returned"

@@ -101,9 +101,8 @@ def check_order(saved: Groups, built: Groups, when: str) -> None:
         differing = [(n, p) for n, p in places if before[n][p] != groups[n][p]]
         number, place = differing[0]
         raise UsageError(
-            f"{name}.param_groups[{number}] has {groups[number][place]} in place {place}, where {before[number][place]} was {when}. "
-            "An optimizer's state belongs to places, not to names: build its groups from lists, in the order of "
-            "model.named_parameters(), and never from a set"
+            f"{name}.param_groups[{number}] has {groups[number][place]} in place {place}, where {before[number][place]} was {when}; "
+            "its state belongs to places: build its groups from lists, never from a set"
         )
 
 

@@ -90,17 +90,20 @@ class Comparison:
         # Only now may another rank end: its agent kills those of its node that have not.
         nodes = tuple(self.groups.all_gather(self.node))
         found = (
-            f"{voted.when}: expected the same training state on every rank, found {len(alike)} different ones "
-            f"(ranks {' | '.join(map(str, alike))}); {of_record or _entry_text(entry, len(different))}"
+            f"{entry or 'the state'} differs between ranks {' | '.join(map(str, alike))} {voted.when}"
+            + f" ({len(different)} entries do)" * (len(different) > 1)
         )
         if of_record:
-            raise RecipeNotExact(found)
+            raise RecipeNotExact(f"{of_record} (ranks {' | '.join(map(str, alike))}, {voted.when})")
         if is_unclear:
             raise RecipeNotExact(f"{found}. {_unclear_text(step - voted.began)}")
         if is_recipe:
-            raise RecipeNotExact(f"{found}. {_recipe_text(step, known)}")
+            raise RecipeNotExact(f"{found}. {_recipe_text(step, different)}")
+        redo = "it is loaded once more"
+        if step != agreed:
+            redo = f"all agreed up to step {agreed}, and what follows is done again"
         raise StatesDiffer(
-            f"{found}. {_redo_text(step, agreed)}",
+            f"{found}; {redo}",
             Divergence(
                 generation=self.generation,
                 step=step,
@@ -149,18 +152,6 @@ def _differing(records: Sequence[str]) -> str:
     return ""
 
 
-def _entry_text(entry: str, count: int) -> str:
-    if not entry:
-        return "no entry differs any more; or they differ in a number that the loop sets in its dataset"
-    return f"the first entry that differs is {entry} ({count} in all)"
-
-
-def _redo_text(step: int, agreed: int) -> str:
-    if step == agreed:
-        return "It is loaded once more"
-    return f"All ranks agreed up to step {agreed}: the steps since the newest state that is kept up to there are done again"
-
-
 def _unclear_text(steps: int) -> str:
     return (
         f"They differed {steps} steps after the last beginning too, or about that, and agreed when those steps were done again. So does a recipe that keeps "
@@ -170,18 +161,19 @@ def _unclear_text(steps: int) -> str:
     )
 
 
-def _recipe_text(step: int, known: Divergence | None) -> str:
-    if step == 0 or known is None:
+def _recipe_text(step: int, different: Sequence[str]) -> str:
+    """different: the entries. The batches that a step counts are the same number on all ranks."""
+    if step == 0:
         return (
-            "Every rank must build its objects alike, from the run's seed (after elastic.start) or from the same files. A seed with a rank in it, as in "
-            "manual_seed(seed + rank), makes others on each: leave the rank out, random numbers are keyed for each shard. A file that the script "
-            "makes itself if it is missing is read by other ranks before it is whole, and changes which random numbers are drawn next: make it "
-            "by another command, before this one"
+            "Every rank must build the same objects: from the run's seed after elastic.start, without a rank in it, "
+            "and from files that another command has made"
+        )
+    if any(name.endswith("num_batches_tracked") for name in different):
+        return (
+            "A forward in training mode ran on some ranks only, as under `if run.is_first:`. Call it in evaluation mode "
+            "(net.eval(), then net.train()), or on every rank"
         )
     return (
-        f"Ranks differed after step {known.step} as well, and the steps since {known.agreed} were done again from one state: "
-        "this recipe's result depends on more than its state, its data and the run's seed. Such recipes draw random numbers "
-        "from a generator of their own or from the time, branch on the rank or the process, change parameters or Python "
-        "values in forward, or go through a set; draw from torch's or Python's global generators, keep what lives "
-        "from step to step in an object of the State, and sort sets. (A machine that is wrong every time looks the same.)"
+        "So it did when these steps were done again: the recipe draws from a generator of its own or the clock, branches on the "
+        "rank, or takes the order of a set (a machine that is wrong every time looks the same)"
     )

@@ -6,7 +6,7 @@ so it errs towards live. Whether an object changes that a variable names, it doe
 """
 
 import dis
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from inspect import (
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from elastic.train.accesses import VARIABLES, Access, Action, Place, accesses
 from elastic.train.control_flow import control_flow, instructions, loop_around, reachable
-from elastic.train.reporting_code import is_reporting
+from elastic.train.left_out_code import is_left_out
 
 _GLOBAL = "*"
 
@@ -56,19 +56,17 @@ class Live:
 
     A process that resumes begins with the values from before the loop.
 
-    carried: live on a way without exceptions. Also a variable that was written before the loop and
-        in some passes: the process would go on silently with the value from before.
-    on_errors: live on ways with an exception alone.
-    after_loop: what the loop writes and only the code after it reads, if the last pass does not
-        always write it as it should be: each pass writes it and the code before the loop too (no
-        pass may be left to do); or some passes write it, and nothing else.
-    in_some: those of after_loop that only some passes write. The process has no such variable.
+    carried: live on a way without exceptions, and written before the loop or by other code: the
+        process would go on silently with the value from before.
+    after_loop: what each pass writes and the code before the loop too, and only the code after it
+        reads: no pass may be left to do.
+    in_some: what the loop alone writes, in some passes. Without a value it raises a NameError, and
+        a later pass may give it another one than that of the pass before the restart.
     targets: of a `for` over tuples, those of its targets that the body reads.
     at_end: of a `for`, live where it has ended.
     """
 
     carried: frozenset[Variable]
-    on_errors: frozenset[Variable]
     after_loop: frozenset[Variable] = frozenset()
     in_some: frozenset[Variable] = frozenset()
     targets: tuple[Variable, ...] = ()
@@ -79,29 +77,25 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     """offset: of the instruction in which the frame stands (`f_lasti`)."""
     flow, ways = _Flow(code, module, mentions), control_flow(code)
     here, loop = ways.index_of(offset), loop_around(code, offset)
-    plain, all_ways = flow.fixpoint(), flow.fixpoint(has_errors=True)
-    staying = flow.fixpoint(within=loop)
+    plain = flow.fixpoint()
     onward = here + 1
     instruction = ways.instructions[here]
     is_for = instruction.opname == "FOR_ITER"
     # The statement of a call may have read variables that it needs when the call returns.
     places = [onward] if is_for else [onward, ways.start_of_line(here)]
     live = frozenset().union(*(plain.at(each) for each in places))
-    in_loop = frozenset().union(*(staying.at(each) for each in places))
     before = flow.written_before(loop)
-    only_after = ((live - in_loop) & flow.written(loop)) - before
-    carried = live - only_after
-    on_errors = all_ways.at(onward) - plain.at(onward)
+    in_some = (live & flow.written(loop)) - before
+    carried = live - in_some
     if not is_for:
-        return Live(carried=carried, on_errors=on_errors, after_loop=only_after, in_some=only_after)
+        return Live(carried=carried, in_some=in_some)
     end = ways.index_of(instruction.argval)
     targets, body = flow.targets(onward)
     read = plain.at(body) | flow.read(range(onward, body))
     return Live(
         carried=carried,
-        on_errors=on_errors,
-        in_some=only_after,
-        after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
+        in_some=in_some,
+        after_loop=(plain.at(end) - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in read) if len(targets) > 1 else (),
         at_end=plain.at(end),
     )
@@ -148,7 +142,7 @@ def globals_needed(code: CodeType) -> frozenset[str]:
         names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
     else:
         names = frozenset(each.name for each in of_module if each.action is Action.READ)
-    inside = (each for each in code.co_consts if isinstance(each, CodeType) and not is_reporting(each))
+    inside = (each for each in code.co_consts if isinstance(each, CodeType) and not is_left_out(each))
     return names.union(*(globals_needed(each) for each in inside))
 
 
@@ -176,7 +170,6 @@ def _imports(instruction: dis.Instruction, code: CodeType) -> bool:
     return is_by_name and instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str)
 
 
-@cache
 def _accesses(code: CodeType, module: str) -> tuple[tuple[_Access, ...], ...]:
     """What each instruction reads and writes itself, in its order."""
     both = zip(instructions(code), accesses(code), strict=True)
@@ -191,6 +184,8 @@ def _accesses_of(
         yield _Access(Variable(IMPORTS, instruction.argval), is_read=True)
         return
     if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
+        if is_left_out(instruction.argval):
+            return
         for name in globals_needed(instruction.argval):
             yield _Access(Variable(module, name), is_read=True)
         for name in imported(instruction.argval):
@@ -237,15 +232,10 @@ class _Flow:
         # By instruction, as bits: what it reads before it writes it, and what it writes.
         self._effects = [self._effect(of_one) for of_one in self.accesses]
 
-    def fixpoint(self, *, has_errors: bool = False, within: Container[int] | None = None) -> "_LiveBefore":
-        """The variables that are live before each instruction.
-
-        within: the numbers of the instructions that a way may lead through, None for all.
-        """
+    def fixpoint(self, *, has_errors: bool = False) -> "_LiveBefore":
+        """The variables that are live before each instruction."""
         effects, count, handlers = self._effects, len(self.accesses), self.ways.handlers
         onward = self.ways.onward
-        if within is not None:
-            onward = tuple(tuple(each for each in ways if each in within) for ways in onward)
         live, is_stable = [0] * (count + 1), False
         while not is_stable:
             is_stable = True

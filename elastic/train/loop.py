@@ -196,11 +196,6 @@ class Loop:
         return self._progress.open is not None
 
     @property
-    def did_nothing(self) -> bool:
-        """Whether this process has done no step."""
-        return self._progress.passed == 0
-
-    @property
     def place(self) -> StepPlace:
         """How far this rank is."""
         return self._progress.place

@@ -26,7 +26,6 @@ from elastic.train.leaving import explain_loss
 from elastic.train.loop import Loop
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.step import Step
-from elastic.train.unset_variable import explain_unset
 from elastic.worker import script_end
 
 LEFT = "the recipe left the loop"
@@ -123,12 +122,7 @@ class LoopEnd:
             self._leave()
 
     def explain(self, error: BaseException) -> BaseException:
-        """A rank that waits for one that left the loop sees that its peer is gone.
-
-        One that had no step left to do misses what its loop would have set.
-        """
-        if isinstance(error, NameError) and self._is_over and self._loop.did_nothing:
-            return explain_unset(error, self._loop.last_step) or error
+        """A rank that waits for one that left the loop sees that its peer is gone."""
         if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
         return explain_loss(self._loop.groups, self._loop.place) or error

@@ -24,7 +24,7 @@ from elastic.data import stale_copies
 from elastic.data.stale_copies import is_of_own_class
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
-from elastic.train import process_settings, read_ahead
+from elastic.train import left_out_code, process_settings, read_ahead
 from elastic.train.body_changes import BodyChanges
 from elastic.train.body_places import BodyPlaces
 from elastic.train.dataset_settings import DatasetSettings
@@ -71,6 +71,7 @@ class LoopMemory:
     _before: Look | None = None
     _began: int = 0  # steps that were done when the first look was taken
     _analyses: Analyses = field(default_factory=dict)
+    _left_out: int = 0  # functions, when the analyses were made
     _read_ahead: dict[str, object] = field(default_factory=dict)
     _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
@@ -147,6 +148,9 @@ class LoopMemory:
         """
         self._looks += 1
         self.given.look(min(passed + 1, self.last_step), frame)
+        if left_out_code.count() != self._left_out:
+            self._analyses.clear()
+            self._left_out = left_out_code.count()
         variables = loop_variables(frame, self._analyses, self._loading())
         self._check_read_ahead(passed, variables)
         now = take_look(self.state, self.settings, self.left_out, variables, passed)

@@ -31,6 +31,7 @@ from elastic.train import structure
 from elastic.train.address_order import handed_on, iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
+from elastic.train.left_out_code import is_left_out
 from elastic.train.liveness import (
     IMPORTS,
     LOADING,
@@ -46,7 +47,6 @@ from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
-from elastic.train.reporting_code import is_reporting
 from elastic.train.set_first import read_after_loop, set_first
 from elastic.train.step_functions import StepFunctions
 from elastic.train.torch_calls import functions_called_by
@@ -68,9 +68,9 @@ _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_
 class LoopVariables:
     """Names with their values, at the beginning of a pass.
 
-    carried: one pass hands them on to the next. in_some: written in some passes, and read after the
-    loop alone. on_errors: only after an exception. targets: of the `for` itself, beside the step.
-    after_loop: written in each pass, and read after the loop.
+    carried: one pass hands them on to the next. in_some: written in some passes, and by nothing
+    else. targets: of the `for` itself, beside the step. after_loop: written in each pass, and read
+    after the loop.
     assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
     makes from what they were, or that they assign in some calls or passes alone. cells: the
     variables of its frames. read_by_functions: the names that functions read which the script
@@ -82,7 +82,6 @@ class LoopVariables:
 
     carried: Named = field(default_factory=list)
     in_some: Named = field(default_factory=list)
-    on_errors: Named = field(default_factory=list)
     targets: Named = field(default_factory=list)
     after_loop: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
@@ -190,7 +189,6 @@ def _add(
     live = analysis.live
     found.carried += names.values(live.carried)
     found.in_some += names.values(live.in_some)
-    found.on_errors += names.values(live.on_errors)
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | analysis.assigned
@@ -360,8 +358,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions of the recipe's own that a use of this value may run.
 
     They are those that it wraps, binds or holds in containers and attributes, and all methods of an
-    object of a class of the recipe's own. Those of run.on_step are none: no use of the run runs
-    them, and what they change is nothing that is trained.
+    object of a class of the recipe's own. Those that left_out_code.py has are none.
     """
     seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
     waiting = deque([(value, DEPTH)])
@@ -371,7 +368,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         if id(thing) in seen or issubclass(kind, (*_NO_FUNCTIONS, *ProxyTypes, StepFunctions)):
             continue
         seen[id(thing)] = thing
-        if kind is FunctionType and is_reporting(thing.__code__):
+        if kind is FunctionType and is_left_out(thing.__code__):
             continue
         if kind is FunctionType and _is_own(thing):
             yield thing

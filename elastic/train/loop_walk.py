@@ -64,7 +64,10 @@ def take_look(
         walk.enter(name, value, FREE, owner=_owner(value))
         if callable(value) and not isinstance(value, type):  # another criterion, say, from some step on
             walk.note_which(name, value)
-    for name, value in variables.in_some:  # else they are named for the code after the loop
+    for (
+        name,
+        value,
+    ) in variables.in_some:  # without a value they fail; weights that are kept may get another one
         if isinstance(value, nn.Module) or of_state.has_keys_of(value):
             walk.enter(name, value, replace(FREE, plain=Weight.NONE), owner=_owner(value))
     for name, value in variables.targets:
@@ -72,8 +75,6 @@ def take_look(
             walk.enter(name, value, FREE, owner="iterator")
     for patch in variables.patches:
         walk.note_patch(patch)
-    for name, value in variables.on_errors:
-        walk.enter(name, value, FREE.at_most(Weight.SAID))
     collate = settings.collate
     if not isinstance(collate, MethodType | None):
         # What a closure or a partial holds has no other name.

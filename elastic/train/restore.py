@@ -99,14 +99,12 @@ class ResumePoint:
 class _Report:
     """What one rank reports of a candidate: what is wrong, and what the others must know.
 
-    misfit: why the state, which is whole, is not that of this rank's objects. is_recipes: because
-    of a mistake of the recipe. state: the checksum of what it loaded. line: of the metrics, as
-    JSON.
+    misfit: why the state, which is whole, is not that of this rank's objects. state: the checksum
+    of what it loaded. line: of the metrics, as JSON.
     """
 
     problem: str
     misfit: str = ""
-    is_recipes: bool = False
     state: str = ""
     line: str | None = None
 
@@ -240,7 +238,7 @@ class Restorer:
             try:
                 chain, trained_on, found = _load(data, state)
             except (StateDoesNotFit, UsageError) as error:
-                refused = _Report(problem="", misfit=str(error), is_recipes=isinstance(error, UsageError))
+                refused = _Report(problem="", misfit=str(error))
             except (ElasticError, OSError, LookupError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._fault_point()
@@ -252,8 +250,7 @@ class Restorer:
         if misfits := [each for each in loaded if each.misfit]:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
-            words = restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url)
-            raise UsageError(words) if misfits[0].is_recipes else StateDoesNotFit(words)
+            raise StateDoesNotFit(restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url))
         if len({each.state for each in loaded}) > 1:
             when = f"after loading step {candidate.step}"
             self.comparison.check_same_state(found, when, step=candidate.step, known=known)

@@ -27,10 +27,9 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
     """A state that is whole, of other objects than the recipe builds now."""
     kind = "checkpoint" if candidate.is_stored else "snapshot"
     return (
-        f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason).rstrip('.')}. "
-        "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
-        f"or begin a new run from this one: {new_run_from(run_url)} takes the whole state, "
-        f"and with names behind a colon, as in --from {run_url}:model, those entries of State alone"
+        f"the {kind} of step {candidate.step} does not fit what the recipe builds: {_one_line(reason).rstrip('.')}. "
+        "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
+        f"{new_run_from(run_url, entries='NAME')}"
     )
 
 

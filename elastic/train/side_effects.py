@@ -29,6 +29,7 @@ from typing import Any
 from torch import nn
 
 from elastic.data.own_files import is_own_class
+from elastic.train import left_out_code
 from elastic.train.audit import Auditor, Call
 from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
 from elastic.train.first_call import FirstCall
@@ -63,6 +64,7 @@ class SideEffects:
         code = getattr(function, "__code__", type(function))
         is_known = code in self._codes
         self._codes.add(code)
+        left_out_code.add(function)
         # A recovery waits for the first step of a later process: an audit looks then.
         if step > 1 and not is_audited and (is_known or step == self._began):
             return None

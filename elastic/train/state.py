@@ -236,7 +236,7 @@ class State:
         if found := difference(expected, self.contents(loaded), is_exact=flat.is_exact):
             self._check_dtypes(flat)
             raise StateDoesNotFit(
-                f"after load_state_dict the objects have another state; the first entry that differs is {found}"
+                f"load_state_dict does not bring it back; the first entry that differs is {found}"
             )
         return checksum
 

@@ -88,7 +88,12 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     if before is not None and now is not None:
         names, its_names = [name for name, _ in before], [name for name, _ in now]
         if names != its_names:
-            return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
+            gone, new = (
+                sorted({*some} - {*others}) for some, others in ((names, its_names), (its_names, names))
+            )
+            if gone or new:
+                return f"{path}: saved with the keys {gone!r:.60} and without {new!r:.60}, which it has now"
+            return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
         if _are_reordered(one, other):
             return (
                 f"{path}: the same elements in another order, as a set has that a load makes again: give sorted(...) of it in its state_dict, "

@@ -31,7 +31,7 @@ from elastic.observe.log import EventLog, read_rare
 from elastic.observe.step_line import StepLine
 from elastic.system import unseeded_calls
 from elastic.system.phase import Phase
-from elastic.train import reporting_code
+from elastic.train import left_out_code
 from elastic.worker.heartbeat import HeartbeatSender
 
 Function = Callable[[dict[str, Any]], object]
@@ -64,7 +64,7 @@ class StepFunctions:
         if iscoroutinefunction(function):
             raise _async_refused()
         self._functions.append(function)
-        reporting_code.add(function)
+        left_out_code.add(function)
 
     def refuse_inside(self, name: str) -> None:
         """Raises UsageError for a call in which all ranks meet: only rank 0 is here."""

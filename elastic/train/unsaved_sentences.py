@@ -45,7 +45,7 @@ def sentence(found: UnsavedVariables) -> str:
         parts.append(
             f"no object of the State saves {_listed(found.changing)}, which the loop changes: after a restart {it_begins} again as at the top"
             f" of the script. Where the result depends on {it}, keep {it} in elastic.Values(...), which goes into the State, or derive {it} from"
-            f" step.number; what is only shown may stay{more}{_of_objects(found.changing)}"
+            f" step.number; what is only shown may stay{more}"
         )
     if found.after_loop:
         it = "it" if len(found.after_loop) == 1 else "them"
@@ -72,18 +72,6 @@ def sentence(found: UnsavedVariables) -> str:
             " neither refused nor named"
         )
     return f"note: {'. And '.join(parts)}"
-
-
-def _of_objects(names: list[str]) -> str:
-    """What to do where an object of a library draws numbers, which Values cannot keep."""
-    if any(re.search(r"\._?quasi$", name) for name in names):
-        return (
-            ". A Sobol sequence goes on where it was if each step makes it anew with a seed and goes to its place, as engine = SobolEngine(d, scramble=True, seed=0); "
-            "engine.fast_forward((step.number - 1) * n); engine.draw(n)"
-        )
-    if any(re.search(r"\.(_?rng|np_random|_?random_state|generator)$", name) for name in names):
-        return ". A generator cannot be kept there: make the object that has it in each step, with a seed made from step.number"
-    return ""
 
 
 def refusal(found: dict[str, Mark], since: str, until: str) -> str:

@@ -134,6 +134,9 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
 def explained(launch: Launch, error: BaseException, line: str) -> str:
     """The sentence of an error, and its line: of all workers of a node that fail alike, by one."""
     sentence, agent = f"error: {error}\n{line}", launch.agent
+    if agent is not None and isinstance(error, (StatesDiffer, RecipeNotExact)):
+        # The agent says it, as the end of the generation or of the run.
+        return "\n".join(f"{QUOTED}{each}" for each in sentence.splitlines())
     first = launch.rank if agent is None else first_with(sentence, Path(agent.error_folder), launch.rank)
     return sentence if first == launch.rank else f"{SAME_AS}{first}"
 

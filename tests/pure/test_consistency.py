@@ -12,14 +12,14 @@ from elastic.train.consistency import Comparison, Voted
 from elastic.train.flat_state import FlatState, checksum_of
 
 
-def answers_of(member, values, step, known_step):
-    """Each rank holds its own value of model.b, and begins with the state of `step`.
+def answers_of(member, values, step, known_step, entry="model.b"):
+    """Each rank holds its own value of an entry, and begins with the state of `step`.
 
     known_step: of the difference because of which it is begun with again. Returns the kind of
     error, its message and what it knows, or nothing.
     """
     state = FlatState(
-        tensors={"model.a": torch.zeros(2), "model.b": torch.tensor([values[member.rank]])},
+        tensors={"model.a": torch.zeros(2), entry: torch.tensor([values[member.rank]])},
         document={"model": {}},
     )
     known = None
@@ -63,9 +63,19 @@ def test_ranks_that_differ_again_in_steps_done_again_are_told_that_it_is_the_rec
     for step in (6, 7):
         for kind, message, _ in ranks.run(2, answers_of, [1.0, 2.0], step, 7):
             assert kind == "recipe"
-            assert "the first entry that differs is model.b" in message
-            assert "draw random numbers" in message
+            assert message.startswith(
+                "model.b differs between ranks [0] | [1] after loading step 7. So it did"
+            )
+            assert "draws from a generator of its own" in message
     assert [kind for kind, *_ in ranks.run(2, answers_of, [1.0, 2.0], 8, 7)] == ["machine?"] * 2
+
+
+def test_a_forward_on_some_ranks_is_named_within_300_characters(ranks):
+    """`if run.is_first: net(x)` in training mode counts a batch on rank 0 alone."""
+    for kind, message, _ in ranks.run(2, answers_of, [1.0, 2.0], 7, 7, "model.1.num_batches_tracked"):
+        assert kind == "recipe" and len(message) < 300
+        assert message.startswith("model.1.num_batches_tracked differs between ranks [0] | [1]")
+        assert "A forward in training mode ran on some ranks only" in message
 
 
 def test_objects_that_ranks_build_differently_are_the_recipes(ranks):
@@ -74,8 +84,8 @@ def test_objects_that_ranks_build_differently_are_the_recipes(ranks):
     """
     for known in (None, 0):
         (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, known)
-        assert kind == "recipe" and "Every rank must build its objects alike" in message
-        assert "manual_seed(seed + rank), makes others on each: leave the rank out" in message
+        assert kind == "recipe" and "Every rank must build the same objects" in message
+        assert "after elastic.start, without a rank in it" in message
 
 
 def test_the_difference_is_recorded_before_any_rank_may_end():

@@ -213,12 +213,17 @@ def test_what_is_filled_before_each_read_is_not_refused(habit, form):
     assert loops.outcome(FILLED_FIRST[habit], count=16, form=form)[0] == ""
 
 
-def test_a_number_that_only_some_passes_set_is_named_for_the_code_after_the_loop_alone():
-    recipe = """
+@pytest.mark.parametrize("value", ["step.number", "torch.ones(4) * step.number"])
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_what_the_loop_alone_sets_in_some_passes_is_not_named(form, value):
+    """Where it has no value after a restart, it raises a NameError: nothing is silent."""
+    recipe = f"""
         for step in run_steps(model=model, optimizer=optimizer):
             update()
             if step.number % 2 == 0:
-                score = step.number
+                score = {value}
+            if step.number % 2 == 0 and step.number > 2:
+                seen = score + 1
         print(score)
         """
-    assert loops.outcome(recipe) == ("", set(), {"score"})
+    assert loops.outcome(recipe, form=form) == ("", set(), set())

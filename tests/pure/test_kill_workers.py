@@ -45,7 +45,7 @@ def killed_after(monkeypatch):
     def measure(pid, *, is_last):
         clock, said = FakeClock(), []
         process = Unreported(pid, clock)
-        start = SimpleNamespace(rank=0, local_rank=0)
+        start = SimpleNamespace(rank=0, local_rank=0, is_plain=False)
         log = SimpleNamespace(record=said.append)
         console = SimpleNamespace(print_line=said.append)
         workers = NodeWorkers([], lambda _start: process, lambda _rank: None, log, console, clock)

@@ -31,7 +31,6 @@ class Loop:
     """Asks as the library's does: from a generator of its own, below that of LoopEnd."""
 
     is_in_step = False
-    did_nothing = False
 
     def __init__(self):
         self.form = LoopForm()

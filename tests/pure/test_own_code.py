@@ -48,6 +48,15 @@ def test_what_is_installed_and_pythons_library_are_no_files_of_a_recipe(path):
     assert not is_own_file(path)
 
 
+def test_what_pip_installs_beside_a_recipe_is_no_file_of_it(tmp_path):
+    """`pip install --target DIR` leaves a record of the files that it wrote there."""
+    record = tmp_path / "bar-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text('bar/std.py,sha256=x,1\n"bar/a,b.py",,\n')
+    assert not is_own_file(f"{tmp_path}/bar/std.py") and not is_own_file(f"{tmp_path}/bar/a,b.py")
+    assert is_own_file(f"{tmp_path}/recipe.py") and is_own_file(f"{tmp_path}/bar/mine.py")
+
+
 class Center:
     def __init__(self):
         self.built = self.built + 1

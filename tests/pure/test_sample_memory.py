@@ -180,6 +180,15 @@ class CountsBelowInAList(CountsBelow):
         return self.images[sample] + self.transform.transforms[0].count
 
 
+class ReadsIterator(Images):
+    def __init__(self):
+        super().__init__()
+        self.rows = iter(torch.arange(1000.0))
+
+    def __getitem__(self, sample):
+        return next(self.rows)
+
+
 WRITTEN = "dataset.images was changed while samples were loaded"
 MEMORIES = {
     "tensor": (CutsOut, WRITTEN),
@@ -203,8 +212,9 @@ MEMORIES = {
     "counter of a class": (CountsInClass, "dataset.calls was changed while"),
     "generator": (
         DrawsItself,
-        "it draws from a generator of its own, or writes into data that it reads; draw",
+        "it reads an iterator, draws from a generator of its own, or writes into data that it reads; draw",
     ),
+    "iterator": (ReadsIterator, "it reads the iterator self.rows, so that a sample depends on what was read"),
     "global": (CutsOutOfAGlobal, "keyed for each sample, and augment a copy (.clone() of a tensor"),
 }
 

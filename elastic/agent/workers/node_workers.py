@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart, shown_code
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -40,6 +40,7 @@ class WorkerStart:
     command: tuple[str, ...]  # the recipe and its arguments
     env: Mapping[str, str]
     log: Path
+    is_plain: bool = False  # a script without this library, which may mean anything by its codes
 
 
 class NodeWorkers:
@@ -192,6 +193,7 @@ class NodeWorkers:
     def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
         pid = self.pid(rank)
         name = signal.Signals(-code).name if code < 0 else None
+        code = code if self._starts[rank].is_plain else shown_code(code)
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )

@@ -63,6 +63,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
             | launcher_variables(worker_group, worker, generation)
             | replace(link, log=str(logs[worker.global_rank])).to_env(),
             log=logs[worker.global_rank],
+            is_plain=not settings.imports_library,
         )
         for worker in worker_group.workers
     ]
