@@ -232,22 +232,22 @@ class Body:
         self.evaluates, self.epoch, self.seen = evaluates, epoch, EvaluatedSteps()
 
     def runs(self, first, last):
-        """The steps that evaluate and were not foreseen, the ones that were and do not, changes."""
-        missed, idle, changes = [], [], []
+        """The steps that evaluate and were not foreseen, and the changes of the interval."""
+        missed, changes = [], []
         for step in range(first, last + 1):
-            is_next_foreseen = self.seen.is_expected(step + 1, ends_epoch=(step + 1) % self.epoch == 0)
+            is_foreseen = self.seen.is_expected(step + 1, ends_epoch=(step + 1) % self.epoch == 0)
+            if self.evaluates(step + 1) and not is_foreseen:
+                missed.append(step + 1)
             if self.evaluates(step):
                 changes.append(self.seen.add(step, ends_epoch=step % self.epoch == 0))
-            if self.evaluates(step + 1) != is_next_foreseen:
-                (idle if is_next_foreseen else missed).append(step + 1)
-        return missed, idle, [each for each in changes if each is not None]
+        return missed, [each for each in changes if each is not None]
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 20, 30])
 def test_every_evaluation_at_a_stride_but_the_first_is_foreseen(every):
     """In epochs of 20 steps, some of which end with one of them."""
     body = Body(lambda step: step % every == 0, epoch=20)
-    missed, _, changes = body.runs(1, 200)
+    missed, changes = body.runs(1, 200)
     assert [step for step in missed if step > 2] == [every] * (every not in (1, 2, 20))
     assert changes == [EvaluationInterval(step=every, every=every)] * (every != 20)
 
@@ -261,7 +261,7 @@ def test_evaluations_at_the_ends_of_epochs_do_not_hide_a_stride():
 def test_a_restart_foresees_what_the_run_has_learnt(every, resumed):
     body = Body(lambda step: step % every == 0, epoch=1000)
     body.seen.resume(resumed, EvaluationInterval(step=every, every=every))
-    missed, _, changes = body.runs(resumed + 1, resumed + 200)
+    missed, changes = body.runs(resumed + 1, resumed + 200)
     assert missed == changes == []
 
 
