@@ -233,12 +233,6 @@ def lines_of(path: Path) -> Iterator[bytes]:
         yield from file.lines_to_end()
 
 
-def texts_of(path: Path) -> Iterator[bytes]:
-    """The same lines with their ends, some thousands at once."""
-    with closing(GrowingFile(path)) as file:
-        yield from file.texts_to_end()
-
-
 def _lines_in(text: bytes) -> list[bytes]:
     """Without their ends."""
     return text.split(b"\n")[:-1]

@@ -79,9 +79,9 @@ class Agreement:
     def numbers(self) -> list[float]:
         """What this rank adds to the end-of-step all-reduce: two places for each rank."""
         groups = self.comparison.groups
+        self._end_live()
         if groups.world_size == 1:
             return []
-        self._end_live()
         places = [0.0] * (2 * groups.world_size)
         self._sent = None
         if self._vote is not None:

@@ -208,9 +208,14 @@ class Loop:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """While an evaluation runs: what it changes is not what the loop's body does."""
-        if self._progress.open is None:
+        step, output = self._progress.open, self._parts.output
+        if step is None:
             yield
             return
+        self._saving.finish_copy()  # the evaluation may be longer than this node has time
+        changed = None if output is None else output.evaluated.add(step.number, ends_epoch=step.ends_epoch)
+        if output is not None and changed is not None:
+            output.log.record(changed)
         with self._recorder.evaluating(), self._parts.loader.loading(), self._memory.evaluating():
             yield
 

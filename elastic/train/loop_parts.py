@@ -22,7 +22,7 @@ from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
-from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
+from elastic.train.schedule import ComparisonSchedule, EvaluatedSteps, SnapshotSchedule
 from elastic.train.snapshotting import Snapshotting
 from elastic.train.state import State
 from elastic.train.step_functions import StepFunctions
@@ -44,6 +44,7 @@ class Rank0Output:
     schedule: SnapshotSchedule
     audits: AuditSchedule
     comparing: ComparisonSchedule
+    evaluated: EvaluatedSteps = field(default_factory=EvaluatedSteps)
     drawn: DrawnPlaces = field(default_factory=DrawnPlaces)
 
 

@@ -23,6 +23,7 @@ from elastic.data.record import (
 from elastic.errors import StoreFailed
 from elastic.events import (
     DrawnWithoutSeed,
+    EvaluationInterval,
     OrderedByAddress,
     RecipeEdited,
     Restored,
@@ -129,7 +130,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
             print(f"this run was {stopped}: no step is left", flush=True)
-        output.checkpointing.resume(point.step, point.source)
+        _resume_schedules(output, point)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         lost_steps = max(point.step, rewound.highest) - point.step
         output.log.record(
@@ -165,6 +166,12 @@ def _run_started(order: SampleOrder) -> RunStarted:
         global_batch=order.global_batch,
         shards=order.shards,
     )
+
+
+def _resume_schedules(output: Rank0Output, point: ResumePoint) -> None:
+    output.checkpointing.resume(point.step, point.source)
+    if intervals := [each.event for each in read_rare(output.events, EvaluationInterval)]:
+        output.evaluated.resume(point.step, max(intervals, key=lambda each: each.step))
 
 
 def _reported(parts: LoopParts, rewound: Rewound) -> int:

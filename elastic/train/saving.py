@@ -61,11 +61,15 @@ class Saving:
         )
 
     def after_update(self) -> None:
-        """Finish an earlier step's copy, if one from a GPU ran beside this step; see to memory."""
-        snapshotting = self.parts.snapshotting
-        if snapshotting is not None:
-            self._add_cost(snapshotting.finish())
-            snapshotting.follow_memory(self.parts.state.flatten)
+        """Finish an earlier step's copy, and see to memory."""
+        self.finish_copy()
+        if self.parts.snapshotting is not None:
+            self.parts.snapshotting.follow_memory(self.parts.state.flatten)
+
+    def finish_copy(self) -> None:
+        """Of an earlier step, if one from a GPU runs beside this step."""
+        if self.parts.snapshotting is not None:
+            self._add_cost(self.parts.snapshotting.finish())
 
     def vote(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
         """Have this rank's state compared with the others', from its copy if there is one."""

@@ -1,7 +1,10 @@
 """When a snapshot or a checkpoint is due is a function of steps, seconds and measured costs.
 
 `--snapshot-every auto` takes snapshots as often as one percent of the steps' time allows, by the
-medians of the last costs and step times.
+medians of the last costs and step times. One more is taken where the body of the next step is
+expected to evaluate (EvaluatedSteps), as long as these cost at most one percent besides: an
+evaluation may last longer than a node that is asked to leave can wait, and in the middle of a body
+there is no state to go on from.
 
 Ranks compare their states at every snapshot, and otherwise as often as half a percent of the steps'
 time allows.
@@ -19,13 +22,14 @@ from collections import deque
 from statistics import median
 
 from elastic.config.durations import Every
-from elastic.events import SnapshotInterval
+from elastic.events import EvaluationInterval, SnapshotInterval
 
 FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 SNAPSHOT_SHARE = 0.01
 COMPARISON_SHARE = 0.005
+CREDIT_S = 60.0  # a process lasts longer: its first evaluation may come after milliseconds
 HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
@@ -73,21 +77,31 @@ class SnapshotSchedule:
         self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
         self._last: int | None = None
-        self._looked_s = 0.0
+        self._looked_s = self._elapsed_s = 0.0
+        self._before_evaluations = 0
         self.interval = int(every.value) or None  # None: not known yet, or never
 
-    def is_due(self, step: int) -> bool:
-        """Whether the state after `step` gets a snapshot.
+    def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
+        """Whether the state after `step` gets a snapshot; asked once, while the step is under way.
 
-        The first one of a process does: with `auto`, to learn what it costs.
+        The first one of a process does: with `auto`, to learn what it costs. evaluates_next: the
+        body of the next step is expected to evaluate, which counts with `auto` alone.
         """
         if self._every.kind == "off":
             return False
-        return self._last is None or self.interval is None or step - self._last >= self.interval
+        if self._last is None or self.interval is None or step - self._last >= self.interval:
+            return True
+        if self._every.kind != "auto" or not evaluates_next or not self._costs:
+            return False
+        cost_s = (self._before_evaluations + 1) * median(self._costs)
+        is_affordable = cost_s <= SNAPSHOT_SHARE * (CREDIT_S + self._elapsed_s)
+        self._before_evaluations += is_affordable
+        return is_affordable
 
     def add_step(self, seconds: float) -> None:
-        """A step took so long."""
+        """A step took so long, with all that its body does."""
         self._steps.append(seconds)
+        self._elapsed_s += seconds
 
     @property
     def step_s(self) -> float | None:
@@ -110,6 +124,35 @@ class SnapshotSchedule:
         before, self.interval = self.interval, affordable_interval(cost_s, step_s, self.interval)
         changed = SnapshotInterval(every=self.interval, cost_s=cost_s, step_s=step_s)
         return changed if self.interval != before else None
+
+
+class EvaluatedSteps:
+    """The next step whose body is expected to evaluate, by the ones before. Rank 0 has one.
+
+    Such a step ends an epoch, or follows the last evaluation after as many steps as that one
+    followed the evaluation before it, or the run's beginning. The first evaluation that does
+    neither is not foreseen.
+    """
+
+    def __init__(self) -> None:
+        self._last = self._every = 0  # an evaluation that ends an epoch alone is none of these
+
+    def resume(self, step: int, known: EvaluationInterval) -> None:
+        """The run goes on after `step`. known: the last interval that the run had."""
+        self._every = max(1, known.every)  # a damaged file may say anything
+        self._last = step - (step - known.step) % self._every
+
+    def is_expected(self, step: int, *, ends_epoch: bool) -> bool:
+        """Asked before the body of the step before has ended, which may evaluate as well."""
+        return ends_epoch or step - self._last in (self._every, 2 * self._every)
+
+    def add(self, step: int, *, ends_epoch: bool) -> EvaluationInterval | None:
+        """The body of this step evaluates. Returns the new interval if it changed."""
+        is_regular = step == self._last + self._every
+        if step == self._last or (ends_epoch and not is_regular):
+            return None
+        self._last, self._every = step, step - self._last
+        return None if is_regular else EvaluationInterval(step=step, every=self._every)
 
 
 class ComparisonSchedule:

@@ -19,7 +19,10 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
     if output is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, compare=False)
-    snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
+    ends_epoch = parts.loader.order.ends_epoch(number + 1)
+    evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
+    snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
+    save = output.checkpointing.is_due(number)
     if parts.snapshotting is not None and parts.snapshotting.is_waiting:
         snapshot = save = False  # due until there is memory
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)

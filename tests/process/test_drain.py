@@ -78,6 +78,24 @@ def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(d
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_node_that_leaves_in_an_evaluation_loses_no_step(nodes, drill, undisturbed):
+    """All nodes stand in the evaluation that ends an epoch, for longer than half of the grace."""
+    rare, env = ("--save-every", "1000steps", "--grace", "10s"), {"TINY_EVALUATE": "1"}
+    drill.shut("evaluation-8")
+    agents = drill.start_two(*rare, env=env) if nodes == 2 else [drill.start(*rare, env=env)]
+    drill.stands("evaluation-8", ranks=1)
+    leaver = drill.agent_of_rank(0, generation=1)
+    leaver.signal(signal.SIGTERM)
+    leaver.ends_with(75)
+    assert "step 7 is saved" in leaver.output.splitlines()[-1]
+    agents.remove(leaver)
+    drill.open("evaluation-8")
+    (agents or [drill.start(*rare, env=env)])[0].ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (7, 0)]
+
+
 def test_a_node_that_waits_for_others_saves_its_state_before_it_leaves(drill, undisturbed):
     """The other of two nodes dies (SIGKILL), and the group needs two: the one that is left waits,
     and is told to leave.

@@ -1,5 +1,7 @@
 """Every rank learns from the next sum whether all ranks had the same state."""
 
+from dataclasses import replace
+
 import torch
 from steps import groups_of
 
@@ -59,6 +61,17 @@ class Node:
 
     def agreed_snapshots(self):
         return [each.info.step for each in self.slots.whole() if each.is_agreed]
+
+
+def test_a_lone_rank_on_a_gpu_agrees_by_the_next_sum():
+    """Its checksum is ready only then, and with it the copy of that step counts."""
+    node = Node(ALONE)
+    groups = replace(node.agreement.comparison.groups, device=torch.device("cuda"))
+    node.agreement.comparison = replace(node.agreement.comparison, groups=groups)
+    node.trains(1, 1.0, is_kept=False)
+    assert node.agreement.step == 0
+    assert node.agreement.numbers() == []
+    assert node.agreement.step == 1
 
 
 def steps_until_a_difference(member, different_rank, explicit):

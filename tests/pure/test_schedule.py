@@ -6,18 +6,21 @@ from hypothesis import strategies as st
 
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
+from elastic.events import EvaluationInterval
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.schedule import (
     COMPARISON_SHARE,
+    CREDIT_S,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,
     SNAPSHOT_SHARE,
     ComparisonSchedule,
+    EvaluatedSteps,
     SnapshotSchedule,
     affordable_interval,
     is_save_due,
@@ -180,7 +183,8 @@ def test_a_fixed_interval_stays_whatever_a_snapshot_costs():
 
 
 def test_off_takes_no_snapshot():
-    assert not any(SnapshotSchedule(Every.parse("off")).is_due(step) for step in range(100))
+    schedule = SnapshotSchedule(Every.parse("off"))
+    assert not any(schedule.is_due(step, evaluates_next=True) for step in range(100))
 
 
 def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
@@ -219,3 +223,61 @@ def test_the_first_comparison_without_a_snapshot_tells_what_one_costs():
     schedule = ComparisonSchedule()
     schedule.compared(1, None, 0.05)
     assert schedule.is_due(2)
+
+
+class Body:
+    """A loop whose body evaluates after these steps; the sum before asks what the next one does."""
+
+    def __init__(self, evaluates, epoch):
+        self.evaluates, self.epoch, self.seen = evaluates, epoch, EvaluatedSteps()
+
+    def runs(self, first, last):
+        """The steps that evaluate and were not foreseen, and the changes of the interval."""
+        missed, changes = [], []
+        for step in range(first, last + 1):
+            is_foreseen = self.seen.is_expected(step + 1, ends_epoch=(step + 1) % self.epoch == 0)
+            if self.evaluates(step + 1) and not is_foreseen:
+                missed.append(step + 1)
+            if self.evaluates(step):
+                changes.append(self.seen.add(step, ends_epoch=step % self.epoch == 0))
+        return missed, [each for each in changes if each is not None]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 20, 30])
+def test_every_evaluation_at_a_stride_but_the_first_is_foreseen(every):
+    """In epochs of 20 steps, some of which end with one of them."""
+    body = Body(lambda step: step % every == 0, epoch=20)
+    missed, changes = body.runs(1, 200)
+    assert [step for step in missed if step > 2] == [every] * (every not in (1, 2, 20))
+    assert changes == [EvaluationInterval(step=every, every=every)] * (every != 20)
+
+
+def test_evaluations_at_the_ends_of_epochs_do_not_hide_a_stride():
+    body = Body(lambda step: step % 100 == 0 or step % 333 == 0, epoch=333)
+    assert body.runs(1, 2000)[0] == [100]
+
+
+@given(st.integers(2, 30), st.integers(1, 200))
+def test_a_restart_foresees_what_the_run_has_learnt(every, resumed):
+    body = Body(lambda step: step % every == 0, epoch=1000)
+    body.seen.resume(resumed, EvaluationInterval(step=every, every=every))
+    missed, changes = body.runs(resumed + 1, resumed + 200)
+    assert missed == changes == []
+
+
+@given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
+def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
+    """With a process that lasts a minute. They are no part of the other snapshots' interval."""
+    schedule, others, taken = SnapshotSchedule(AUTO), SnapshotSchedule(AUTO), 0
+    for step in range(1, 300):
+        for each in (schedule, others):
+            each.add_step(step_s)
+        if others.is_due(step):
+            assert schedule.is_due(step)
+            for each in (schedule, others):
+                each.requested(step)
+                each.add_cost(cost_s)
+        elif schedule.is_due(step, evaluates_next=True):
+            taken += 1
+    assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
+    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or others.interval == 1

@@ -22,6 +22,8 @@ TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, be
 TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
+TINY_EVALUATE   Any text: the body ends each epoch with an evaluation, which waits at the gate of
+                its step, `evaluation-<n>`.
 TINY_TURN       Any text: every other step has another cut of the shards into spans, some of them
                 empty, whatever the ranks' seconds are.
 """
@@ -101,7 +103,18 @@ def freeze_if_asked() -> None:
     os.replace = frozen
 
 
-def print_or_raise_if_asked(number: int, rank: int) -> None:
+def evaluate_if_asked(run: elastic.Run, step: elastic.Step, gates: Path) -> None:
+    def held(_: elastic.Batch) -> float:
+        wait_at_gate(gates, f"evaluation-{step.number}", run.rank)
+        return 1.0
+
+    if step.ends_epoch and "TINY_EVALUATE" in os.environ:
+        run.evaluate([0.0], held)
+
+
+def do_what_is_asked(gates: Path, number: int, rank: int) -> None:
+    wait_at_gate(gates, number, rank)
+    starve_if_asked(gates, rank)
     print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
@@ -253,9 +266,7 @@ def main() -> None:
 
     wait_at_gate(gates, f"meet-{generation_now()}", run.rank)
     for step in run.steps(data, state):
-        wait_at_gate(gates, step.number, run.rank)
-        starve_if_asked(gates, run.rank)
-        print_or_raise_if_asked(step.number, run.rank)
+        do_what_is_asked(gates, step.number, run.rank)
         if settings.form == "mean":
 
             def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
@@ -271,6 +282,7 @@ def main() -> None:
         optimizer.step()
         ema.update_parameters(model)
         step.log(lr=optimizer.rate)
+        evaluate_if_asked(run, step, gates)
     run.print("tiny is done")
 
 
