@@ -35,6 +35,7 @@ from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 from elastic.system.scratch import scratch_folder
+from elastic.system.untrusted import printable
 from elastic.uploader.state_check import check_state
 
 PREFLIGHT_S = 600.0
@@ -100,6 +101,18 @@ def _check_not_requeued(job: environment.SlurmJob | None) -> None:
             f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
             " at each requeue; submit the job without --fresh and ELASTIC_FRESH, and for a new run with another --run-dir"
         )
+
+
+def check_plain(options: Options) -> None:
+    """Say what protects a script without this library. Raises UsageError for --from."""
+    if options.from_ is not None:
+        raise UsageError(
+            f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
+        )
+    print(
+        f"{printable(options.recipe)} does not import elastic: it runs as under torchrun. Only restarts protect it, and it resumes from what it saves itself",
+        flush=True,
+    )
 
 
 def address_of(options: Options) -> str:
