@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,19 +230,7 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
     declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print, check_state))
     if found is not None:
         identity.check(found, declared, run.url)
-        _note_earlier_copies(run)
     return declared, found is None
-
-
-def _note_earlier_copies(run: RunDir) -> None:
-    earlier, is_there = run.earlier_local, False
-    with suppress(OSError):
-        is_there = earlier is not None and earlier.is_dir() and not run.local.exists()
-    if is_there:
-        print(
-            f"note: {earlier} has local copies of a run that an earlier version of elastic-train made. Another URL may have had the same"
-            f" folder, so it is left alone, and {run.local} is used: what was not uploaded from there when its agent was killed stays there"
-        )
 
 
 def _found(run: RunDir) -> Identity | None:
