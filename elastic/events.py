@@ -69,13 +69,15 @@ class NodeScheduled(Event):
 class GenerationStarted(Event):
     """Written by the agent of rank 0.
 
-    `cause`: start, resume, failure, node lost, node joined or node left.
+    `cause`: start, resume, failure, node lost, node joined or node left. `plain`: the script does
+    not import this library, so that no event tells of its steps and states.
     """
 
     world_size: int
     nodes: list[str]
     cause: str
     restarts: int  # consecutive restarts without a new step
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +440,8 @@ class FaultInjected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished(Event):
+    """Of a plain script it has 0 steps and no digest: all workers exited with code 0."""
+
     steps: int
     epochs: int
     digest: str

@@ -26,7 +26,7 @@ from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.divergence import Divergence
-from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE
+from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE, EXIT_USAGE
 from elastic.events import DrainRequested, GenerationEnded, UploaderDied
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -179,8 +179,9 @@ class NodeGeneration:
     def record_end(self, cause: str) -> None:
         parts = self._parts
         has_trained = parts.step > parts.page.restored_step
-        when = f"after step {parts.step}" if has_trained else "before its first step"
-        parts.console.print_line(f"generation {self.number} ends {when}: {cause}")
+        when = f" after step {parts.step}" if has_trained else " before its first step"
+        when = when if parts.settings.imports_library else ""
+        parts.console.print_line(f"generation {self.number} ends{when}: {cause}")
         parts.log.record(GenerationEnded(cause=cause, step=parts.step))
 
     def close_and_end(self, cause: str, reason: str) -> None:
@@ -247,7 +248,9 @@ class NodeGeneration:
         self.kill_workers()
         self.failure = self._first_failure(reason)
         code = next(code for code in self.workers.exit_codes.values() if code in LIBRARY_FINAL_CODES)
-        end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=self.failure.message)
+        if not is_own_exit(self.failure.message, code):
+            reason = self.failure.message
+        end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=reason)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
         if code == EXIT_NOTHING_LOADS:
@@ -324,6 +327,11 @@ class NodeGeneration:
         settings, culprit = self._parts.settings, self._parts.watchdog.error
         errors = settings.error_folder(self.number)
         return self.workers.record_failure(settings.node, reason, errors, culprit)
+
+
+def is_own_exit(message: str, code: int) -> bool:
+    """Whether a script ended itself with the code for a wrong command, as argparse does."""
+    return code == EXIT_USAGE and message == f"SystemExit: {code}"
 
 
 def _own_words(failure: WorkerFailure) -> str:

@@ -330,7 +330,10 @@ class NodeAgent(LocalElasticAgent):
         if parts.group.is_first:
             nodes = [node.id for node in entered.members]
             size, cause, restarts = entered.world_size, entered.cause, entered.restarts
-            parts.log.record(GenerationStarted(world_size=size, nodes=nodes, cause=cause, restarts=restarts))
+            plain = not settings.imports_library
+            parts.log.record(
+                GenerationStarted(world_size=size, nodes=nodes, cause=cause, restarts=restarts, plain=plain)
+            )
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)

@@ -8,12 +8,12 @@ state does not count.
 import os
 import sys
 
-from elastic.agent.actions import AgentParts
+from elastic.agent.actions import AgentParts, is_own_exit
 from elastic.agent.agent import NodeAgent
 from elastic.agent.finished_run import has_recorded_end, read_stop
 from elastic.agent.repeated_error import told_at_the_end
+from elastic.agent.settings import Settings
 from elastic.checkpoint.record import CommitRecord
-from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import (
     CheckpointCommitted,
@@ -52,12 +52,17 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     if code == EXIT_COMPLETE:
         return _complete(parts, newest)
     parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
-    _print_failure(agent, parts.settings.run, newest)
+    _print_failure(agent, parts.settings, newest)
     return code
 
 
 def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
     settings, run = parts.settings, parts.settings.run
+    if not settings.imports_library:
+        if parts.group.is_first and not parts.group.is_fenced:
+            parts.log.record(RunFinished(steps=0, epochs=0, digest=""))
+        _print(f"complete; elastic-train report {run.url} shows its restarts; logs are in {run.logs}")
+        return EXIT_COMPLETE
     try:
         events = read_events(run.events)
     except OSError as error:
@@ -69,7 +74,7 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
     last = newest or (committed and committed.event)
     if started is None or last is None:
         what = "complete"
-        if settings.imports_library and started is None and last is None:
+        if started is None and last is None:
             what += (
                 ": the recipe ended without training a step, since it took none from run.steps(data, state)"
             )
@@ -108,8 +113,10 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     reason, code = agent.end.reason, EXIT_FAILED
     if parts.final_checkpoint.differences:
         text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
-    elif not parts.settings.imports_library and agent.cut_short:
-        text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
+    elif not parts.settings.imports_library:
+        code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED
+        how = ": the script was stopped, and whatever it saved is its own" if agent.cut_short else ""
+        text = f"interrupted ({reason}){how}; the same command starts it again"
     elif agent.last_step > saved_step and agent.others_go_on:
         saved = f"step {saved_step} is the newest that is saved" if saved_step else "no step is saved yet"
         code = EXIT_FAILED if agent.has_trained else EXIT_INTERRUPTED
@@ -137,11 +144,15 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     return code
 
 
-def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -> None:
-    failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
+def _print_failure(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -> None:
+    failure, code, reason, run = agent.failure, agent.end.exit_code, agent.end.reason, settings.run
+    if failure is not None and is_own_exit(failure.message, code):
+        line = f"{settings.options.recipe} ended with exit code {code}; its words are above"
+        print_if_read(printable(line), file=sys.stderr)
+        return
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
-    if code == EXIT_NOTHING_LOADS:
-        saved = ""  # the reason says what is there
+    if code == EXIT_NOTHING_LOADS or not settings.imports_library:
+        saved = ""  # the reason says what is there; or the script knows
     logs = f"; logs are in {run.logs}" if os.path.exists(run.logs) else ""  # noqa: PTH110 - Path.exists may raise
     lines = [f"training failed: {reason}{saved}{logs}"]
     if failure is not None:

@@ -55,9 +55,9 @@ def has_recorded_end(run: RunDir) -> bool:
 
 def is_complete(settings: Settings) -> bool:
     """Whether the run directory says so. Raises UsageError where it has become another run's, and
-    StoreFailed.
+    StoreFailed. Of plain scripts only the group's state tells which command has ended.
     """
-    if not has_recorded_end(settings.run):
+    if not settings.imports_library or not has_recorded_end(settings.run):
         return False
     check_claim(settings.run, settings.declared, settings.uid, SystemClock())
     return True
@@ -86,6 +86,11 @@ def check_finished(settings: Settings, committed_step: int) -> None:
 
 def finished_text(settings: Settings) -> str:
     run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
+    if not settings.imports_library:
+        return (
+            f"this command has ended well in {run.url}; elastic-train report {run.url} shows it. Nothing was started:"
+            " the script starts again with other arguments, or with --fresh, which sets this run aside"
+        )
     finished = _recorded_end(run)
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
     how = f"finished{length}"

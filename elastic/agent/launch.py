@@ -98,10 +98,8 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
         recipe = Path(options.recipe)
         if said := second_loop.note(recipe, recipe.read_bytes(), run.url):
             print(printable(said), flush=True)
-    elif options.from_ is not None:
-        raise UsageError(
-            f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
-        )
+    else:
+        preflight.check_plain(options)
     # Also those of a run that is set aside: a process of it that wakes up late shares no file.
     newest = newest_generation(run, _CLOCK)
     if options.fresh:

@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 from elastic.system.scratch import scratch_folder
+from elastic.system.untrusted import printable
 from elastic.uploader.state_check import check_state
 
 PREFLIGHT_S = 600.0
@@ -100,6 +100,18 @@ def _check_not_requeued(job: environment.SlurmJob | None) -> None:
             f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
             " at each requeue; submit the job without --fresh and ELASTIC_FRESH, and for a new run with another --run-dir"
         )
+
+
+def check_plain(options: Options) -> None:
+    """Say what protects a script without this library. Raises UsageError for --from."""
+    if options.from_ is not None:
+        raise UsageError(
+            f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
+        )
+    print(
+        f"{printable(options.recipe)} does not import elastic: it runs as under torchrun. Only restarts protect it, and it resumes from what it saves itself",
+        flush=True,
+    )
 
 
 def address_of(options: Options) -> str:
@@ -218,19 +230,7 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
     declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print, check_state))
     if found is not None:
         identity.check(found, declared, run.url)
-        _note_earlier_copies(run)
     return declared, found is None
-
-
-def _note_earlier_copies(run: RunDir) -> None:
-    earlier, is_there = run.earlier_local, False
-    with suppress(OSError):
-        is_there = earlier is not None and earlier.is_dir() and not run.local.exists()
-    if is_there:
-        print(
-            f"note: {earlier} has local copies of a run that an earlier version of elastic-train made. Another URL may have had the same"
-            f" folder, so it is left alone, and {run.local} is used: what was not uploaded from there when its agent was killed stays there"
-        )
 
 
 def _found(run: RunDir) -> Identity | None:

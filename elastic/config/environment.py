@@ -13,7 +13,7 @@ variables; `variables` hands them on to the processes and clients that need them
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -184,10 +184,11 @@ class VariableWatch:
     """Notes which variables this process changes, between the calls of `start` and `stop`.
 
     `os.environ` reaches the C library through the two functions that are exchanged here, and a
-    program may call them directly.
+    program may call them directly. counts: whether a change that happens now is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Callable[[], bool]) -> None:
+        self._counts = counts
         self.changed: dict[str, None] = {}  # names, in the order of the changes
         self._functions = os.putenv, os.unsetenv
 
@@ -198,12 +199,13 @@ class VariableWatch:
         os.putenv, os.unsetenv = self._functions
 
     def _putenv(self, name: _Text, value: _Text, /) -> None:
-        if os.environ.get(os.fsdecode(name)) != os.fsdecode(value):
+        if os.environ.get(os.fsdecode(name)) != os.fsdecode(value) and self._counts():
             self.changed[os.fsdecode(name)] = None
         self._functions[0](name, value)
 
     def _unsetenv(self, name: _Text, /) -> None:
-        self.changed[os.fsdecode(name)] = None
+        if self._counts():
+            self.changed[os.fsdecode(name)] = None
         self._functions[1](name)
 
 

@@ -67,14 +67,6 @@ class RunDir:
         return self.url != str(self.local)
 
     @property
-    def earlier_local(self) -> Path | None:
-        """The local folder that versions before 8 digits of the URL's hash were in its name used.
-
-        None for a run in a folder.
-        """
-        return Path("runs").absolute() / _name_of(self.url) if self.is_remote else None
-
-    @property
     def checkpoints_url(self) -> str:
         return f"{self.url}/checkpoints"
 

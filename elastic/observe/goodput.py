@@ -67,7 +67,10 @@ class TimeSpent:
 
 
 def time_spent(events: Events, trained: StepColumns, now_s: float | None = None) -> TimeSpent | None:
-    """None before the first generation. now_s: where the run goes on, seconds since 1970."""
+    """None before the first generation, and for a script whose steps are its own.
+
+    now_s: where the run goes on, seconds since 1970.
+    """
     seen_s = {generation: last_seen_s(own) for generation, own in by_generation(events).items()}
     return time_spent_in(events, trained.counted, seen_s, now_s)
 
@@ -84,7 +87,7 @@ def time_spent_in(
     seen_s: by generation, the time of its last event of any kind.
     """
     starts = of_kind(events, kinds.GenerationStarted)
-    if not starts:
+    if not starts or starts[-1].event.plain:
         return None
     own = by_generation(events)
     badput_s: dict[str, float] = defaultdict(float)

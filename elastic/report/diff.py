@@ -46,7 +46,7 @@ def compared_run(events: Events, chains: StepChains) -> ComparedRun:
     return ComparedRun(
         finished=finished is not None,
         steps=finished.event.steps if finished else chains.last_step,
-        final_digest=finished.event.digest if finished else None,
+        final_digest=finished.event.digest or None if finished else None,
         unreadable_lines=chains.num_unreadable,
     )
 

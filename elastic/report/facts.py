@@ -10,6 +10,7 @@ from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopp
 from elastic.observe.began_again import Unsaved
 from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
+from elastic.report.plain_script import plain_facts
 from elastic.report.report import Report
 from elastic.report.shards import shards_text
 
@@ -19,10 +20,11 @@ _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ lo
 def report_facts(report: Report) -> dict[str, str]:
     """What the report says beside its tables, by label."""
     step_time, checkpoints, failed = report.step_time_s, report.checkpoints, report.failed
+    how = {"finished": ended("yes" if report.finished else "no", report.stopped)}
+    if report.plain is not None:
+        return how | plain_facts(report.plain)
     return (
-        {
-            "finished": ended("yes" if report.finished else "no", report.stopped),
-        }
+        how
         | ({"failed": f"exit code {failed.exit_code}: {failed.reason}"} if failed else {})
         | {
             "steps": str(report.steps),

@@ -37,6 +37,8 @@ from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
+from elastic.report.plain_script import PlainScript, plain_script
+from elastic.report.plain_script import finished as end_of
 from elastic.report.shards import shards_by_rank
 
 
@@ -121,7 +123,8 @@ class Report:
     drawn_without_seed: where it draws from the operating system or the clock.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
     agents that a scheduler started, by the time of their starts. unreadable_lines: of the metrics,
-    whose steps no figure here has.
+    whose steps no figure here has. plain: of a script without this library, which has no steps,
+    saves and goodput here.
     """
 
     finished: bool
@@ -153,6 +156,7 @@ class Report:
     logged_by_rank: list[str]
     scheduled: list[ScheduledNode]
     unreadable_lines: int
+    plain: PlainScript | None
 
 
 def summarise(
@@ -168,7 +172,7 @@ def summarise(
     run goes on.
     """
     trained = lines if isinstance(lines, StepColumns) else columns_of(lines)
-    finished = last(events, kinds.RunFinished)
+    finished, plain = end_of(events), plain_script(events, now_s)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
     spent = time_spent(events, trained, now_s)
@@ -179,7 +183,7 @@ def summarise(
         failed=None if finished else last_failure(events),
         steps=finished.event.steps if finished else steps,
         epochs=finished.event.epochs if finished else started.event.epochs_done(steps) if started else 0,
-        final_digest=finished.event.digest if finished else None,
+        final_digest=finished.event.digest or None if finished else None,
         lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
         goodput=spent.goodput if spent else None,
         badput_s=spent.badput_s if spent else {},
@@ -194,7 +198,7 @@ def summarise(
         ),
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, trained),
-        recoveries=recoveries(events, trained),
+        recoveries=[] if plain else recoveries(events, trained),
         slow_ranks=slow_ranks(events, trained.paces),
         shards_by_rank=shards_by_rank(events),
         lineage=[] if parent is None else [*parent.lineage],
@@ -209,6 +213,7 @@ def summarise(
         logged_by_rank=logged_by_rank(events),
         scheduled=_scheduled(events),
         unreadable_lines=trained.num_unreadable,
+        plain=plain,
     )
 
 

@@ -107,7 +107,7 @@ def _line(name: str, run: RunDir, clock: Clock, size: Callable[[], int]) -> RunL
         return RunLine(
             name=name,
             state=word or found.state,
-            step=found.step,
+            step=None if found.plain else found.step,
             steps=found.steps,
             loss=newest.loss if newest else None,
             age_s=max(0.0, now - newest.time) if newest and newest.time is not None else None,

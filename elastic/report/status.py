@@ -12,6 +12,7 @@ from elastic.observe.generation_end import Start
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.newest_checkpoint import newest_checkpoint
 from elastic.observe.step_line import StepLine
+from elastic.report.plain_script import PlainScript, finished, plain_script
 from elastic.report.report import last_failure, stopped_early
 
 ALIVE_WITHIN_S = 10.0
@@ -38,7 +39,8 @@ class Status:
     `failed`, `drained` (an agent left it as planned, and saved what it could) or `interrupted` (its
     agents died without a last event, as by a power cut or a SIGKILL, or waited in vain for others).
     The same command resumes a run that is drained or interrupted. steps: None until the recipe has
-    said how long the run is. stopped: where the recipe ended a finished run early.
+    said how long the run is. stopped: where the recipe ended a finished run early. plain: of a
+    script without this library, which saves for itself.
     """
 
     state: str
@@ -49,6 +51,7 @@ class Status:
     workers: list[Worker]
     last_checkpoint: LastCheckpoint | None
     stopped: kinds.Stopped | None = None
+    plain: PlainScript | None = None
 
 
 def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
@@ -67,7 +70,7 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
     return Status(
         state=state,
         step=newest.step if newest else 0,
-        steps=next(lengths, None) if stopped is None else stopped.steps,
+        steps=(next(lengths, None) or None) if stopped is None else stopped.steps,
         generation=start.generation if start else 0,
         world_size=world_size,
         workers=workers,
@@ -75,11 +78,12 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
         if saved
         else None,
         stopped=stopped,
+        plain=plain_script(events, now if state == "running" else None),
     )
 
 
 def _state(events: Events, *, alive: bool) -> str:
-    if last(events, kinds.RunFinished):
+    if finished(events):
         return "finished"
     if alive:  # perhaps after a failure, and waiting for others
         return "running"

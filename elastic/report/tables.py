@@ -14,6 +14,7 @@ from rich.text import Text
 from elastic.observe.loss_words import loss_words
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.facts import ended, report_facts, value_text
+from elastic.report.plain_script import plain_facts
 from elastic.report.report import GenerationSummary, Report, ScheduledNode
 from elastic.report.runs import Runs
 from elastic.report.status import Status
@@ -55,16 +56,16 @@ def report_tables(name: str, report: Report) -> RenderableType:
 
 def status_tables(name: str, status: Status) -> RenderableType:
     saved = status.last_checkpoint
-    facts = _facts(
-        name,
-        {
-            "state": ended(status.state, status.stopped),
-            "step": f"{status.step} of {status.steps or 'an unknown number'}",
-            "generation": f"{status.generation}, "
-            + (f"world size {status.world_size}" if status.workers else "no workers"),
-            "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
-        },
-    )
+    workers = f"world size {status.world_size}" if status.workers else "no workers"
+    rows = {
+        "state": ended(status.state, status.stopped),
+        "step": f"{status.step} of {status.steps or 'an unknown number'}",
+        "generation": f"{status.generation}, {workers}",
+        "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
+    }
+    if status.plain is not None:
+        rows = {name: rows[name] for name in ("state", "generation")} | plain_facts(status.plain)
+    facts = _facts(name, rows)
     if not status.workers:
         return facts
     return Group(facts, _table("workers", ("rank", "node", "pid"), map(astuple, status.workers)))
@@ -134,7 +135,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _compared(name: str, run: ComparedRun) -> str:
-    end = f"finished, digest {run.final_digest}" if run.finished else "not finished"
+    end = f"finished, digest {value_text(run.final_digest)}" if run.finished else "not finished"
     return f"{name}: {run.steps} steps, {end}"
 
 

@@ -30,6 +30,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
+from elastic.report.plain_script import plain_facts
 from elastic.report.polling import folder_id, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader
 from elastic.report.shards import shards_by_rank, shards_text
@@ -205,7 +206,8 @@ def fitted(view: View, console: Console, problem: Sequence[Text] = ()) -> Render
 def drawn(view: View, room: Room | None = None) -> RenderableType:
     """room: by default all of it."""
     room = room or Room()
-    parts: list[RenderableType] = [_title(view), _progress(view, room), _facts(view, room)]
+    progress = [] if view.status.plain else [_progress(view, room)]
+    parts: list[RenderableType] = [_title(view), *progress, _facts(view, room)]
     if view.status.workers and room.workers:
         parts.append(_workers(view.status, room))
     if view.lately:
@@ -268,6 +270,8 @@ def _facts(view: View, room: Room) -> Table:
         )
     if room.details and view.shards:
         rows["shards"] = shards_text(view.shards)
+    if found.plain is not None:
+        rows = {"generation": rows["generation"]} | plain_facts(found.plain)
     for label, text in rows.items():
         table.add_row(label, Text(text))
     return table

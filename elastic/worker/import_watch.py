@@ -11,7 +11,8 @@ import of the recipe's is there under plain python as well. Modules of the stand
 independent of settings, and those of this library read none when they are imported.
 
 It does not see settings that are made after `elastic.start` (in a script without this library:
-after the import of torch), nor what C code sets.
+after the import of torch), nor what C code sets. What an installed package sets while it is
+imported is no setting of the recipe's: the fork server's imports set it, or not, all the same.
 """
 
 import builtins
@@ -23,10 +24,11 @@ from importlib.machinery import PathFinder
 from importlib.util import resolve_name
 from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from elastic.config.environment import VariableWatch
+from elastic.worker.preload import installed_folders, is_inside
 
 # torch imports its compiler when the first optimizer is made, which is later than elastic.start.
 # Settings of the compiler begin with these letters.
@@ -55,13 +57,16 @@ class ImportWatch:
         self._inherited: dict[str, ModuleType | None] = {}
         self._seen: set[str] = set()  # inherited modules that plain python would have loaded by now
         self._pid = os.getpid()
-        self._variables = VariableWatch()
+        self._variables = VariableWatch(lambda: not self._imports_library())
         self._originals = builtins.__import__, importlib.import_module
 
     def start(self) -> None:
         self._inherited = {name: module for name, module in sys.modules.items() if name != "__main__"}
         self._path = [*dict.fromkeys(sys.path)]
         self._finders = [*sys.meta_path, *sys.path_hooks]
+        # `pip install --target` leaves its records in a folder, and the first one is the recipe's.
+        targets = [entry for entry in self._path[1:] if any(Path(entry).glob("*.dist-info"))]
+        self._libraries = {*installed_folders(), *map(os.path.realpath, targets)}
         self._variables.start()
         _watches.append(self)
         builtins.__import__ = self._import
@@ -128,6 +133,15 @@ class ImportWatch:
             self._seen.update([module, *self._brought.get(module, ())])
         if not self._is_recipe and "torch" in self._seen and self in _watches:
             self._stop()
+
+    def _imports_library(self) -> bool:
+        """Whether the module that runs its first lines here is an installed one."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__") == "__main__":
+            return False
+        return is_inside(os.path.realpath(frame.f_code.co_filename), self._libraries)
 
     def _change(self) -> str:
         """What the recipe has changed that an import may depend on, in words; else nothing."""

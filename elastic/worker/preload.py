@@ -96,7 +96,7 @@ def preload(recipe: Path) -> Preloaded:
         for name, file in places.items()
         if isinstance(file, str) and os.sep in file
     }
-    installed = [*_installed_folders(), *map(os.path.realpath, elastic.__path__)]
+    installed = [*installed_folders(), *map(os.path.realpath, elastic.__path__)]
     uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
     return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled), brought=brought)
 
@@ -131,10 +131,10 @@ def _is_installed(spec: ModuleSpec) -> bool:
     if spec.name == "elastic" or spec.origin in ("built-in", "frozen"):
         return True
     places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or [])
-    return bool(places) and all(is_inside(os.path.realpath(place), _installed_folders()) for place in places)
+    return bool(places) and all(is_inside(os.path.realpath(place), installed_folders()) for place in places)
 
 
-def _installed_folders() -> set[str]:
+def installed_folders() -> set[str]:
     """The interpreter's own folders and every folder that packages are installed into."""
     own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
     return set(map(os.path.realpath, [*own, *site.getsitepackages(), site.getusersitepackages()]))

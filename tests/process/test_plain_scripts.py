@@ -43,7 +43,41 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
         assert variables["MASTER_ADDR"]
         assert int(variables["MASTER_PORT"]) > 0
         assert variables["TORCHELASTIC_RUN_ID"]
-    assert "complete" in agent.output.splitlines()[-1]
+    first, *_, last = agent.output.splitlines()
+    assert "plain.py does not import elastic: it runs as under torchrun. Only restarts protect it" in first
+    assert last.startswith("complete; ")
+    assert drill.inspects("status", drill.run.url)[1]["state"] == "finished"
+    again = drill.start("--nproc-per-node", "2", recipe=recipes / "plain.py")
+    again.ends_with(0)
+    assert "this command has ended well" in again.output
+    assert "--from" not in again.output
+    other = drill.start("--nproc-per-node", "2", recipe=recipes / "plain.py", arguments=("more",))
+    other.ends_with(0)
+    report = drill.inspects("report", drill.run.url)[1]
+    assert (report["finished"], report["goodput"], report["final_digest"]) == (True, None, None)
+    assert report["plain"]["restarts"] == {"failure": 1, "resume": 1}
+    assert report["plain"]["last_exit"] == "exit code 0"
+
+
+WRONG_ARGUMENTS = {
+    "plain": "argparse.ArgumentParser().parse_args()",
+    "before elastic.start": "argparse.ArgumentParser().parse_args()\nimport elastic",
+    "after elastic.start": "import elastic\nelastic.start(seed=0, global_batch=8, shards=8)\n"
+    "argparse.ArgumentParser().parse_args()",
+}
+
+
+@pytest.mark.parametrize("place", WRONG_ARGUMENTS)
+def test_arguments_that_a_script_refuses_end_with_its_own_usage(drill, place):
+    """argparse ends a script with exit code 2, once it has said why."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(f"import argparse\n{WRONG_ARGUMENTS[place]}\n")
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe, arguments=("--wrong",))
+    agent.ends_with(2)
+    assert "usage: recipe.py [-h]" in agent.output
+    assert "its words are above" in agent.output.splitlines()[-1]
+    assert "Traceback" not in agent.output
+    assert "training failed" not in agent.output
 
 
 def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill, recipes):
@@ -92,6 +126,8 @@ def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recip
     leaver.signal(signal.SIGTERM)
     leaver.ends_with(1)
     assert "the script was stopped, and whatever it saved is its own" in leaver.output
+    assert "SIGTERM, stopped by this agent" in leaver.output
+    assert "first step" not in leaver.output
     drill.happens("worker_started", rank=1, generation=4)
     until.touch()
     for agent in agents:

@@ -116,6 +116,19 @@ def test_a_change_that_plain_python_would_not_show_either_keeps_the_fork(folder,
     assert reason_of(text, folder) is None
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_what_a_library_sets_at_its_import_is_not_the_recipes(folder, is_installed):
+    """A module of the recipe's own acts as lines of the recipe do; so does a call of a library."""
+    target = folder / "target"
+    target.mkdir()
+    (target / "sets_new.py").write_text("import os\ndef f(): os.environ['NEW'] = '1'\nf()\n")
+    sys.path.append(str(target))
+    if is_installed:  # as by `pip install --target`
+        (target / "sets_new-1.0.dist-info").mkdir()
+    assert (reason_of("import sets_new\nimport inherited", folder) is None) == is_installed
+    assert reason_of("import sets_new\nsets_new.f()\nimport inherited", folder) is not None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

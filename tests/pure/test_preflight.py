@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from elastic.agent import preflight
 from elastic.agent.claim_run_dir import claim
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.preflight import (
@@ -196,20 +195,6 @@ def test_two_urls_of_like_names_have_local_folders_of_their_own():
     urls = ["s3://b/x/y", "s3://b/x-y", "s3://b-x/y", "gs://b/\u00fc/1", "gs://b/\u00f6/1"]
     assert len({RunDir.parse(url).local for url in urls}) == len(urls)
     assert RunDir.parse("s3://b/x/").local == RunDir.parse("s3://b/x").local
-
-
-def test_local_copies_of_an_earlier_version_are_left_alone_and_said(tmp_path, monkeypatch, capsys):
-    """Their folder may be that of another URL."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preflight, "_found", lambda run: DECLARED)
-    run = RunDir.parse("s3://b/x/y")
-    assert run.earlier_local == tmp_path / "runs" / "s3-b-x-y"
-    options = parse(["recipe.py", "--run-dir", run.url])
-    check_run_dir(options, DECLARED, run, 1)
-    assert "note:" not in capsys.readouterr().out
-    run.earlier_local.mkdir(parents=True)
-    check_run_dir(options, DECLARED, run, 1)
-    assert f"note: {run.earlier_local} has local copies" in capsys.readouterr().out
 
 
 KILLED = """

@@ -348,6 +348,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "logged_by_rank": [],
         "scheduled": [],
         "unreadable_lines": 0,
+        "plain": None,
     }
 
 

@@ -333,7 +333,8 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     """It arrives through the rendezvous and is printed last."""
     failure = WorkerFailure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
     agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
-    _print_failure(agent, RunDir.parse(str(tmp_path)), None)
+    settings = SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path)))
+    _print_failure(agent, settings, None)
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
 

@@ -38,6 +38,7 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         "workers": [{"rank": 0, "node": "n1", "pid": 10}, {"rank": 1, "node": "n2", "pid": 11}],
         "last_checkpoint": {"step": 100, "age_s": 50.0},
         "stopped": None,
+        "plain": None,
     }
 
 
@@ -142,6 +143,7 @@ def test_a_run_before_its_first_generation_has_every_key():
         "workers": [],
         "last_checkpoint": None,
         "stopped": None,
+        "plain": None,
     }
 
 

@@ -199,8 +199,8 @@ class NodeWorkers:
         )
         if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) or rank in self.ended_within:
             how = f"killed by {name}" if name else f"exit code {code}"
-            of_another = ", a victim of another failure" if victim else ""
-            self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{of_another}")
+            why = ", stopped by this agent" if rank in self.killed else ", a victim of another failure"
+            self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{why if victim else ''}")
 
     def _start(self, start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
         try:

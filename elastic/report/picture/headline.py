@@ -39,6 +39,11 @@ def headline(
     took = f" after {duration(spent.wall_s)}" if spent else ""
     if status.stopped is not None:
         return f"Stopped by the recipe at step {grouped(report.steps)}{of}{took}: {short(status.stopped.reason)}."
+    if report.plain is not None:
+        restarts = count(sum(report.plain.restarts.values()), "restart", "restarts")
+        why = f": {short(report.plain.last_exit).rstrip('.')}" if report.plain.last_exit else ""
+        ran = f"{restarts}, {duration(report.plain.running_s)} with workers"
+        return f"{status.state.capitalize()}: a script that does not import elastic, {ran}{why}."
     if report.finished:
         return f"Finished: {count(report.steps, 'step', 'steps')}{f' in {duration(spent.wall_s)}' if spent else ''}."
     if spent is None:

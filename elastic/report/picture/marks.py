@@ -93,7 +93,7 @@ def sign_of(event: kinds.Event) -> str:
 
 def _left(event: kinds.RunInterrupted) -> str:
     how = f"gave up ({event.reason})" if event.gave_up else "left"
-    return f"{how}; newest checkpoint at step {event.step}"
+    return f"{how}; newest checkpoint at step {event.step}" if event.step else how
 
 
 def _lost_nodes(events: Events, began: float, lane_of: Mapping[str, int]) -> list[Mark]:
@@ -161,5 +161,8 @@ _RULES: dict[type[kinds.Event], tuple[str, Callable[[Any], str]]] = {
     kinds.RecipeEdited: ("state", lambda event: f"the recipe was edited after step {event.step}"),
     kinds.Stopped: ("end", lambda event: f"stopped by the recipe: {event.reason}"),
     kinds.RunFailed: ("end", lambda event: f"failed, exit code {event.exit_code}: {event.reason}"),
-    kinds.RunFinished: ("end", lambda event: f"finished after step {event.steps}"),
+    kinds.RunFinished: (
+        "end",
+        lambda event: f"finished after step {event.steps}" if event.steps else "finished",
+    ),
 }

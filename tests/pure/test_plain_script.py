@@ -1,0 +1,62 @@
+"""A script without the library is shown by its restarts, its exit and its time."""
+
+import io
+from contextlib import redirect_stdout
+
+from logged import logged
+
+from elastic.observe.goodput import time_spent
+from elastic.observe.step_columns import columns_of
+from elastic.report import tables
+from elastic.report.picture.headline import headline
+from elastic.report.report import summarise
+from elastic.report.status import status
+
+ONE = {"world_size": 1, "nodes": ["n1"], "plain": True}
+FAILED_ONCE = [
+    logged("generation_started", 100.0, cause="start", **ONE),
+    logged("generation_ended", 110.0, cause="rank 0 ended with signal 9", step=0),
+    logged("generation_started", 112.0, 2, cause="failure", **ONE),
+]
+FINISHED = [*FAILED_ONCE, logged("run_finished", 120.0, 2, steps=0, epochs=0, digest="")]
+
+
+def shown(events, now=130.0, beats=None):
+    """What `status` and `report` print, and the headline of the page."""
+    found, report = status(events, None, beats or {}, now), summarise(events, [])
+    with redirect_stdout(io.StringIO()) as out:
+        tables.show(tables.status_tables("run", found))
+        tables.show(tables.report_tables("run", report))
+    return f"{out.getvalue()}\n{headline(found, report, time_spent(events, columns_of([])))}"
+
+
+def test_a_plain_script_that_runs_shows_restarts_and_time():
+    found = status(FAILED_ONCE, None, {"n1": 1.0}, 115.0)
+    assert found.state == "running"
+    assert (found.plain.restarts, found.plain.last_exit) == ({"failure": 1}, "rank 0 ended with signal 9")
+    assert found.plain.running_s == 13.0
+
+
+def test_a_finished_plain_script_has_no_steps_nor_goodput():
+    report = summarise(FINISHED, [])
+    assert (report.finished, report.steps, report.goodput, report.badput_s) == (True, 0, None, {})
+    assert report.recoveries == []
+    text = shown(FINISHED)
+    assert "18.0 s with workers" in text
+    assert "1 (1 failure)" in text
+    assert "exit code 0" in text
+    for word in ("goodput", "checkpoint", "unknown number", "Not begun", "0 steps"):
+        assert word not in text
+
+
+def test_other_arguments_make_a_finished_plain_script_run_again():
+    again = [*FINISHED, logged("generation_started", 140.0, 3, cause="resume", **ONE)]
+    found = status(again, None, {"n2": 1.0}, 145.0)
+    assert found.state == "running"
+    assert not summarise(again, []).finished
+
+
+def test_a_failed_plain_script_shows_its_exit_once():
+    failed = [*FAILED_ONCE, logged("run_failed", 120.0, 2, exit_code=1, reason="rank 0 raised")]
+    assert status(failed, None, {}, 130.0).state == "failed"
+    assert shown(failed).count("exit code 1: rank 0 raised") == 3
