@@ -16,7 +16,7 @@ from elastic.observe.step_line import StepLine
 
 class FollowedRun:
     def __init__(self, run: RunDir, node: str) -> None:
-        self.totals = RunTotals()
+        self.node, self.totals = node, RunTotals()
         self.metrics = FollowedMetrics(run.metrics_of(node))
         self._events = FollowedEvents(run.events)
 

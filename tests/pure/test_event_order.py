@@ -69,11 +69,3 @@ def test_a_clock_that_is_set_back_makes_no_older_generation_the_newest(tmp_path)
     assert [each.generation for each in report.generations] == [1, 2]
     assert [each.cause for each in report.recoveries] == ["failure"]
     assert report.failed is None
-
-
-def test_a_step_of_the_future_proves_no_live_agent():
-    """It was written before the clock was set back, and all agents are gone."""
-    events = [logged("generation_started", 0.0, nodes=["n1"], world_size=1, cause="start")]
-    newest = StepLine(step=13, time=2 * HOUR_S)
-    assert status(events, newest, {}, 2 * HOUR_S).state == "running"
-    assert status(events, newest, {}, HOUR_S).state == "interrupted"

@@ -44,7 +44,7 @@ def _bytes_of_array():
 def watching(since_s=BEGAN):
     clock = FakeClock()
     clock.now = STEP
-    return FilesRead(clock=clock, since_s=since_s)
+    return FilesRead(clock=clock, since_s=since_s, file_time_s=clock.wall)
 
 
 @pytest.mark.parametrize("way", WAYS)
