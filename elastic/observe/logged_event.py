@@ -6,10 +6,10 @@ recipe's. It does not promise that what an event claims is true.
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar, cast
 
 from elastic.errors import UsageError
@@ -94,17 +94,8 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
 
 
 def in_order(files: Iterable[Iterable[LoggedEvent[E]]]) -> list[LoggedEvent[E]]:
-    """By generation, and within one in the order in which each file has them.
-
-    Only events of one generation in different files are compared by time.
-    """
-    keyed = []
-    for events in files:
-        reached = 0, -math.inf
-        for each in events:
-            reached = max(reached, (each.generation, each.time))
-            keyed.append((reached, each))
-    return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+    """By generation, and within one by time, which in a file only grows."""
+    return sorted(chain.from_iterable(files), key=lambda each: (each.generation, each.time))
 
 
 def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:

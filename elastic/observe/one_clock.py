@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic.events import Event, GenerationStarted, Restored, WorkerStarted
-from elastic.observe.logged_event import Events, LoggedEvent, by_generation, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, by_generation, in_order, of_kind
 
 LAG_S = 5.0  # between agents that see a new generation
 
@@ -55,7 +55,7 @@ def moved(events: Events, ahead: Mapping[str, float]) -> Events:
         if isinstance(event, Restored):
             of_steps = by
         found.append(replace(each, time=each.time - by, ahead_s=by, event=event))
-    return sorted(found, key=lambda each: (each.generation, each.time))
+    return in_order([found])
 
 
 def ahead_of_generations(events: Events) -> dict[int, float]:

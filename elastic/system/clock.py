@@ -1,4 +1,5 @@
-"""The only door to time: no other module of the package reads a clock or sleeps.
+"""The only door to time: no other module of the package reads a clock or sleeps, and the wall clock
+is read once in a command, but to tell the age of a file.
 
 Decisions take `now` as an argument. Loops take a Clock, so that a test can move it. Waiting for a
 socket, a lock or a process with a timeout is no sleep. The one exception is `faults/pause.py`, a

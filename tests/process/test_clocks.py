@@ -38,7 +38,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("begins_with_s", "is_first"), [(0, True), (DAY_S, False), (-DAY_S, True)])
-def test_no_phase_is_longer_than_a_run_whose_clock_is_set(drill, undisturbed, begins_with_s, is_first):
+def test_no_phase_outlasts_a_run_whose_clock_is_set(drill, undisturbed, begins_with_s, is_first):
     """One of two nodes: its clock goes a day ahead, a worker is killed, and the clock goes to two
     hours before the true time. is_first: the node has the first agent that is started.
     """

@@ -71,7 +71,7 @@ def test_right_clocks_are_left_alone(history):
 
 
 @given(histories(), st.lists(st.sampled_from([-DAY_S, 0.0, 3600.0, DAY_S]), min_size=3, max_size=3))
-def test_no_phase_is_longer_than_the_run_whatever_its_clocks_show(history, wrong_s):
+def test_no_phase_is_longer_than_the_run_of_wrong_clocks(history, wrong_s):
     took_s = history[0][-1].time - history[0][0].time
     events, trained = by_one_clock(*with_clocks(history, dict(zip(NODES, wrong_s, strict=True))))
     # A clock is known as well as the nodes of a generation agree on its start.
@@ -86,7 +86,7 @@ def test_no_phase_is_longer_than_the_run_whatever_its_clocks_show(history, wrong
 
 
 @given(histories(), st.floats(-DAY_S, DAY_S))
-def test_generations_start_in_order_whatever_the_clocks_show(history, wrong_s):
+def test_generations_of_wrong_clocks_start_in_order(history, wrong_s):
     events, _ = with_clocks(history, {"a": 0.0, "b": wrong_s, "c": -wrong_s})
     found = by_generation(moved(events, ahead_s(events)))
     starts = [next(each for each in own if each.event.name == "generation_started") for own in found.values()]
@@ -120,7 +120,7 @@ def test_a_wrong_clock_of_the_other_node_moves_no_mark(wrong_s):
     assert recoveries(found, steps) == recoveries(right, trained)
 
 
-def test_a_command_of_an_earlier_clock_begins_behind_the_one_before():
+def test_a_command_by_an_earlier_clock_begins_after_the_last():
     """The next command is given an hour later, on a node whose clock was set back a day."""
     events = [
         logged("generation_started", 100.0, 1, "a", cause="start", nodes=["a"]),
@@ -132,7 +132,7 @@ def test_a_command_of_an_earlier_clock_begins_behind_the_one_before():
     assert [each.time for each in found] == [100.0, 160.0, 160.0, 170.0]
 
 
-def test_a_wall_clock_that_is_set_moves_no_time_of_the_command(monkeypatch):
+def test_a_clock_that_is_set_moves_no_time_of_the_command(monkeypatch):
     before_s, real = clock.SystemClock.wall(), time.time
     monkeypatch.setattr(time, "time", lambda: real() - DAY_S)
     assert before_s <= clock.SystemClock.wall() < before_s + DAY_S / 2
