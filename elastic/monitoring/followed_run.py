@@ -27,8 +27,8 @@ class FollowedRun:
 
     def poll(self) -> Iterator[StepLine | WentBack]:
         """What became of the steps since the last poll. Raises OSError for what cannot be read."""
-        for file, logged in self._events.poll():
-            self.totals.add_event(file, logged)
+        for logged in self._events.poll():
+            self.totals.add_event(logged)
         if not self._events.is_at_end:
             return
         for item in self.metrics.poll():

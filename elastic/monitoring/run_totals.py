@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 from elastic import events as kinds
@@ -26,10 +27,7 @@ from elastic.observe.step_line import StepLine
 
 # What a recovery is measured by, and what the run's time is divided by.
 _SIGNS = (*SIGNS, kinds.FaultInjected, kinds.Restored, kinds.FirstStep, kinds.RunInterrupted)
-_MARKS = (
-    *(kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, kinds.Restored),
-    kinds.WorkerStarted,
-)
+_MARKS = (kinds.GenerationStarted, kinds.GenerationEnded, kinds.RunInterrupted, kinds.Restored)
 _OF_CHECKPOINTS = (kinds.CheckpointCommitted, kinds.CheckpointRejected, kinds.Restored)
 _GENERATIONS_KEPT = 8
 _COMMITS_KEPT = 1000  # more than are rejected in a row
@@ -88,9 +86,10 @@ class RunTotals:
         self._nodes: dict[int, dict[int, str]] = defaultdict(dict)  # by generation and rank
         self._observed = 0  # the highest step whose line was added
         self._seen = defaultdict[int, dict[str, float]](dict)
-        self._signs = _ByGeneration()
-        self._marks = _ByGeneration()
+        self._signs = defaultdict[int, list[LoggedEvent[Event]]](list)  # by generation
+        self._marks: list[LoggedEvent[Event]] = []
         self._marks_in_order: Events | None = None
+        self._begun = set[tuple[int, str]]()  # generations and nodes that have a worker in them
         self._ahead: Mapping[str, float] = {}
         # Of generations whose recovery is not counted yet.
         self._first_steps_to_count: dict[int, LoggedEvent[kinds.FirstStep]] = {}
@@ -106,20 +105,22 @@ class RunTotals:
             if line.seconds is not None:
                 self.step_time.observe(float(line.seconds))
 
-    def add_event(self, file: str, logged: LoggedEvent[Event]) -> None:
-        """file: that which has it; events of one file come in their order."""
+    def add_event(self, logged: LoggedEvent[Event]) -> None:
         event, seen_s = logged.event, self._seen[logged.generation]
         seen_s[logged.node] = max(logged.time, seen_s.get(logged.node, logged.time))
         if isinstance(event, _SIGNS):
-            self._signs[logged.generation][file].append(logged)
-        is_first = not self._marks[logged.generation][file]
-        if isinstance(event, _MARKS) and (is_first or not isinstance(event, kinds.WorkerStarted)):
-            self._marks[logged.generation][file].append(logged)
+            self._signs[logged.generation].append(logged)
+        is_first_worker = (
+            isinstance(event, kinds.WorkerStarted) and (logged.generation, logged.node) not in self._begun
+        )
+        if isinstance(event, _MARKS) or is_first_worker:
+            self._marks.append(logged)
             self._marks_in_order = None
         if isinstance(event, _OF_CHECKPOINTS):
             self._add_checkpoint_event(logged)
         match event:
             case kinds.WorkerStarted():
+                self._begun.add((logged.generation, logged.node))
                 self._nodes[logged.generation][event.rank] = logged.node
                 for old in sorted(self._nodes)[:-_GENERATIONS_KEPT]:
                     del self._nodes[old]
@@ -184,7 +185,7 @@ class RunTotals:
     def marks(self) -> Events:
         """Where generations began and ended, and agents left, in order and by one clock."""
         if self._marks_in_order is None:
-            found = self._marks.in_order()
+            found = in_order(self._marks)
             self._ahead = ahead_s(found)
             self._marks_in_order = moved(found, self._ahead)
         return self._marks_in_order
@@ -235,7 +236,7 @@ class RunTotals:
 
     def _recovery(self, starts: Sequence[Start], lines_of: Callable[[int], Sequence[StepLine]]) -> Recovery:
         """Of the last of `starts`, which are all up to it."""
-        own = by_generation(moved(self._signs.in_order(), self.ahead()))
+        own = by_generation(moved(in_order(chain.from_iterable(self._signs.values())), self.ahead()))
         oldest = min(self._signs, default=0)
         kept = since_new_step(own, [each for each in starts if each.generation >= oldest])
         lines = [line for start in kept[:-1] for line in lines_of(start.generation)]
@@ -258,13 +259,3 @@ class RunTotals:
             seconds = getattr(recovery, f"{phase}_s")
             if seconds is not None:
                 self.phase_time.setdefault((cause, phase), Histogram(RECOVERY_BOUNDS_S)).observe(seconds)
-
-
-class _ByGeneration(defaultdict[int, dict[str, list[LoggedEvent[Event]]]]):
-    """Events by generation and file."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: defaultdict(list))
-
-    def in_order(self) -> Events:
-        return [each for number in sorted(self) for each in in_order(self[number].values())]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ class EventsReader:
         """As `read_events`."""
         paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
         self._files = {path: self._up_to_now(path) for path in paths}
-        events = logged_event.in_order(file.events for file in self._files.values())
+        events = logged_event.in_order(chain.from_iterable(file.events for file in self._files.values()))
         return moved(events, ahead_s(events))
 
     def _up_to_now(self, path: Path) -> _ReadFile:

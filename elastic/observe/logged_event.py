@@ -9,7 +9,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Generic, TypeVar, cast
 
 from elastic.errors import UsageError
@@ -93,9 +92,9 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
     return LoggedEvent(**head, event=event, unknown=unknown)
 
 
-def in_order(files: Iterable[Iterable[LoggedEvent[E]]]) -> list[LoggedEvent[E]]:
-    """By generation, and within one by time, which in a file only grows."""
-    return sorted(chain.from_iterable(files), key=lambda each: (each.generation, each.time))
+def in_order(events: Iterable[LoggedEvent[E]]) -> list[LoggedEvent[E]]:
+    """By generation, and within one by time."""
+    return sorted(events, key=lambda each: (each.generation, each.time))
 
 
 def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:

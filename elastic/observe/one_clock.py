@@ -55,7 +55,7 @@ def moved(events: Events, ahead: Mapping[str, float]) -> Events:
         if isinstance(event, Restored):
             of_steps = by
         found.append(replace(each, time=each.time - by, ahead_s=by, event=event))
-    return in_order([found])
+    return in_order(found)
 
 
 def ahead_of_generations(events: Events) -> dict[int, float]:

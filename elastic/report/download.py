@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 
 from elastic.config.identity import NAME
@@ -71,10 +70,7 @@ def _download(objects: Objects, run: RunDir) -> None:
     if not events_parts and identity is None:
         raise nothing_at(objects)
     lines, unreadable = parsed_and_unreadable(_lines(objects, metrics_parts), step_line.parse)
-    files = groupby(sorted(events_parts), key=upload_parts.source_of)
-    events = logged_event.in_order(
-        parse_lines(_lines(objects, parts), logged_event.parse) for _, parts in files
-    )
+    events = logged_event.in_order(parse_lines(_lines(objects, events_parts), logged_event.parse))
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)

@@ -58,7 +58,7 @@ def loop_memory(
         left_out=[dataset],
         report=report,
         body=body,
-        files=FilesRead(clock=parts.clock, since_s=_began_s(parts)),
+        files=FilesRead(since_s=_began_s(parts)),
         settings=settings,
         modules=modules,
         places=BodyPlaces(parts.state, leftovers),

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from elastic.data.own_files import is_own_file
-from elastic.system.clock import Clock, SystemClock, file_time_s
+from elastic.system.clock import file_time_s
 
 TICK_S = 0.02  # a file's time of change may be that much older than the change
 MANY_FILES = 32
@@ -35,16 +35,15 @@ _OF_LOOP = "elastic.train.", "elastic.data."
 class FilesRead:
     """since_s: the time of a file of the run's beginning; infinite where nothing is to count."""
 
-    clock: Clock = field(default_factory=SystemClock)
-    since_s: float = math.inf
     file_time_s: Callable[[], float] = file_time_s
+    since_s: float = math.inf
     _step_s: float = 0.0
     _found: dict[str, bool] = field(default_factory=dict)  # by name, whether it was said
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While it lasts, the body of a step runs."""
-        self._step_s, before = self.clock.monotonic(), (builtins.open, io.open)
+        self._step_s, before = self.file_time_s(), (builtins.open, io.open)
 
         def opened(file: Any, mode: str = "r", *args: Any, **settings: Any) -> Any:
             if isinstance(mode, str) and _NOT_READ.isdisjoint(mode):
@@ -71,8 +70,7 @@ class FilesRead:
             return
         with suppress(OSError, ValueError):  # it does not exist, which `open` says
             found = Path(file).stat()
-            age_s, in_step_s = self.file_time_s() - found.st_mtime, self.clock.monotonic() - self._step_s
-            is_of_earlier_step = self.since_s <= found.st_mtime and age_s > in_step_s + TICK_S
+            is_of_earlier_step = self.since_s <= found.st_mtime < self._step_s - TICK_S
             if is_of_earlier_step and stat.S_ISREG(found.st_mode) and _is_from_body():
                 self._found.setdefault(str(os.fspath(file)), False)
 
