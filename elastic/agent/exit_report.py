@@ -7,12 +7,15 @@ state does not count.
 
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 
 from elastic.agent.actions import AgentParts, is_own_exit
 from elastic.agent.agent import NodeAgent
 from elastic.agent.finished_run import has_recorded_end, read_stop
 from elastic.agent.repeated_error import told_at_the_end
 from elastic.agent.settings import Settings
+from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import (
@@ -28,6 +31,7 @@ from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe import began_again, logged_event
 from elastic.observe.log import read_events
+from elastic.system.leave_deadline import Share
 from elastic.system.output import print_if_read
 from elastic.system.untrusted import printable
 
@@ -71,7 +75,7 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
     started = logged_event.last(events, RunStarted)
     # The last step was committed before the run ended; a storage that hangs now does not tell.
     committed = logged_event.last(events, CheckpointCommitted)
-    last = newest or (committed and committed.event)
+    last = committed.event if newest is None and committed is not None else newest
     if started is None or last is None:
         what = "complete"
         if started is None and last is None:
@@ -80,10 +84,12 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
             )
         _print(f"{what}; logs are in {run.logs}")
         return EXIT_COMPLETE
-    stopped = read_stop(settings)
     if parts.group.is_first and not parts.group.is_fenced and not has_recorded_end(run):
         epochs = started.event.epochs_done(last.step)
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))
+    stopped = None
+    with suppress(GivenUp):
+        stopped = parts.shutdown.within(Share.REPORT, partial(read_stop, settings))
     what = f"complete: {last.step} steps" if stopped is None else str(stopped)
     failed = logged_event.of_kind(events, WorkerFailed)
     errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)

@@ -14,13 +14,14 @@ variables; `variables` hands them on to the processes and clients that need them
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from elastic.config.option_variables import VARIABLES
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
+from elastic.system.clock import boot_wall_s
 from elastic.system.untrusted import decode, parse_number
 
 AGENT = "ELASTIC_AGENT"
@@ -62,6 +63,7 @@ class AgentLink:
     imports_library: bool = True  # false for a script that uses none of this library
     backlog: str = ""  # memory of the agent for what finds no room on the disk; none without one
     log: str = ""  # this worker's log
+    boot_wall_s: float = field(default_factory=boot_wall_s)  # of the agent's command (system/clock.py)
 
     def to_env(self) -> dict[str, str]:
         return {AGENT: json.dumps(asdict(self))}

@@ -1,4 +1,4 @@
-"""Each event of a run is read once, with the file that has it; a poll reads a bounded part.
+"""Each event of a run is read once; a poll reads a bounded part.
 
 A file of events has one writer and only grows, so that its size says whether it has news. It does
 not promise an order between files.
@@ -23,8 +23,8 @@ class FollowedEvents:
         self._folder = folder
         self._positions: dict[Path, int] = {}
 
-    def poll(self) -> Iterator[tuple[str, LoggedEvent[Event]]]:
-        """(name of the file, event). Raises OSError where the folder cannot be listed."""
+    def poll(self) -> Iterator[LoggedEvent[Event]]:
+        """Raises OSError where the folder cannot be listed."""
         left, is_at_end = READ_BYTES, True
         for path in listing(self._folder):
             position = self._positions.get(path, 0)
@@ -40,6 +40,5 @@ class FollowedEvents:
                 end = end or len(data)  # a line that no reader of events takes
             left -= end
             self._positions[path] = position + end
-            for event in parse_lines(data[:end].split(b"\n")[:-1], logged_event.parse):
-                yield path.name, event
+            yield from parse_lines(data[:end].split(b"\n")[:-1], logged_event.parse)
         self.is_at_end = is_at_end

@@ -16,7 +16,7 @@ from elastic.observe.step_line import StepLine
 
 class FollowedRun:
     def __init__(self, run: RunDir, node: str) -> None:
-        self.totals = RunTotals()
+        self.node, self.totals = node, RunTotals()
         self.metrics = FollowedMetrics(run.metrics_of(node))
         self._events = FollowedEvents(run.events)
 
@@ -27,8 +27,8 @@ class FollowedRun:
 
     def poll(self) -> Iterator[StepLine | WentBack]:
         """What became of the steps since the last poll. Raises OSError for what cannot be read."""
-        for file, logged in self._events.poll():
-            self.totals.add_event(file, logged)
+        for logged in self._events.poll():
+            self.totals.add_event(logged)
         if not self._events.is_at_end:
             return
         for item in self.metrics.poll():

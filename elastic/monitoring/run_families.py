@@ -19,7 +19,9 @@ from elastic.monitoring.followed_run import FollowedRun
 from elastic.monitoring.run_totals import Histogram, RunTotals
 from elastic.observe.generation_end import Start
 from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent, time_spent_in
+from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.slow_ranks import SlowRank
+from elastic.observe.step_columns import moved
 from elastic.observe.step_line import StepLine
 from elastic.system.untrusted import finite
 
@@ -33,12 +35,13 @@ def run_families(
 ) -> list[Metric]:
     """labels: of every series. about: of `elastic_run_info` beside them.
 
-    now_s: seconds since 1970.
+    now_s: seconds since 1970, by this node's clock.
     """
     made = _Families(labels)
     totals, newest = run.totals, run.metrics.newest
     marks = totals.marks()
-    spent = time_spent_in(marks, run.metrics.generations, totals.seen_s, now_s)
+    steps = moved(run.metrics.generations, ahead_of_generations(marks))
+    spent = time_spent_in(marks, steps, totals.seen_s, now_s - totals.ahead().get(run.node, 0.0))
     return [
         *made.info("elastic_run", "The run, and the agent that exports its series.", about),
         *_steps(made, totals, newest),

@@ -9,15 +9,17 @@ begins before they are done again counts fewer. It does not read anything.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 from elastic import events as kinds
 from elastic.events import Event
 from elastic.observe.generation_end import Start
-from elastic.observe.logged_event import Events, LoggedEvent, in_order, last, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, by_generation, in_order, last, of_kind
 from elastic.observe.newest_checkpoint import Commit, newest_checkpoint, newest_commits
+from elastic.observe.one_clock import ahead_of_generations, ahead_s, moved
 from elastic.observe.recovery import SIGNS, Recovery, recovery_of, since_new_step
 from elastic.observe.slow_ranks import SlowRank, Tally
 from elastic.observe.step_columns import columns_of
@@ -84,9 +86,11 @@ class RunTotals:
         self._nodes: dict[int, dict[int, str]] = defaultdict(dict)  # by generation and rank
         self._observed = 0  # the highest step whose line was added
         self._seen = defaultdict[int, dict[str, float]](dict)
-        self._signs = _ByGeneration()
-        self._marks = _ByGeneration()
+        self._signs = defaultdict[int, list[LoggedEvent[Event]]](list)  # by generation
+        self._marks: list[LoggedEvent[Event]] = []
         self._marks_in_order: Events | None = None
+        self._begun = set[tuple[int, str]]()  # generations and nodes that have a worker in them
+        self._ahead: Mapping[str, float] = {}
         # Of generations whose recovery is not counted yet.
         self._first_steps_to_count: dict[int, LoggedEvent[kinds.FirstStep]] = {}
         self._newest_with_new_step = 0  # of generations
@@ -101,19 +105,22 @@ class RunTotals:
             if line.seconds is not None:
                 self.step_time.observe(float(line.seconds))
 
-    def add_event(self, file: str, logged: LoggedEvent[Event]) -> None:
-        """file: that which has it; events of one file come in their order."""
-        self._seen[logged.generation][file] = logged.time
-        event = logged.event
+    def add_event(self, logged: LoggedEvent[Event]) -> None:
+        event, seen_s = logged.event, self._seen[logged.generation]
+        seen_s[logged.node] = max(logged.time, seen_s.get(logged.node, logged.time))
         if isinstance(event, _SIGNS):
-            self._signs[logged.generation][file].append(logged)
-        if isinstance(event, _MARKS):
-            self._marks[logged.generation][file].append(logged)
+            self._signs[logged.generation].append(logged)
+        is_first_worker = (
+            isinstance(event, kinds.WorkerStarted) and (logged.generation, logged.node) not in self._begun
+        )
+        if isinstance(event, _MARKS) or is_first_worker:
+            self._marks.append(logged)
             self._marks_in_order = None
         if isinstance(event, _OF_CHECKPOINTS):
             self._add_checkpoint_event(logged)
         match event:
             case kinds.WorkerStarted():
+                self._begun.add((logged.generation, logged.node))
                 self._nodes[logged.generation][event.rank] = logged.node
                 for old in sorted(self._nodes)[:-_GENERATIONS_KEPT]:
                     del self._nodes[old]
@@ -164,13 +171,23 @@ class RunTotals:
     @property
     def seen_s(self) -> dict[int, float]:
         """By generation, the time of its last event; seconds since 1970."""
-        return {generation: max(by_file.values()) for generation, by_file in self._seen.items()}
+        ahead = self.ahead()
+        return {
+            generation: max(time - ahead.get(node, 0.0) for node, time in by_node.items())
+            for generation, by_node in self._seen.items()
+        }
+
+    def ahead(self) -> Mapping[str, float]:
+        """By node, how far its clock is ahead (one_clock.py)."""
+        self.marks()
+        return self._ahead
 
     def marks(self) -> Events:
-        """Where generations began and ended, and agents left, in order."""
+        """Where generations began and ended, and agents left, in order and by one clock."""
         if self._marks_in_order is None:
-            numbers = sorted(self._marks)
-            self._marks_in_order = [each for n in numbers for each in in_order(self._marks[n].values())]
+            found = in_order(self._marks)
+            self._ahead = ahead_s(found)
+            self._marks_in_order = moved(found, self._ahead)
         return self._marks_in_order
 
     @property
@@ -219,12 +236,12 @@ class RunTotals:
 
     def _recovery(self, starts: Sequence[Start], lines_of: Callable[[int], Sequence[StepLine]]) -> Recovery:
         """Of the last of `starts`, which are all up to it."""
-        own = defaultdict[int, Events](list)
-        own.update({number: in_order(files.values()) for number, files in self._signs.items()})
-        oldest = min(own, default=0)
+        own = by_generation(moved(in_order(chain.from_iterable(self._signs.values())), self.ahead()))
+        oldest = min(self._signs, default=0)
         kept = since_new_step(own, [each for each in starts if each.generation >= oldest])
         lines = [line for start in kept[:-1] for line in lines_of(start.generation)]
-        return recovery_of(own, columns_of(lines), kept, self.seen_s)
+        trained = columns_of(lines, ahead_of_generations(self.marks()))
+        return recovery_of(own, trained, kept, self.seen_s)
 
     def _count(self, first_step: LoggedEvent[kinds.FirstStep], recovery: Recovery) -> None:
         self.recovered.append(
@@ -242,10 +259,3 @@ class RunTotals:
             seconds = getattr(recovery, f"{phase}_s")
             if seconds is not None:
                 self.phase_time.setdefault((cause, phase), Histogram(RECOVERY_BOUNDS_S)).observe(seconds)
-
-
-class _ByGeneration(defaultdict[int, dict[str, list[LoggedEvent[Event]]]]):
-    """Events by generation and file."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: defaultdict(list))

@@ -26,6 +26,7 @@ from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
 from elastic.observe.loss_words import loss_words
 from elastic.observe.metrics import newest, newest_lines
+from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.recovery_line import recovery_line
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
@@ -194,7 +195,7 @@ class ConsoleFollower:
             if isinstance(each.event, FirstStep):
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
-                    trained = columns_of(newest_lines(self._metrics))
+                    trained = columns_of(newest_lines(self._metrics), ahead_of_generations(events))
                     if line := recovery_line(events, trained, each.generation):
                         self._screen.print_line(printable(line))
 

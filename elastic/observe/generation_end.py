@@ -1,7 +1,4 @@
-"""How a generation ended, and when the last of its nodes was gone.
-
-It does not promise precision across nodes: each event carries the clock of the node that wrote it.
-"""
+"""How a generation ended, and when the last of its nodes was gone."""
 
 from collections.abc import Mapping
 
@@ -58,8 +55,8 @@ def lost_nodes(own: Events, start: Start, after: Start | None) -> list[str]:
 
 
 def last_seen_s(own: Events) -> float:
-    """own: events of one generation, in order. By each node's clock as it was at last."""
-    return max({each.node: each.time for each in own}.values())
+    """own: events of one generation."""
+    return max(each.time for each in own)
 
 
 def last_sign_s(start: Start, own: GenerationSteps | None, seen_s: Mapping[int, float]) -> float:

@@ -7,8 +7,8 @@ generation, its first and its last step that counts, and the parts make up the w
 
     start ── its cause ──> first step ── between steps ──> last step ── next cause ──> next start
 
-It does not promise precision across nodes: each event carries the clock of the node that wrote it.
-Where a clock was set back, a part that would be negative counts as nothing.
+Times are those of one_clock.py, which nodes share to within a second or so: a part that would be
+negative counts as nothing.
 """
 
 from collections import Counter, defaultdict

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elastic.events import KINDS, Event
 from elastic.observe import logged_event
-from elastic.observe.logged_event import E, LoggedEvent, of_kind
+from elastic.observe.logged_event import E, Events, LoggedEvent, of_kind
+from elastic.observe.one_clock import ahead_s, moved
 from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
 from elastic.system.files import listing
@@ -64,11 +66,12 @@ class EventsReader:
         self._directory = directory
         self._files: dict[Path, _ReadFile] = {}
 
-    def read(self) -> list[LoggedEvent[Event]]:
+    def read(self) -> Events:
         """As `read_events`."""
         paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
         self._files = {path: self._up_to_now(path) for path in paths}
-        return logged_event.in_order(file.events for file in self._files.values())
+        events = logged_event.in_order(chain.from_iterable(file.events for file in self._files.values()))
+        return moved(events, ahead_s(events))
 
     def _up_to_now(self, path: Path) -> _ReadFile:
         known = self._files.get(path, _ReadFile())
@@ -85,8 +88,8 @@ class EventsReader:
             return replace(known, position=file.position, events=events)
 
 
-def read_events(directory: Path) -> list[LoggedEvent[Event]]:
-    """All events of a run, of all nodes, `in_order`; lines that are no event are left out.
+def read_events(directory: Path) -> Events:
+    """All events of a run, of all nodes, `in_order` and by one clock; other lines are left out.
 
     Raises OSError for a file that cannot be read: a report must not leave it out.
     """

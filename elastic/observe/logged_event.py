@@ -2,12 +2,10 @@
 
 A reader takes lines of older and newer versions: of an event that it knows, fields that it does not
 know are ignored, and missing ones take their defaults. An event that it does not know is a
-recipe's. It does not promise that what an event claims is true, nor the order of one generation's
-events of different nodes: each node stamps its own wall clock.
+recipe's. It does not promise that what an event claims is true.
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,9 +57,10 @@ def check_event(name: Any, fields: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvent(Generic[E_co]):
-    """time: seconds since 1970 by the clock of `node`. generation: 0 before the first one.
+    """time: seconds since 1970. generation: 0 before the first one.
 
-    unknown: fields that another version wrote; they are written again as they were.
+    unknown: fields that another version wrote; they are written again as they were. ahead_s: the
+    clock of `node` is so much ahead of `time` (one_clock.py).
     """
 
     time: float
@@ -69,6 +68,7 @@ class LoggedEvent(Generic[E_co]):
     generation: int
     event: E_co
     unknown: dict[str, Any] = field(default_factory=dict)
+    ahead_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         head = {"event": self.event.name, "time": self.time, "node": self.node, "generation": self.generation}
@@ -92,20 +92,9 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
     return LoggedEvent(**head, event=event, unknown=unknown)
 
 
-def in_order(files: Iterable[Iterable[LoggedEvent[E]]]) -> list[LoggedEvent[E]]:
-    """By generation, and within one in the order in which each file has them.
-
-    Only events of one generation in different files are compared by time. A clock that is set back
-    changes no order within a file: an event counts as no earlier than the one before it there.
-    """
-    keyed = []
-    for events in files:
-        reached = 0, -math.inf
-        for each in events:
-            is_later = each.generation > reached[0]
-            reached = (each.generation, each.time) if is_later else (reached[0], max(reached[1], each.time))
-            keyed.append((reached, each))
-    return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+def in_order(events: Iterable[LoggedEvent[E]]) -> list[LoggedEvent[E]]:
+    """By generation, and within one by time."""
+    return sorted(events, key=lambda each: (each.generation, each.time))
 
 
 def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:

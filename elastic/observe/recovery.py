@@ -20,7 +20,7 @@ only then. Six marks rather than one total, because each has another remedy: a h
 network of the rendezvous, what starts the command again, the store or the size of the state, the
 interval of snapshots.
 
-It does not promise precision across nodes: each event carries the clock of the node that wrote it.
+Times are those of one_clock.py, which nodes share to within a second or so.
 """
 
 import math
@@ -162,9 +162,8 @@ def _ended(
 def _phases_s(marks: list[float | None]) -> list[float | None]:
     """The time between neighbouring marks; None if one of the two is unknown.
 
-    The marks are stamped by different nodes. A mark that is earlier than one before it, because its
-    node's clock is behind, counts as simultaneous: so no phase is negative, and the phases add up
-    whatever the clocks say.
+    A mark of a node whose clock is a little behind may be earlier than one before it, and counts as
+    simultaneous: so no phase is negative, and the phases add up.
     """
     reached = -math.inf
     ordered: list[float | None] = []

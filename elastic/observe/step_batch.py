@@ -6,7 +6,7 @@ at once.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABSENT = object()  # the value of a name that a line does not have
+NO_CLOCK: Mapping[int, float] = {}  # is ahead
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -77,6 +78,13 @@ class StepBatch:
         places = [0, *changes.tolist(), len(self)] if len(self) else []
         for begin, end in pairwise(places):
             yield int(self.generation[begin]), self._part(slice(begin, end))
+
+    def moved(self, ahead: Mapping[int, float]) -> "StepBatch":
+        """With the times of one clock. ahead: by generation, seconds (one_clock.py)."""
+        if not any(ahead.values()):
+            return self
+        by_s = floats([ahead.get(number, 0.0) for number in self.generation.tolist()])
+        return replace(self, time=self.time - by_s)
 
     def _part(self, part: slice) -> "StepBatch":
         return StepBatch(

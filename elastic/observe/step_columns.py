@@ -5,13 +5,13 @@ A run may have millions of steps.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from elastic.observe.slow_ranks import Tally
-from elastic.observe.step_batch import StepBatch, added_up, batch_of, known, number
+from elastic.observe.step_batch import NO_CLOCK, StepBatch, added_up, batch_of, known, number
 from elastic.observe.step_line import StepLine
 
 
@@ -29,6 +29,14 @@ class GenerationSteps:
     begin: float
     end: float
     seconds: float
+
+
+def moved(steps: Mapping[int, GenerationSteps], ahead: Mapping[int, float]) -> Mapping[int, GenerationSteps]:
+    """With the times of one clock. ahead: by generation, seconds (one_clock.py)."""
+    return {
+        number: replace(own, begin=own.begin - ahead.get(number, 0.0), end=own.end - ahead.get(number, 0.0))
+        for number, own in steps.items()
+    }
 
 
 def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
@@ -87,7 +95,8 @@ class StepColumns:
             )
 
 
-def columns_of(lines: Iterable[StepLine]) -> StepColumns:
+def columns_of(lines: Iterable[StepLine], ahead: Mapping[int, float] = NO_CLOCK) -> StepColumns:
+    """ahead: as in StepBatch.moved."""
     found = StepColumns()
-    found.add(batch_of([*lines]))
+    found.add(batch_of([*lines]).moved(ahead))
     return found

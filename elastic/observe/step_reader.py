@@ -7,7 +7,7 @@ count. A line that cannot be read is counted; a last line without its end is not
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
@@ -140,13 +140,16 @@ class StepReader:
         return {name: [*map(attrgetter(_attribute(at)), lines)] for at, name in enumerate(self._names)}
 
 
-def read_columns(path: Path) -> StepColumns:
-    """path: `metrics.jsonl`; one that is missing has no steps. Raises OSError."""
+def read_columns(path: Path, ahead: Mapping[int, float]) -> StepColumns:
+    """path: `metrics.jsonl`; one that is missing has no steps. ahead: as in StepBatch.moved.
+
+    Raises OSError.
+    """
     found = StepColumns()
     with closing(StepReader(path)) as reader:
         for batch in reader.batches():
             if batch is not None:
-                found.add(batch)
+                found.add(batch.moved(ahead))
     return found
 
 

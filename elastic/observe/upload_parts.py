@@ -49,12 +49,6 @@ def parse_part_name(name: str) -> tuple[str, int] | None:
     return None if match is None else (match["stem"] + match["suffix"], int(match["offset"]))
 
 
-def source_of(name: str) -> str:
-    """The file whose part it is; the name itself for something else."""
-    found = parse_part_name(name)
-    return name if found is None else found[0]
-
-
 def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """How many bytes of each source the store has; `sizes`: bytes of each part, by its name."""
     parts = ((parse_part_name(name), size_bytes) for name, size_bytes in sizes.items())

@@ -4,10 +4,10 @@ It does not promise the newest seconds, which the nodes may not have uploaded ye
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 
 from elastic.config.identity import NAME
@@ -70,19 +70,20 @@ def _download(objects: Objects, run: RunDir) -> None:
     if not events_parts and identity is None:
         raise nothing_at(objects)
     lines, unreadable = parsed_and_unreadable(_lines(objects, metrics_parts), step_line.parse)
-    files = groupby(sorted(events_parts), key=upload_parts.source_of)
-    events = logged_event.in_order(
-        parse_lines(_lines(objects, parts), logged_event.parse) for _, parts in files
-    )
+    events = logged_event.in_order(parse_lines(_lines(objects, events_parts), logged_event.parse))
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)
+    changed = [each.changed for each in (*metrics_parts.values(), *events_parts.values())]
+    changed_s = max((each for each in changed if each is not None), default=0.0)
     if identity is not None:
         (run.local / NAME).write_bytes(identity)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
     if unreadable:  # readers count them, wherever they lie
         run.metrics.write_bytes(b"".join(line + b"\n" for line in unreadable) + run.metrics.read_bytes())
+    for path in (run.events / "all.jsonl", run.metrics):  # as old as what they were made of
+        os.utime(path, (changed_s, changed_s))
 
 
 def _lines(objects: Objects, parts: Iterable[str]) -> Iterator[bytes]:

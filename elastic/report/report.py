@@ -1,8 +1,6 @@
 """What a run did, computed from its events and metrics; no duration is negative.
 
-It does not promise precision across nodes: each event carries the wall clock of the node that wrote
-it. Where a clock was wrong or jumped, generations and what one process wrote are in order all the
-same, and phases may be too long or too short, 0 seconds at least. What no event tells is None,
+Nodes share one clock to within a second or so (observe/one_clock.py). What no event tells is None,
 never a guess. What a recovery took is measured in recovery.py.
 """
 

@@ -14,12 +14,11 @@ from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.find_runs import Found, Unread, find_runs
-from elastic.report.status import status
+from elastic.report.run_reader import newest_step, status_now
 from elastic.storage.objects import Objects
 from elastic.storage.remote import check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
@@ -84,7 +83,7 @@ def _lines(where: RunDir, found: Found, clock: Clock) -> Iterator[RunLine]:
             reason = f"it took longer than {REMOTE_LIMIT_S:.0f} s to read those before it; give its own URL"
             yield RunLine(name=name, state=UNREAD, reason=reason)
         else:
-            yield _line(name, run, clock, size=_size_of(where, run, name, found))
+            yield _line(name, run, size=_size_of(where, run, name, found))
 
 
 def _size_of(where: RunDir, run: RunDir, name: str, found: Found) -> Callable[[], int]:
@@ -95,14 +94,13 @@ def _size_of(where: RunDir, run: RunDir, name: str, found: Found) -> Callable[[]
     return lambda: _size_on_disk(run.local, nested)
 
 
-def _line(name: str, run: RunDir, clock: Clock, size: Callable[[], int]) -> RunLine:
+def _line(name: str, run: RunDir, size: Callable[[], int]) -> RunLine:
     """Whatever is wrong with a run is a word in its own line."""
     try:
         with readable(run) as local:
-            now = clock.wall()
-            newest = metrics.newest(local.metrics)
-            ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
-            found = status(read_events(local.events), newest, ages_s, now)
+            events = read_events(local.events)
+            newest = newest_step(local, events)
+            found, now_s = status_now(local, events, newest, heartbeat_ages_s(run.rendezvous_url))
             word, reason = _wrong_identity(local)
         return RunLine(
             name=name,
@@ -110,7 +108,7 @@ def _line(name: str, run: RunDir, clock: Clock, size: Callable[[], int]) -> RunL
             step=None if found.plain else found.step,
             steps=found.steps,
             loss=newest.loss if newest else None,
-            age_s=max(0.0, now - newest.time) if newest and newest.time is not None else None,
+            age_s=max(0.0, now_s - newest.time) if newest and newest.time is not None else None,
             size_bytes=size(),
             reason=reason,
         )

@@ -55,7 +55,10 @@ class Status:
 
 
 def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
-    """`now`: seconds since 1970; `beat_ages_s`: seconds since the last heartbeat, by node."""
+    """now: in seconds since 1970, by the clock of the records.
+
+    beat_ages_s: seconds since the last heartbeat, by node.
+    """
     start = last(events, kinds.GenerationStarted)
     state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
     saved = newest_checkpoint(events)
@@ -106,8 +109,7 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
 def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
     """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
-    # A step of the future was written before a clock was set back, and proves nothing.
-    if newest is None or newest.time is None or abs(now - newest.time) >= ALIVE_WITHIN_S:
+    if newest is None or newest.time is None or now - newest.time >= ALIVE_WITHIN_S:
         return False
     later = [each for each in events if each.time >= newest.time and each.generation >= newest.generation]
     return not any(isinstance(each.event, kinds.GOODBYES) for each in later)

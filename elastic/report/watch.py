@@ -32,9 +32,9 @@ from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
 from elastic.report.plain_script import plain_facts
 from elastic.report.polling import folder_id, pause_s
-from elastic.report.run_reader import ReadFiles, RunReader
+from elastic.report.run_reader import ReadFiles, RunReader, status_now
 from elastic.report.shards import shards_by_rank, shards_text
-from elastic.report.status import Status, status
+from elastic.report.status import Status
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
 
@@ -144,15 +144,15 @@ def _first_look(run: RunDir, reader: RunReader) -> View:
 
 def _look(run: RunDir, reader: RunReader) -> View:
     """Raises OSError, UsageError, StoreFailed."""
-    now = SystemClock().wall()
-    ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
+    ages_s = heartbeat_ages_s(run.rendezvous_url)
     with readable(run) as there:
         if run.is_remote:  # a copy is read whole
             with closing(RunReader(there, with_series=False)) as own:
                 files = own.read()
         else:
             files = reader.read()
-    return view_of(run.url, files, status(files.events, files.newest, ages_s, now), now)
+        found, now_s = status_now(there, files.events, files.newest, ages_s)
+    return view_of(run.url, files, found, now_s)
 
 
 def view_of(name: str, files: ReadFiles, found: Status, now_s: float) -> View:

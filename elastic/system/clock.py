@@ -1,4 +1,5 @@
-"""The only door to time: no other module of the package reads a clock or sleeps.
+"""The only door to time: no other module of the package reads a clock or sleeps, and the wall clock
+is read once in a command, but to tell the age of a file.
 
 Decisions take `now` as an argument. Loops take a Clock, so that a test can move it. Waiting for a
 socket, a lock or a process with a timeout is no sleep. The one exception is `faults/pause.py`, a
@@ -9,25 +10,26 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
+_boot_wall_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # read once in each command
+
 
 class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never jumps; comparable within one process only."""
 
     def wall(self) -> float:
-        """Seconds since 1970; for people and records.
-
-        No decision reads it but one: whether a file that the loop reads is named, because an
-        earlier step wrote it (train/files_read.py).
-        """
+        """Seconds since 1970, for people and records; it goes only forward within a command."""
 
     def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
     monotonic = staticmethod(time.monotonic)
-    wall = staticmethod(time.time)
     sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def wall() -> float:
+        return _boot_wall_s + since_boot_s()
 
 
 def since_boot_s() -> float:
@@ -36,6 +38,26 @@ def since_boot_s() -> float:
     It goes on while a process is stopped and while the machine sleeps.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_wall_s() -> float:
+    """When this machine booted, in seconds since 1970, by its wall clock as the command began.
+
+    The sum of this and `since_boot_s` is the time of every record of the command. A wall clock that
+    is set while a job runs therefore changes no duration.
+    """
+    return _boot_wall_s
+
+
+def share_boot_wall_s(of_command: float) -> None:
+    """Count from the `boot_wall_s` of the command that started this process."""
+    global _boot_wall_s  # noqa: PLW0603 - all clocks of a process show one time
+    _boot_wall_s = of_command
+
+
+def file_time_s() -> float:
+    """The time that a file gets that is changed now: that of the wall clock as it is set."""
+    return time.time()
 
 
 def processor_s() -> float:

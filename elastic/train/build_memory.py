@@ -7,6 +7,7 @@ from elastic.config.parent import new_run_from
 from elastic.data.record import DataRecord
 from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
+from elastic.system.clock import file_time_s
 from elastic.train.body_changes import BodyChanges
 from elastic.train.body_places import BodyPlaces
 from elastic.train.dataset_settings import DatasetSettings
@@ -57,7 +58,7 @@ def loop_memory(
         left_out=[dataset],
         report=report,
         body=body,
-        files=FilesRead(clock=parts.clock, since_s=_began_s(parts)),
+        files=FilesRead(since_s=_began_s(parts)),
         settings=settings,
         modules=modules,
         places=BodyPlaces(parts.state, leftovers),
@@ -77,8 +78,8 @@ def _names(found: UnsavedVariables) -> list[str]:
 
 
 def _began_s(parts: LoopParts) -> float:
-    """Seconds since 1970; of a run in an object store, when this process began."""
+    """The time of a file of the run's beginning; in an object store, of this process's."""
     if parts.output is not None:
         with suppress(OSError):
             return (parts.output.events.parent / "run.json").stat().st_mtime
-    return parts.clock.wall()
+    return file_time_s()

@@ -14,7 +14,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from elastic.data.own_files import is_own_file
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import file_time_s
 
 TICK_S = 0.02  # a file's time of change may be that much older than the change
 MANY_FILES = 32
@@ -33,9 +33,9 @@ _OF_LOOP = "elastic.train.", "elastic.data."
 
 @dataclass(slots=True, kw_only=True)
 class FilesRead:
-    """since_s: seconds since 1970 at which the run began; infinite where nothing is to count."""
+    """since_s: the time of a file of the run's beginning; infinite where nothing is to count."""
 
-    clock: Clock = field(default_factory=SystemClock)
+    file_time_s: Callable[[], float] = file_time_s
     since_s: float = math.inf
     _step_s: float = 0.0
     _found: dict[str, bool] = field(default_factory=dict)  # by name, whether it was said
@@ -43,7 +43,7 @@ class FilesRead:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While it lasts, the body of a step runs."""
-        self._step_s, before = self.clock.wall(), (builtins.open, io.open)
+        self._step_s, before = self.file_time_s(), (builtins.open, io.open)
 
         def opened(file: Any, mode: str = "r", *args: Any, **settings: Any) -> Any:
             if isinstance(mode, str) and _NOT_READ.isdisjoint(mode):

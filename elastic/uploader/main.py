@@ -27,7 +27,7 @@ from elastic.observe.log_shipper import MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
 from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
@@ -198,6 +198,7 @@ def main(arguments: list[str]) -> int:
     stop_signals.ignore()
     try:
         config = UploaderConfig.parse(arguments[0])
+        share_boot_wall_s(config.boot_wall_s)
         is_done = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))
     except UsageError as error:
         _notify_owner({"error": str(error)})

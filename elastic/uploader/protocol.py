@@ -9,7 +9,7 @@ uploader   SaveResult, one for each offer, once its save is over; Entered, sent 
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from elastic.checkpoint.deadline import SAVE_S
 from elastic.config.run_dir import RunDir
 from elastic.snapshot.slots import Snapshot
+from elastic.system.clock import boot_wall_s
 from elastic.system.untrusted import Count, Positive, decode
 
 
@@ -41,6 +42,7 @@ class UploaderConfig:
     started. `metrics`: what is uploaded before each commit; None where the run directory is a
     folder. `backlog`: memory of the owner for events that find no room on the disk. `uid`: of the
     run directory, in which nothing is saved once it has another one; empty without an agent.
+    `boot_wall_s`: of the command that starts the uploader (system/clock.py).
     """
 
     checkpoints_url: str
@@ -58,6 +60,7 @@ class UploaderConfig:
     backlog: str | None = None
     run_url: str = ""
     uid: str = ""
+    boot_wall_s: float = field(default_factory=boot_wall_s)
 
     @staticmethod
     def of(

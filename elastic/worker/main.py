@@ -45,7 +45,7 @@ from elastic.errors import (
 )
 from elastic.system import forked_child, global_random, stop_signals
 from elastic.system.backlog import NO_ROOM, Backlog
-from elastic.system.clock import since_boot_s
+from elastic.system.clock import share_boot_wall_s, since_boot_s
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
 from elastic.worker import import_watch, own_error, script_end
@@ -75,6 +75,7 @@ def run_recipe(
     """
     launch = environment.read()
     if launch.agent is not None:
+        share_boot_wall_s(launch.agent.boot_wall_s)
         # A terminal's Ctrl-C is for the agent, which asks for a drain. So are warnings.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop_signals.ignore_warnings()

@@ -45,7 +45,7 @@ def evidence(
         commits=commits,
         damage=[asdict(damage) for damage in verify(store, clock, check_state)],
         injections=injections,
-        samples=[] if samples is None else _lines(samples),
+        samples=[] if samples is None else read_lines(samples),
         damaged_steps=frozenset(damaged_steps),
     )
 
@@ -66,7 +66,7 @@ def host(event: Record) -> str:
     return str(event["node"]).split("-", maxsplit=1)[0]
 
 
-def _lines(folder: Path) -> list[Record]:
+def read_lines(folder: Path) -> list[Record]:
     texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
     # A rank may be killed in the middle of a line.
     return [

@@ -1,40 +1,14 @@
 """The order in which report and status take events, when clocks are wrong."""
 
-from dataclasses import replace
-
-from hypothesis import given
-from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.log import EventLog, read_events
-from elastic.observe.logged_event import in_order
 from elastic.observe.step_line import StepLine
 from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.testing.fakes import FakeClock
 
 HOUR_S = 3600.0
-events_of_a_file = st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=6).map(
-    lambda pairs: [
-        replace(logged("drain_requested", time, reason="x"), generation=generation)
-        for generation, (_, time) in zip(sorted(number for number, _ in pairs), pairs, strict=True)
-    ]
-)
-
-
-@given(st.lists(events_of_a_file, max_size=4))
-def test_events_are_ordered_by_generation_and_as_each_file_has_them(files):
-    """Whatever the clocks said; and by time where the clocks only went on."""
-    found = in_order(files)
-    generations = [each.generation for each in found]
-    assert generations == sorted(generations)
-    for events in files:
-        mine = {id(each) for each in events}
-        assert [id(each) for each in found if id(each) in mine] == [id(each) for each in events]
-    if all(events == sorted(events, key=lambda each: each.time) for events in files):
-        for number in set(generations):
-            times = [each.time for each in found if each.generation == number]
-            assert times == sorted(times)
 
 
 def write(folder, process, clock, *generations):
@@ -69,11 +43,3 @@ def test_a_clock_that_is_set_back_makes_no_older_generation_the_newest(tmp_path)
     assert [each.generation for each in report.generations] == [1, 2]
     assert [each.cause for each in report.recoveries] == ["failure"]
     assert report.failed is None
-
-
-def test_a_step_of_the_future_proves_no_live_agent():
-    """It was written before the clock was set back, and all agents are gone."""
-    events = [logged("generation_started", 0.0, nodes=["n1"], world_size=1, cause="start")]
-    newest = StepLine(step=13, time=2 * HOUR_S)
-    assert status(events, newest, {}, 2 * HOUR_S).state == "running"
-    assert status(events, newest, {}, HOUR_S).state == "interrupted"

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from elastic.events import UnsavedVariables
-from elastic.testing.fakes import FakeClock
 from elastic.train.files_read import FilesRead
 from elastic.train.unsaved_sentences import sentence
 
@@ -42,9 +41,7 @@ def _bytes_of_array():
 
 
 def watching(since_s=BEGAN):
-    clock = FakeClock()
-    clock.now = STEP
-    return FilesRead(clock=clock, since_s=since_s)
+    return FilesRead(file_time_s=lambda: STEP, since_s=since_s)
 
 
 @pytest.mark.parametrize("way", WAYS)

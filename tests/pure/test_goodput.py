@@ -98,18 +98,6 @@ def test_steps_that_were_lost_are_no_time_without_a_node():
     assert found.badput_s == {"down": 860.0, "resume": 38.0 + 3.0}
 
 
-def test_a_clock_that_was_set_back_makes_no_share_larger_than_the_whole():
-    """An hour back, after the second of four steps."""
-    lines = [step(1, 5001.0, 1), step(2, 5002.0, 1), step(3, 1403.0, 1), step(4, 1404.0, 1)]
-    events = [
-        started(5000.0, 1, "start"),
-        logged("checkpoint_committed", 5002.0, step=2, size_bytes=1, seconds=0.1, digest="d"),
-        logged("checkpoint_committed", 1405.0, step=4, size_bytes=1, seconds=0.1, digest="d"),
-    ]
-    found = time_spent(events, columns_of(lines))
-    assert (found.wall_s, found.useful_s) == (pytest.approx(5.0), 4.0)
-
-
 def test_a_run_that_waits_for_nodes_loses_time_until_now():
     events, lines = [started(100.0, 1, "start")], columns_of([step(1, 101.0, 1)])
     assert time_spent(events, lines, now_s=161.0).badput_s == {"end": 60.0}

@@ -29,7 +29,7 @@ def step_of(events):
     found = newest_checkpoint(events)
     totals = RunTotals()
     for each in events:
-        totals.add_event("one.jsonl", each)
+        totals.add_event(each)
     shown = status(events, None, {}, now=0.0).last_checkpoint
     step = None if found is None else found.event.step
     assert (totals.committed, None if shown is None else shown.step) == (found, step)
@@ -121,9 +121,9 @@ def test_a_long_run_keeps_few_commits_in_memory_and_those_that_count(monkeypatch
     events += [rejected(2, step) for step in (499, 498)] + [committed(2, 450)]
     totals = RunTotals()
     for each in reversed(events) if newest_first else events:
-        totals.add_event("one.jsonl", each)
+        totals.add_event(each)
     assert (totals.committed.generation, totals.committed.event.step) == (2, 450)
-    totals.add_event("one.jsonl", rejected(3, 450))
+    totals.add_event(rejected(3, 450))
     assert totals.committed.event.step == 497
     assert len(totals._commits) <= 20
     assert totals.checkpoints["committed"] == 500

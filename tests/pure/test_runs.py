@@ -60,7 +60,8 @@ def test_the_folder_may_be_a_run_itself_and_the_default_is_runs(tmp_path, listed
 
 
 def test_a_line_says_where_the_run_stands(tmp_path, listed):
-    write_long_run(tmp_path / "done", 1200)
+    for file in write_long_run(tmp_path / "done", 1200).rglob("*.jsonl"):
+        os.utime(file, (1000.0, 1000.0))
     log = EventLog(tmp_path / "young/events/n1.jsonl", node="n1", clock=CLOCK)
     log.generation = 1
     log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))

@@ -124,7 +124,7 @@ def test_the_newest_checkpoint_may_be_of_a_step_before_one_that_did_not_load(new
     saves = [(1, 288, 10.0), (2, 160, 20.0), (2, 200, 30.0)]
     for generation, step, time in reversed(saves) if newest_first else saves:
         event = logged("checkpoint_committed", time, generation, step=step, seconds=0.5)
-        totals.add_event(f"{generation}.jsonl", event)
+        totals.add_event(event)
     assert (totals.committed.event.step, totals.committed.time) == (200, 30.0)
     assert totals.checkpoints["committed"] == 3
 
@@ -133,7 +133,7 @@ def test_a_slow_rank_of_the_newest_generation_has_its_share():
     """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
     totals = RunTotals()
     for rank, node in enumerate(["a", "b"]):
-        totals.add_event("a.jsonl", logged("worker_started", 1.0, 2, node, rank=rank, pid=7))
+        totals.add_event(logged("worker_started", 1.0, 2, node, rank=rank, pid=7))
     for step in range(1, 201):
         generation, slow = (1, 0) if step <= 100 else (2, 1)
         paced = {"slowest_rank": slow, "slowest_s": 1.0, "others_s": 0.5}
@@ -182,10 +182,8 @@ def test_events_of_generations_without_a_new_step_are_forgotten_too():
     """A run that fails again and again: no first step waits to be counted."""
     totals = RunTotals()
     for generation in range(1, 101):
-        totals.add_event(
-            "a.jsonl", logged("generation_started", 1.0 * generation, generation, cause="failure")
-        )
-        totals.add_event("a.jsonl", logged("worker_exited", generation + 0.5, generation))
+        totals.add_event(logged("generation_started", 1.0 * generation, generation, cause="failure"))
+        totals.add_event(logged("worker_exited", generation + 0.5, generation))
         totals.count_recoveries(lambda _: [])
     assert len(totals._signs) <= 10
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from elastic.rendezvous.backends.beat_files import FOLDER
+from elastic.system.clock import file_time_s
 
 
-def heartbeat_ages_s(url: str, *, now: float) -> dict[str, float]:
+def heartbeat_ages_s(url: str) -> dict[str, float]:
     """Seconds by node id; empty where no group keeps its state in this folder or at this URL.
 
-    now: seconds since 1970. Raises StoreFailed when an object store does not answer.
+    Raises StoreFailed when an object store does not answer.
     """
     changed = _of_objects(url) if "://" in url else _of_folder(Path(url))
-    return {unquote(name): now - changed_s for name, changed_s in changed.items()}
+    return {unquote(name): file_time_s() - changed_s for name, changed_s in changed.items()}
 
 
 def _of_folder(folder: Path) -> dict[str, float]:

@@ -14,9 +14,7 @@ from elastic.report.picture.page import page
 from elastic.report.picture.picture import MOST_BYTES, Comparison, Picture, ReadRun, comparison, picture
 from elastic.report.picture.series import MOST_POINTS
 from elastic.report.report import summarise
-from elastic.report.run_reader import RunReader
-from elastic.report.status import status
-from elastic.system.clock import SystemClock
+from elastic.report.run_reader import RunReader, status_now
 from elastic.system.files import open_regular, replace_whole
 from elastic.system.untrusted import printable
 
@@ -31,9 +29,8 @@ def draw(run: RunDir, reader: RunReader | None = None, most_bytes: int = MOST_BY
     if reader is None:
         with closing(RunReader(run)) as own:
             return draw(run, own, most_bytes)
-    now, found = SystemClock().wall(), reader.read()
-    ages_s = heartbeat_ages_s(run.rendezvous_url, now=now)
-    state = status(found.events, found.newest, ages_s, now)
+    found = reader.read()
+    state, now = status_now(run, found.events, found.newest, heartbeat_ages_s(run.rendezvous_url))
     now_s = now if state.state == "running" else None
     report = summarise(found.events, found.trained, parent_of(run), now_s)
     read = ReadRun(

@@ -2,8 +2,7 @@
 
 A generation has the marks of goodput.py: from its start to its first step that counts, and from its
 last one to its end, nothing was trained. It ends with the next start, or, where the command was
-given again, with its planned stop or its last sign of life. It does not promise precision across
-nodes: each event carries the clock of the node that wrote it.
+given again, with its planned stop or its last sign of life.
 """
 
 from collections.abc import Mapping
@@ -96,5 +95,5 @@ def _generation(
 
 
 def since(began: float, time: float) -> float:
-    # A millisecond is less than a pixel at any zoom, and a clock of another node may be behind.
+    # A millisecond is less than a pixel at any zoom, and another node's clock a little behind.
     return max(0.0, round(time - began, 3))

@@ -66,7 +66,7 @@ def whole_timeline(
     if not starts:
         return None
     began = starts[0].time
-    # As in goodput.py: a clock of another generation may have been ahead.
+    # As in goodput.py: a node that left early may write its last event after the others' end.
     newest = starts[-1]
     seen_s = {newest.generation: last_seen_s(in_generation(events, newest.generation))}
     last_s = last_sign_s(newest, trained.counted.get(newest.generation), seen_s)

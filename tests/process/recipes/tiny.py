@@ -21,7 +21,7 @@ TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, be
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
-                before it uses them.
+                before it uses them, with its node and the time by its wall clock.
 TINY_EVALUATE   Any text: the body ends each epoch with an evaluation, which waits at the gate of
                 its step, `evaluation-<n>`.
 TINY_TURN       Any text: every other step has another cut of the shards into spans, some of them
@@ -72,8 +72,9 @@ def starve_if_asked(folder: Path, rank: int) -> None:
 def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
     folder = os.environ.get("TINY_SAMPLES")
     if folder is not None:
-        generation = generation_now()
+        generation, agent = generation_now(), environment.read().agent
         record = {"generation": generation, "step": step, "epoch": batch.epoch, "shard": batch.shard}
+        record |= {"node": "" if agent is None else agent.node, "time": time.time()}
         line = json.dumps(record | {"samples": batch.indices.tolist()}) + "\n"
         with Path(folder, f"{generation}-rank{rank}.jsonl").open("a") as file:
             file.write(line)
