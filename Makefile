@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm hangs soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -46,6 +46,10 @@ cluster: $(READY)
 # root. NAMES="requeued time_limit": only these.
 slurm: $(READY)
 	$(BIN)/python tests/slurm/play.py $(NAMES)
+
+# SIGTERM in each cell of the table of what can hang and when, three cells at a time; about eight minutes.
+hangs: $(READY)
+	$(BIN)/python -m pytest -n 3 -m "hangs or not hangs" tests/process/test_what_hangs.py
 
 # Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)

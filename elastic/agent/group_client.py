@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
-from elastic.agent.shutdown_request import GivenUp, ShutdownRequest, one_thread
+from elastic.agent.shutdown_request import Calls, GivenUp, ShutdownRequest
 from elastic.errors import Interrupted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
@@ -53,7 +53,7 @@ class GroupClient:
         self._report = report
         self._clock = clock
         self._shutdown = shutdown
-        self._calls = one_thread()  # no two calls use the rendezvous at once
+        self._calls = Calls()  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
         self._is_given_up = False
         self._backoff = RejoinBackoff()
@@ -87,7 +87,7 @@ class GroupClient:
         Raises BackendFailed when an idle node has not reached the backend for --rdzv-timeout.
         """
         if self._polled is None and not self._is_given_up:
-            self._polled = self._calls.submit(self._rendezvous.watch, step=step)
+            self._polled = self._calls.submit(partial(self._rendezvous.watch, step=step))
         if self._polled is None or not wait([self._polled], ANSWER_S).done:
             if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
                 raise BackendFailed("the place to meet did not answer")

@@ -173,8 +173,8 @@ def _run(
         _watched(agent, parts, monitor)
         parts.final_checkpoint.finish_saves(uploader)
         shutdown.tidy(rendezvous.stop)
-        if agent.end.exit_code != EXIT_INTERRUPTED and shutdown.reason is None:
-            serve_until_read(backend, settings.node, _CLOCK)
+        if agent.end.exit_code != EXIT_INTERRUPTED:
+            shutdown.tidy(partial(serve_until_read, backend, settings.node, _CLOCK))
         full_disk.poll_at_the_end(is_first=parts.group.is_first)  # the report reads the run's files
         now_s = _CLOCK.monotonic()
         console.stop(shutdown.end_s(Share.REPORT, now_s, STOP_WITHIN_S) - now_s)

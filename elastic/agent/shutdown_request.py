@@ -5,12 +5,14 @@ is decided in decide.py; the supervisor ends what outlives its share (system/sup
 """
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
@@ -21,13 +23,30 @@ SHORTEST_S = 0.25  # of a task for which no time is left: a quick answer still c
 T = TypeVar("T")
 
 
-def one_thread() -> ThreadPoolExecutor:
-    """Its calls run one after another."""
-    return ThreadPoolExecutor(1, "may be given up")
+class Calls:
+    """Runs calls one after another, on a thread that nothing waits for."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._run, name="calls", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        answer = Future[T]()
+        self._waiting.put((answer, call))
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            answer, call = self._waiting.get()
+            try:
+                answer.set_result(call())
+            # The edge of a thread: the caller gets what was raised.
+            except BaseException as error:
+                answer.set_exception(error)
 
 
 class GivenUp(Exception):  # noqa: N818 - as in errors.py
-    """A call did not return within its share of the grace; its thread goes on, and nobody waits."""
+    """A call did not return within its share of the grace; nothing waits for its thread."""
 
 
 class ShutdownRequest:
@@ -36,6 +55,7 @@ class ShutdownRequest:
     def __init__(self, page: LeavePage, clock: Clock) -> None:
         self._page = page
         self._clock = clock
+        self._calls = Calls()
 
     @property
     def reason(self) -> str | None:
@@ -82,17 +102,17 @@ class ShutdownRequest:
         call: Callable[[], T],
         *,
         longest_s: float = inf,
-        calls: ThreadPoolExecutor | None = None,
+        calls: Calls | None = None,
     ) -> T:
         """The answer of a call that cannot be interrupted. Raises what it raises, and GivenUp.
 
-        calls: runs it after those before. Nothing waits for a thread that is given up: this process
-        ends by `os._exit`, or is killed.
+        calls: runs it after those before.
         """
         began_s = self._clock.monotonic()
-        answer = (calls or one_thread()).submit(call)
+        answer = (calls or self._calls).submit(call)
         while not wait([answer], LOOK_S).done:
             if self._clock.monotonic() >= self.end_s(share, began_s, longest_s):
+                self._calls = self._calls if calls else Calls()  # the next call has a thread of its own
                 raise GivenUp
         return answer.result()
 

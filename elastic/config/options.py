@@ -76,16 +76,16 @@ how to watch:
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
   --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
-                           the last checkpoint included [30]
+                           the last checkpoint included; whatever hangs, the command has ended
+                           5 s later. A second signal halves what is left, a third ends it [30]
   --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
                            stacks to its log; auto learns the limit from the steps of the run, off
                            waits for ever; starting and saving may take 1800 s [auto]
   --drain-signals LIST     further signals that ask this node to leave, with commas between them:
                            USR1, USR2 and HUP, or none. They begin --grace, and shorten nothing: a
-                           SIGTERM that follows is the first, a second one ends the wait for the
-                           step, a third one the wait for its save. One that is not in the list
-                           ends the agent at once, without a save. One that the command ignores
-                           from its start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
+                           SIGTERM that follows is the first signal. One that is not in the list
+                           ends the command at once, without a save. One that it ignores from its
+                           start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
   --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says
                            that this machine is taken away (a spot interruption, a preemption, an
                            eviction or deletion); it is asked every 2 s [none]

@@ -60,7 +60,7 @@ class Cell:
 
     def __init__(self, what: str, when: str, drill: Any, preload: Path) -> None:
         self.what, self.when, self.drill = what, when, drill
-        self.flag = drill.gates / "hang"
+        self.flag, self.grace_s = drill.gates / "hang", GRACE_S
         self.run, self.ranks = drill.run.url, 1
         self.options: list[str] = ["--min-nodes", "3"] if when == RENDEZVOUS else []
         self.env = {"HELD": what}
@@ -87,7 +87,7 @@ class Cell:
             self.ranks = 2
 
     def start(self) -> Any:
-        words = [str(HELD), "--run-dir", self.run, "--save-every", "4steps", "--grace", f"{GRACE_S:g}"]
+        words = [str(HELD), "--run-dir", self.run, "--save-every", "4steps", "--grace", f"{self.grace_s:g}"]
         words += ["--max-nodes", "3", *self.options]
         if "LD_PRELOAD" in self.env:
             return self.drill.execute([sys.executable, "-m", "elastic.cli", *words], self.env)
@@ -192,6 +192,22 @@ def lead_to(when: str, cell: Cell, agents: list[Any], asks: Callable[[], None]) 
         cell.hang(agent)
         asks()
         drill.open(LAST if when == SAVE else AFTER)
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_third_signal_ends_the_command_at_once(drill: Any, preload: Path, when: str) -> None:
+    """In every state, with a grace of an hour. Ctrl-C is pressed until the command has ended."""
+    with closing(Cell("nothing", when, drill, preload)) as cell:
+        drill.shut(MIDDLE, LAST, AFTER)
+        cell.grace_s = 3600.0
+        agent = cell.start()
+
+        def press() -> bool:
+            agent.signal(signal.SIGINT)
+            return agent.process.poll() is not None
+
+        lead_to(when, cell, [agent], lambda: drill.waits_for(press, "the end of the command"))
+        assert agent.wait() in (1, 75, 130), agent.output
 
 
 @pytest.mark.parametrize(("what", "when"), CELLS)
