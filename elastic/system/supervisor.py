@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, CannotStart
 from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_page import LeavePage
@@ -31,13 +31,17 @@ def supervise(page: LeavePage, warnings: Iterable[signal.Signals]) -> None:
     """Fork: the child goes on as the agent, and this process ends as the agent does.
 
     warnings: signals that ask this node to leave, beside SIGTERM and SIGINT. Signals that are
-    ignored, as `nohup` has SIGHUP ignored, stay so. Call it before any thread starts.
+    ignored, as `nohup` has SIGHUP ignored, stay so. Call it before any thread starts. Raises
+    CannotStart.
     """
     stops = [n for n in (*stop_signals.END, *warnings) if signal.getsignal(n) is not signal.SIG_IGN]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*stops, signal.SIGCHLD])
     adopt_orphans()
     supervisor = os.getpid()
-    agent = os.fork()
+    try:
+        agent = os.fork()
+    except OSError as error:
+        raise CannotStart(f"no process can be started for the agent ({error})") from error
     if agent:
         _supervise(agent, page, stops)
     die_with_parent(supervisor)
@@ -54,7 +58,8 @@ def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoRe
             _print_if_taken(line)
             os._exit(code)
         found = signal.sigtimedwait([*stops, signal.SIGCHLD], min(left_s, LOOK_S))
-        if found is None:
+        # After SIGCONT, CPython 3.11 may answer with a signal of number 0 for a time-out.
+        if found is None or found.si_signo not in signal.valid_signals():
             continue
         if found.si_signo == signal.SIGCHLD:
             _end_if_dead(agent)

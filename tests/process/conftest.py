@@ -281,8 +281,8 @@ class Drill:
         return next((pid for pid in self.children_of(agent) if UPLOADER in _words(pid)), None)
 
     def processes_of(self, agent: Agent) -> list[int]:
-        """The agent and everything that it started, directly or not, parents first."""
-        found = [agent.pid]
+        """The command and everything that it started, directly or not, parents first."""
+        found = [agent.process.pid]
         for pid in found:
             found += [child for child in self.alive() if _parent(child) == pid and child not in found]
         return found

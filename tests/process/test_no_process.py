@@ -81,5 +81,5 @@ def test_an_agent_that_can_start_no_process_ends_with_a_sentence(drill, start):
     again = start()
     again.ends_with(1)
     assert again.output.startswith(
-        "elastic-train: no process can be started to fork the workers from ([Errno 11]"
+        "elastic-train: no process can be started for the agent ([Errno 11]"
     )
