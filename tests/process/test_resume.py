@@ -19,7 +19,7 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
     for number, (workers, step, asked) in enumerate(stops, start=1):
         agent = drill.start("--nproc-per-node", str(workers))
         drill.stands(step, ranks=workers)
-        os.killpg(agent.pid, asked)
+        os.killpg(agent.process.pid, asked)
         drill.waits_for(lambda number=number: len(drill.events("drain_requested")) == number, "the drain")
         drill.open(step)
         agent.ends_with(75)
