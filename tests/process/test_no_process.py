@@ -80,6 +80,4 @@ def test_an_agent_that_can_start_no_process_ends_with_a_sentence(drill, start):
 
     again = start()
     again.ends_with(1)
-    assert again.output.startswith(
-        "elastic-train: no process can be started for the agent ([Errno 11]"
-    )
+    assert again.output.startswith("elastic-train: no process can be started for the agent ([Errno 11]")

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from elastic.agent.exit_report import report_exit
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.config.run_dir import RunDir
 from elastic.rendezvous.group import RunEnd
+from elastic.system.leave_page import LeavePage
+from elastic.testing.fakes import FakeClock
 
 BEFORE = {"others_go_on": True, "has_trained": False}
 
@@ -32,6 +35,7 @@ def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(saved_step,
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse("run")),
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
+        shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )
     known = {"others_go_on": False, "has_trained": True, "gave_up": False} | agent
     end = RunEnd(exit_code=75, reason="SIGTERM")

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from elastic import events
 from elastic.agent.exit_report import _print_failure, report_exit
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
@@ -44,6 +45,7 @@ from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system.json_lines import JsonLines
+from elastic.system.leave_page import LeavePage
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
 from elastic.uploader.fence import open_fence
@@ -346,6 +348,7 @@ def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path))),
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: None, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
+        shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )
     agent = SimpleNamespace(end=end, last_step=0, generation=0, has_trained=False, gave_up=True)
     assert report_exit(agent, parts) == 75

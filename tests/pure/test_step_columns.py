@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
 from elastic.observe.step_columns import GenerationSteps, StepColumns, add_step, columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import MOST_NAMES, StepReader, with_values
-from elastic.observe.step_reader import read_columns as columns_in
+from elastic.observe.step_reader import MOST_NAMES, StepReader, read_columns, with_values
 from elastic.report.report import summarise
 from elastic.report.run_reader import RunReader
 
@@ -72,6 +72,8 @@ lines = st.one_of(
         ]
     ),
 )
+
+columns_in = partial(read_columns, ahead={})
 
 
 @given(st.lists(lines, max_size=12))

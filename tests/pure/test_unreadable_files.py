@@ -16,6 +16,7 @@ from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.full_disk import FullDisk
 from elastic.agent.hangs.stack_dump import dump_stacks
 from elastic.agent.set_aside import set_aside
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.workers import spawner
 from elastic.agent.workers.spawner import Spawner
 from elastic.checkpoint import newest_generation as numbers
@@ -40,6 +41,7 @@ from elastic.storage.objects import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
+from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
 
 
@@ -105,6 +107,7 @@ def complete(run):
         settings=SimpleNamespace(imports_library=True, run=run),
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
+        shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )
     return lambda code: report_exit(
         SimpleNamespace(end=RunEnd(exit_code=code, reason="why"), failure=None, last_step=4, generation=1),

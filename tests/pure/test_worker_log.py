@@ -49,7 +49,7 @@ def test_events_that_cannot_be_read_for_a_while_end_no_agent(tmp_path):
         reported.append(step)
         return True
 
-    watch = CommitWatch(events / "uploader.jsonl", report, FakeClock())
+    watch = CommitWatch(events / "uploader.jsonl", lambda _step: None, report, FakeClock())
     watch.poll(at_once=True)
     events.unlink()
     log = EventLog(events / "uploader.jsonl", node="n1", clock=FakeClock())
