@@ -4,7 +4,8 @@ decide.py chooses the action; a reason arrives here as text, for people. Two act
 nodes: `leave`, for the grace period at most, and `fail`, where the failure would end the run and
 may follow from the death of a node, for the time in which that death is found. A change of the
 group takes a few calls to the backend, and more where other nodes write at the same moment; a
-backend that does not answer delays an action by the limit of a call, which is a few seconds.
+backend that does not answer delays an action by the limit of a call, and once the node is to leave,
+by the share of its task at most.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.agent.workers.node_workers import NodeWorkers
+from elastic.agent.workers.node_workers import KILL_WAIT_S, NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE, EXIT_USAGE
@@ -104,7 +105,8 @@ class AgentParts:
         the save. Returns whether other members go on.
         """
         self.health.end()
-        self.shutdown.ends(last_step)
+        if self.settings.imports_library:  # a plain script's state is its own
+            self.shutdown.ends(last_step)
         with self.shutdown.task("the rendezvous"):
             done = self.group.withdraw(is_shared)
         others = done.others_go_on
@@ -122,8 +124,10 @@ class AgentParts:
             # whichever generation it is by now.
             reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
             run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
-            until_s = self.shutdown.end_s(Share.SAVE, began_s, self.shutdown.grace_s)
-            while not self.group.end_of_any(run_end) and self.clock.monotonic() < until_s:
+            longest_s = self.shutdown.grace_s
+            while not self.group.end_of_any(run_end):
+                if self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s, longest_s):
+                    break
                 self.clock.sleep(GROUP_POLL_S)
         with self.shutdown.task("the rendezvous"):
             self.group.leave()
@@ -265,7 +269,9 @@ class NodeGeneration:
         if not parts.settings.imports_library:
             # Its workers did not drain. When they end, those of other nodes may fail: that counts
             # no restart in a generation that is closed.
-            parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
+            # They still need most of the time of a drain.
+            longest_s = parts.shutdown.grace_s * Share.DRAIN.value / 4
+            parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None, longest_s=longest_s)
         self.kill_workers()
         self.record_end(reason)
         return parts.leave_group(parts.has_shared_state, last_step())
@@ -284,7 +290,10 @@ class NodeGeneration:
                 limit_s = parts.shutdown.grace_s * Share.DRAIN.value
                 self.workers.terminate(limit_s, lambda: parts.shutdown.is_over(Share.DRAIN))
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
-            self.workers.kill(parts.watchdog.error, is_last=parts.shutdown.reason is not None)
+            now_s = parts.clock.monotonic()
+            within_s = parts.shutdown.end_s(Share.GROUP, now_s, KILL_WAIT_S) - now_s
+            is_last = parts.shutdown.reason is not None
+            self.workers.kill(parts.watchdog.error, is_last=is_last, within_s=within_s)
             self._keep_agreed_snapshots()
 
     def _keep_agreed_snapshots(self) -> None:

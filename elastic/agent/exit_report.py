@@ -52,7 +52,6 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     if code == EXIT_INTERRUPTED:
         return _interrupted(agent, parts, saved_step)
     parts.shutdown.decided(code)
-    parts.shutdown.waits_for("its last lines")
     if code == EXIT_COMPLETE:
         return _complete(parts, newest)
     parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
@@ -143,7 +142,6 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
         url, code = parts.settings.run.url, EXIT_INTERRUPTED
         text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"
     parts.shutdown.decided(code)
-    parts.shutdown.waits_for("its last lines")
     # The reason may quote the group's state, which another node wrote.
     print_if_read(printable(text), file=sys.stderr)
     parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))

@@ -85,7 +85,7 @@ class FinalCheckpoint:
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        if problem := self._commit(wait_until_s=0.0).reason:
+        if problem := self._commit(None).reason:
             self.report(f"the newest state is not saved: {problem}")
 
     def ensure_committed(
@@ -110,17 +110,20 @@ class FinalCheckpoint:
         newest, now_s = self.memory.newest, self.clock.monotonic()
         if newest is None:
             return
-        deadline = self.shutdown.end_s(Share.SAVE, now_s, self.shutdown.grace_s)
         step, pause_s = newest.info.step, RETRY_S
-        next_try_s = (now_s + deadline) / 2 if others else now_s
         last: _Try | None = None
 
+        def end_s() -> float:
+            return self.shutdown.end_s(Share.SAVE, now_s, self.shutdown.grace_s)
+
         def is_over() -> bool:
-            return self.clock.monotonic() >= deadline
+            return self.clock.monotonic() >= end_s()
 
         def look() -> list[CommitRecord]:
             # A store that does not answer this may still take a save.
-            return self._records(Share.SAVE, (deadline - self.clock.monotonic()) * LOOK_SHARE)
+            return self._records(Share.SAVE, (end_s() - self.clock.monotonic()) * LOOK_SHARE)
+
+        next_try_s = (now_s + end_s()) / 2 if others else now_s
 
         records = look()
         while not any(self._has(record, newest) for record in records):
@@ -130,7 +133,7 @@ class FinalCheckpoint:
                 return
             # One try is made also where no time is left: a save that is handed over may still end.
             if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
-                is_first, last = last is None, self._commit(wait_until_s=deadline, meanwhile=meanwhile)
+                is_first, last = last is None, self._commit(is_over, meanwhile)
                 if last.state is SaveState.COMMITTED:
                     self.shutdown.saved(step)
                 if last.state in (SaveState.COMMITTED, SaveState.DIFFERS):
@@ -143,11 +146,12 @@ class FinalCheckpoint:
             meanwhile()
             self.clock.sleep(POLL_S)
             records = look()
-        self.shutdown.saved(step)
         # Retention may have deleted the step for a newer one: then there is nothing to compare.
         same = (record for record in records if record.step == step)
         if found := next((record for record in same if self._loads.get(record.payload, True)), None):
             self._compare(newest, found)
+        if not self.differences:
+            self.shutdown.saved(step)
 
     def finish_saves(self, uploader: UploaderProcess) -> None:
         """Stop the uploader once it has finished its saves, or has had the time that they take."""
@@ -257,19 +261,21 @@ class FinalCheckpoint:
         if self.shutdown.is_over(share):
             raise GivenUp
 
-    def _commit(self, *, wait_until_s: float, meanwhile: Callable[[], object] = lambda: None) -> "_Try":
-        """Offer the newest snapshot, and wait for its result."""
+    def _commit(
+        self, is_over: Callable[[], bool] | None, meanwhile: Callable[[], object] = lambda: None
+    ) -> "_Try":
+        """Offer the newest snapshot, and wait for its result until `is_over`; None: not at all."""
         slots, newest = self.memory.slots, self.memory.newest
         if slots is None or newest is None:
             return _Try(reason="")
         with closing(UploaderClient(self.uploader_socket)) as uploader:
             # A short time where it is tried again: an uploader that died is started in between.
-            within_s = POLL_S if wait_until_s else FINAL_OFFER_S
+            within_s = FINAL_OFFER_S if is_over is None else POLL_S
             try:
                 uploader.offer(slots, newest, resumed_from=None, final=True, within_s=within_s)
             except StoreFailed as error:
                 return _Try(reason=str(error))
-            while self.clock.monotonic() < wait_until_s:
+            while is_over is not None and not is_over():
                 result = uploader.wait(newest.info.step, POLL_S)
                 if result is None:
                     meanwhile()
@@ -277,7 +283,7 @@ class FinalCheckpoint:
                 if result.state is SaveState.DIFFERS:
                     self.differences.append(result.reason)
                 return _Try(state=result.state, reason=result.reason)
-        return _Try(reason="" if not wait_until_s else "its save had not ended")
+        return _Try(reason="" if is_over is None else "its save had not ended")
 
 
 @dataclass(frozen=True, slots=True)

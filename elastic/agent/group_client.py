@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
@@ -55,6 +56,8 @@ class GroupClient:
         self._shutdown = shutdown
         self._calls = Calls()  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
+        self._polled_s = 0.0  # when it was asked
+        self._commit: tuple[int, Future[object]] | None = None  # the report that has no answer yet
         self._is_given_up = False
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
@@ -86,10 +89,13 @@ class GroupClient:
         step: the last that this node's workers finished. is_idle: they have nothing left to do.
         Raises BackendFailed when an idle node has not reached the backend for --rdzv-timeout.
         """
+        now_s = self._clock.monotonic()
         if self._polled is None and not self._is_given_up:
             self._polled = self._calls.submit(partial(self._rendezvous.watch, step=step))
+            self._polled_s = now_s
         if self._polled is None or not wait([self._polled], ANSWER_S).done:
-            if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
+            if is_idle and now_s - self._polled_s >= self._rendezvous.timeout_s:
+                self._is_given_up = True
                 raise BackendFailed("the place to meet did not answer")
             return None
         polled, self._polled = self._polled, None
@@ -113,14 +119,15 @@ class GroupClient:
         return view
 
     def settle(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for the poll that has no answer yet: nothing uses the rendezvous beside it.
+        """Wait for what was asked and has no answer yet: nothing uses the rendezvous beside it.
 
         Raises Interrupted when `interrupted()` before.
         """
-        while self._polled is not None and not wait([self._polled], SETTLE_S).done:
+        self._polled = None
+        last = self._calls.submit(lambda: None)
+        while not wait([last], SETTLE_S).done:
             if interrupted():
                 raise Interrupted
-        self._polled = None
 
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now.
@@ -136,27 +143,48 @@ class GroupClient:
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
-        return self._asked(Share.GROUP, self._rendezvous.done)
+        return self._asked(Share.DRAIN, self._rendezvous.done)
 
     def report_commit(self, step: int) -> bool:
-        """A checkpoint of this step is committed. Returns whether the backend answered."""
-        return self._asked(Share.SAVE, partial(self._rendezvous.report_commit, step))
+        """A checkpoint of this step is committed. Returns whether the group is known to have it.
 
-    def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None) -> Group | None:
+        It waits for no answer: a later call asks for it.
+        """
+        if self._commit is None and not self._is_given_up:
+            self._commit = step, self._calls.submit(partial(self._rendezvous.report_commit, step))
+        if self._commit is None or not wait([self._commit[1]], ANSWER_S).done:
+            return False
+        (reported, answer), self._commit = self._commit, None
+        with suppress(BackendFailed):
+            answer.result()
+            return reported == step
+        return False
+
+    def close(
+        self,
+        cause: str,
+        *,
+        step: int,
+        counts: bool,
+        failure: WorkerFailure | None,
+        longest_s: float = inf,
+    ) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
 
         None when the backend does not answer. Then the rendezvous closes it when this node joins
         the next generation.
         """
         closes = partial(self._rendezvous.close, cause, step=step, counts=counts, failure=failure)
-        return self._answer(Share.GROUP, closes, None)
+        return self._answer(Share.GROUP, closes, None, longest_s=longest_s)
 
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
         until_s = self._clock.monotonic() + within_s
-        while len(self._backoff.members) > 1 and self._clock.monotonic() < until_s:
-            with suppress(BackendFailed):  # the lost machine may have been the one that served it
-                if self._calls.submit(self._rendezvous.has_lost_member).result():
+        while len(self._backoff.members) > 1 and (left_s := until_s - self._clock.monotonic()) > 0:
+            # The lost machine may have been the one that served the rendezvous.
+            with suppress(BackendFailed, GivenUp):
+                asks = self._rendezvous.has_lost_member
+                if self._shutdown.within(Share.DRAIN, asks, longest_s=left_s, calls=self._calls):
                     return True
             self._clock.sleep(LOST_POLL_S)
         return False
@@ -195,12 +223,12 @@ class GroupClient:
         unanswered = object()
         return self._answer(share, call, unanswered) is not unanswered
 
-    def _answer(self, share: Share, call: Callable[[], T], otherwise: T) -> T:
+    def _answer(self, share: Share, call: Callable[[], T], otherwise: T, *, longest_s: float = inf) -> T:
         """Of the backend; `otherwise` where it fails, or hangs for longer than its share."""
         if self._is_given_up:
             return otherwise
         try:
-            return self._shutdown.within(share, call, calls=self._calls)
+            return self._shutdown.within(share, call, longest_s=longest_s, calls=self._calls)
         except BackendFailed:
             pass
         except GivenUp:

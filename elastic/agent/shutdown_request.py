@@ -84,17 +84,15 @@ class ShutdownRequest:
         """When a task that began then is given up: after `longest_s`, or with its share."""
         return max(began_s + SHORTEST_S, min(began_s + longest_s, self.until_s(share)))
 
-    def waits_for(self, name: str) -> None:
-        """As of `task`, from now on."""
-        self._page.waits_for(name)
-
     @contextmanager
     def task(self, name: str) -> Iterator[None]:
         """name: a noun, with which the supervisor says what did not end in time."""
         before = self._page.task
         self._page.waits_for(name)
-        yield
-        self._page.waits_for(before)
+        try:
+            yield
+        finally:
+            self._page.waits_for(before)
 
     def within(
         self,
@@ -137,6 +135,8 @@ class ShutdownRequest:
         self._page.tell(replace(standing, saved_step=max(step, standing.saved_step)))
 
     def decided(self, code: int) -> None:
+        """What follows changes neither the exit code nor what is saved."""
+        self._page.waits_for("its last lines")
         self._page.tell(replace(self._page.standing, has_begun=True, code=code))
 
     @property

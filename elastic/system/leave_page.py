@@ -50,11 +50,11 @@ class LeavePage:
         A SIGTERM right behind another is the same one: srun passes on what Slurm sends to its step
         as well.
         """
-        is_term, before_s = number == signal.SIGTERM, self._words[_TERMINATED]
-        if is_term:
+        if number == signal.SIGTERM:
+            before_s = self._words[_TERMINATED]
+            if before_s and now_s - before_s < SAME_SIGTERM_S:
+                return
             self._words[_TERMINATED] = now_s
-        if is_term and before_s and now_s - before_s < SAME_SIGTERM_S:
-            return
         count = len(self.deadline.signalled_s)
         if count < MOST_SIGNALS:
             self._asked_by(number)

@@ -2,7 +2,7 @@
 
 The process that a user starts only waits. Its child is the agent, which does everything else, and
 which may be held by a store, a file system, a library or a console that does not answer. The
-supervisor touches none of these. It takes the signals, tells the agent of them, and kills what is
+supervisor calls none of these. It takes the signals, tells the agent of them, and kills what is
 left of the node when its time is over (leave_deadline.py). It does not promise that what is killed
 is gone at once: the kernel may hold a process in a system call.
 """
@@ -19,6 +19,7 @@ from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_page import LeavePage
 from elastic.system.processes import adopt_orphans, children, die_with_parent
+from elastic.system.untrusted import printable
 
 LOOK_S = 0.25  # for a notice, which comes from the agent and wakes nobody
 KILL_S = 1.0
@@ -35,6 +36,8 @@ def supervise(page: LeavePage, warnings: Iterable[signal.Signals]) -> None:
     CannotStart.
     """
     stops = [n for n in (*stop_signals.END, *warnings) if signal.getsignal(n) is not signal.SIG_IGN]
+    # One that is ignored, as a parent may hand it on, would have the kernel reap the agent unseen.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*stops, signal.SIGCHLD])
     adopt_orphans()
     supervisor = os.getpid()
@@ -84,7 +87,7 @@ def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
         else "which step is saved is not known"
     )
     when = f" after step {step}" if standing.is_over and step > saved else ""
-    line = f"interrupted ({page.reason}){when}: {task} did not end in time; {known}; the same command resumes"
+    line = f"interrupted ({printable(str(page.reason))}){when}: {task} did not end in time; {known}; the same command resumes"
     return line, EXIT_INTERRUPTED if standing.is_over and step <= saved else EXIT_FAILED
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_records
 from etcd_servers import EtcdServers, free_port
 from s3_server import S3Server
 
@@ -236,16 +235,15 @@ def test_sigterm_is_honoured_whatever_hangs(
         lead_to(when, cell, agents, asks)
         code = agents[-1].wait()
         took_s = time.monotonic() - asked[0]
-        assert code in (0, 1, 75), agents[-1].output
+        codes = {75} if when in (START, RENDEZVOUS) else {0, 1, 75}
+        assert code in codes, agents[-1].output
         assert took_s <= GRACE_S + OVER_S, f"{took_s:.1f} s after SIGTERM\n{agents[-1].output}"
         for gate in (MIDDLE, LAST, AFTER):
             drill.open(gate)
         cell.heal()
-        trained = len(run_records.lines(drill.run.metrics))  # none here where the run has a URL
         cell.start().ends_with(0)
         report = drill.execute([sys.executable, "-m", "elastic.cli", "report", cell.run, "--json"], cell.env)
         report.ends_with(0)
-        assert json.loads(report.output)["final_digest"] == never_held
-        if code == 75:
-            steps = [event["step"] for event in drill.events("restored")]
-            assert not trained or max(steps) >= trained, "the exit code says that nothing is lost"
+        found = json.loads(report.output)
+        assert found["final_digest"] == never_held
+        assert code != 75 or found["lost_steps"] == 0, "the exit code says that nothing is lost"

@@ -147,11 +147,13 @@ class NodeWorkers:
             self.wait(TERMINATE_POLL_S)
             self.poll()
 
-    def kill(self, culprit: WorkerError | None, *, is_last: bool = False) -> None:
+    def kill(
+        self, culprit: WorkerError | None, *, is_last: bool = False, within_s: float = KILL_WAIT_S
+    ) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited.
 
         Call it once: then their numbers may be given to other processes. is_last: no workers of
-        this node follow.
+        this node follow. within_s: then the parent of one that is still there is killed as well.
         """
         self.poll()
         self.killed.update(self.running)
@@ -164,7 +166,7 @@ class NodeWorkers:
             waited_s = self._clock.monotonic() - began_s
             for process in [self._processes[rank] for rank in self.running]:
                 is_unreported = waited_s >= report_s and has_exited(process.pid)
-                if waited_s >= KILL_WAIT_S or is_unreported:
+                if waited_s >= within_s or is_unreported:
                     process.kill_parent()
         for process in self._processes.values():
             process.forget()
