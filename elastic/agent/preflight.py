@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.agent.clouds.watch import metadata_address
+from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
@@ -72,7 +72,7 @@ def check_command(options: Options) -> None:
     config.check(environment.variables())
     address_of(options)
     if options.notice is not None:
-        metadata_address(options.notice, environment.variables())
+        open_cloud(options.notice, environment.variables())
     if options.meets_in_objects:
         check_url(config.endpoint)
     try:
