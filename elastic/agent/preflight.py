@@ -68,6 +68,10 @@ def check_command(options: Options) -> None:
     if options.fresh:
         _check_not_requeued(environment.SlurmJob.read())
     run = RunDir.parse(options.run_dir)
+    if options.fresh and run.is_remote:
+        raise UsageError(
+            f"expected a folder with --fresh, which renames it at once, found {run.url}; take another --run-dir"
+        )
     config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
     address_of(options)
