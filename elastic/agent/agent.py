@@ -19,7 +19,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic.agent.actions import GROUP_POLL_S, AgentParts, NodeGeneration
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
-from elastic.agent.fault_injection import Targets
 from elastic.agent.finished_run import has_recorded_end
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.worker_variables import worker_starts
@@ -224,8 +223,7 @@ class NodeAgent(LocalElasticAgent):
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
             parts.watchdog.poll(workers)
         pids = {rank: workers.pid(rank) for rank in workers.running}
-        targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
-        parts.faults.poll(self._entered, parts.common_step, targets)
+        parts.faults.poll(self._entered, parts.common_step, pids)
         parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 

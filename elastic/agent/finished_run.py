@@ -89,7 +89,7 @@ def finished_text(settings: Settings) -> str:
     if not settings.imports_library:
         return (
             f"this command has ended well in {run.url}; elastic-train report {run.url} shows it. Nothing was started:"
-            " the script starts again with other arguments, or with --fresh, which sets this run aside"
+            " the script starts again with other arguments, or with another --run-dir"
         )
     finished = _recorded_end(run)
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
@@ -101,7 +101,7 @@ def finished_text(settings: Settings) -> str:
     return (
         f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
         f" asks for now: for more steps or other settings begin a run from its state:"
-        f" {new_run_from(run.url, recipe)}; --fresh sets it aside and begins a new one"
+        f" {new_run_from(run.url, recipe)}; another --run-dir begins a new one"
     )
 
 

@@ -201,7 +201,7 @@ def _notices(
 ) -> AbstractContextManager[None]:
     cloud = None
     if options.notice is not None:
-        cloud = open_cloud(options.notice, environment.variables(), _CLOCK, console.print_line)
+        cloud = open_cloud(options.notice, environment.variables())
     sources = options.notice_file, options.notice_command, cloud
     return open_notices(*sources, shutdown.request, _CLOCK, console.print_line)
 

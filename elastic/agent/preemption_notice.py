@@ -14,7 +14,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from elastic.agent.clouds.watch import Cloud, watch_cloud
+from elastic.agent.clouds.services import Cloud
+from elastic.agent.clouds.watch import watch_cloud
 from elastic.system.clock import Clock
 
 POLL_S = 0.04
@@ -41,7 +42,7 @@ def open_notices(
     is_over = threading.Event()
     if cloud is not None:
         asked = (cloud, leave, report, is_over.wait)
-        # Nothing waits for its end: the service may hold a request for a while. It has nothing but
+        # Nothing waits for its end: the service may not answer for a while. It has nothing but
         # a connection, and ends with the request, or with the process.
         threading.Thread(target=_watch_cloud, args=asked, name="notices of a cloud", daemon=True).start()
     sources: dict[str, Callable[[], Notices]] = {}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.agent.clouds.watch import metadata_address
+from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
@@ -68,11 +68,15 @@ def check_command(options: Options) -> None:
     if options.fresh:
         _check_not_requeued(environment.SlurmJob.read())
     run = RunDir.parse(options.run_dir)
+    if options.fresh and run.is_remote:
+        raise UsageError(
+            f"expected a folder with --fresh, which renames it at once, found {run.url}; take another --run-dir"
+        )
     config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
     address_of(options)
     if options.notice is not None:
-        metadata_address(options.notice, environment.variables())
+        open_cloud(options.notice, environment.variables())
     if options.meets_in_objects:
         check_url(config.endpoint)
     try:

@@ -1,24 +1,22 @@
 """--fresh renames a used run directory, in which nothing trains, and deletes nothing of it.
 
-It takes the directory's lease before, so that no other command begins in it meanwhile, and renews
-it for as long as it moves objects. It does not promise that a process which slept through all of
-that sees it at once: such a process finds itself fenced, since the group's state stays.
+It takes the directory's lease before, so that no other command begins in it meanwhile. It does not
+promise that a process which slept through all of that sees it at once: such a process finds itself
+fenced, since the group's state stays. A run directory at a URL is refused before
+(`preflight.check_command`): an object store renames nothing at once.
 """
 
 import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 from elastic.config.identity import NAME
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
-from elastic.storage.remote import FsspecStore, open_store
-from elastic.storage.store import read_small
+from elastic.rendezvous.lease import RunLease, Standing
 from elastic.system.clock import Clock, timestamp
 from elastic.system.files import listing, sync_folder
 from elastic.system.untrusted import printable
@@ -36,16 +34,14 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         is_run = any(path.exists() for path in marks)
     except OSError as error:
         raise UsageError(f"expected to read {run.local}, found: {error}; take another --run-dir") from error
-    if is_used and not is_run:
+    if not is_used:
+        return
+    if not is_run:
         raise UsageError(
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
-    stored = [each.name for each in open_store(run.url).list()] if run.is_remote else []
-    if is_used:
-        _check_room(run.local.parent)
-    elif not stored:
-        return
-    if nested := _nested_run(run, stored):
+    _check_room(run.local.parent)
+    if nested := _nested_run(run.local):
         raise UsageError(
             f"expected {run.url} to hold one run, found another one in {nested}, which --fresh would move with it; move that one"
             " elsewhere first, or take another --run-dir"
@@ -58,61 +54,33 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         check=lambda: None,
         notify=notify,
     )
-    suffix = f".aside-{timestamp(clock.wall())}"
-    # On a thread, because one large object may be moved for longer than the lease lasts.
-    renewal = LeaseRenewal(
-        run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=lambda _sentence: None
-    )
+    aside = run.local.with_name(f"{run.local.name}.aside-{timestamp(clock.wall())}")
     try:
-        _rename(run, suffix, _keeping(run_lease, lease, clock), clock)
+        if run_lease.standing(lease) is Standing.LOST:
+            raise UsageError("another command took it over while this one stood still")
+        _rename(run, aside)
     except (ElasticError, OSError) as error:
         raise UsageError(
-            f"expected to rename the run directory {run.url}, found: {error}; what was moved by then is in {run.url}{suffix}. Give the"
+            f"expected to rename the run directory {run.url}, found: {error}; what was moved by then is in {aside}. Give the"
             " command again, or take another --run-dir"
         ) from error
     finally:
-        renewal.stop(releases=True)
-    if not run.is_remote:
-        with suppress(ElasticError, OSError):  # the old run may go on there, under its new name
-            RunLease(run.url + suffix, clock).release(lease)
+        for folder in (run.local, aside):  # the old run may go on there, under its new name
+            with suppress(ElasticError, OSError):
+                there = RunLease(str(folder), clock)
+                if there.standing(lease) is Standing.HELD:
+                    there.release(lease)
 
 
-def _nested_run(run: RunDir, stored: list[str]) -> str | None:
+def _nested_run(top: Path) -> str | None:
     """Where another run lies below this one; its processes may train there.
 
-    A script without the library has no run.json. Raises UsageError.
+    A script without the library has no run.json. What cannot be listed is left out.
     """
-    for name in stored:
-        folder, _, last = name.rpartition("/")
-        is_mark = last == NAME or (
-            last == UID and any(each.startswith(f"{folder}/lease/") for each in stored)
-        )
-        if folder and is_mark:
-            return f"{run.url}/{folder}"
-    for folder, below, files in os.walk(run.local):  # what cannot be listed is left out
-        if folder != str(run.local) and (NAME in files or (UID in files and "lease" in below)):
+    for folder, below, files in os.walk(top):
+        if folder != str(top) and (NAME in files or (UID in files and "lease" in below)):
             return folder
     return None
-
-
-def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:
-    """To be called before each move; raises UsageError once another command has the lease.
-
-    A process that was stopped moves nothing of the run that began meanwhile: it looks itself, and
-    does not wait for its thread to do so.
-    """
-    looked_s = -inf
-
-    def check() -> None:
-        nonlocal looked_s
-        now_s = clock.monotonic()
-        if now_s - looked_s < lease.renew_s:
-            return
-        if run_lease.standing(lease) is Standing.LOST:
-            raise UsageError("another command took it over while this one stood still")
-        looked_s = now_s
-
-    return check
 
 
 def _check_room(folder: Path) -> None:
@@ -130,38 +98,15 @@ def _check_room(folder: Path) -> None:
             probe.unlink()
 
 
-def _rename(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -> None:
+def _rename(run: RunDir, aside: Path) -> None:
     # The group's state stays: its versions and generations go on counting, so that a process of the
     # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
-    check()
-    if run.local.exists():
-        aside = run.local.with_name(run.local.name + suffix)
-        run.local.rename(aside)
-        if (aside / run.rendezvous.name).exists():
-            run.local.mkdir(exist_ok=True)
-            (aside / run.rendezvous.name).rename(run.rendezvous)
-            sync_folder(aside)
-            sync_folder(run.local)
-        # Before the new run writes anything: what it commits and syncs below a name that a power
-        # cut takes back would be lost, and the old run would be there again.
-        sync_folder(run.local.parent)
-    if run.is_remote:
-        _move_objects(run, suffix, check, clock)
-
-
-def _move_objects(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -> None:
-    """One by one. The lease stays too: until it is released no other command begins here."""
-    store = FsspecStore(run.url)
-    staying = run.rendezvous_url.removeprefix(run.url).strip("/") + "/", "lease/"
-    names = (each.name for each in store.list() if not each.name.startswith(staying))
-    # run.json goes first and commit records next: if the move stops half-way, the rest is never
-    # taken for a part of the new run.
-    for name in sorted(names, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
-        check()
-        store.move(name, suffix)
-    # What a command claimed meanwhile, in that order: it writes run.json before uid, finds one of
-    # them gone when it asks for the lease, and must not keep the name from this command.
-    for name in (UID, NAME):
-        if read_small(store, name, clock) is not None:
-            check()
-            store.move(name, suffix)
+    run.local.rename(aside)
+    if (aside / run.rendezvous.name).exists():
+        run.local.mkdir(exist_ok=True)
+        (aside / run.rendezvous.name).rename(run.rendezvous)
+        sync_folder(aside)
+        sync_folder(run.local)
+    # Before the new run writes anything: what it commits and syncs below a name that a power cut
+    # takes back would be lost, and the old run would be there again.
+    sync_folder(run.local.parent)

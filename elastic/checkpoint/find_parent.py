@@ -64,7 +64,7 @@ def parent_of(
         began = "began without --from" if there is None else f"began from {there}"
         raise UsageError(
             f"{run.url} holds a run that {began}; found --from {origin}. Resume it without --from, take another --run-dir, "
-            "or set it aside with --fresh"
+            "or set a folder aside with --fresh"
         )
     return there
 

@@ -18,7 +18,7 @@ from elastic.system.untrusted import decode, parse_json
 
 NAME = "run.json"
 FORMAT = 1
-REMEDY = "take another --run-dir, or set this one aside with --fresh"
+REMEDY = "take another --run-dir, or set a folder aside with --fresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
             "resume it with the command that began it; begin another run from its state with these settings "
-            f"({new_run_from(run_dir)}); take another --run-dir, or set it aside with --fresh"
+            f"({new_run_from(run_dir)}); take another --run-dir, or set a folder aside with --fresh"
         )
 
 

@@ -31,7 +31,7 @@ OPTIONS_HELP = """\
 the run:
   --run-dir URL            a folder that all nodes share, or an fsspec URL such as s3://bucket/run
                            [runs/<recipe name>]
-  --fresh                  rename a used run directory and start over; deletes nothing
+  --fresh                  rename a used run directory (a folder, no URL) and start over
   --from RUN[@STEP][:NAME,...]
                            begin a new run directory from a committed state of another run: its
                            newest one, or that of STEP; all entries of its State, or these [none]

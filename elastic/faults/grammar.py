@@ -15,7 +15,6 @@ each:
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -26,7 +25,6 @@ from elastic.faults.plan import (
     FLIP_TARGETS,
     SAVE_POINTS,
     STEP_POINTS,
-    VICTIMS,
     AtIntervals,
     AtSave,
     AtStep,
@@ -74,7 +72,6 @@ class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line i
 def parse(text: str) -> tuple[Fault, ...]:
     """Raises UsageError that names the line, from 1."""
     faults: list[Fault] = []
-    seen: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         for part in line.split("#")[0].split(";"):
             words = " ".join(part.split())
@@ -82,13 +79,14 @@ def parse(text: str) -> tuple[Fault, ...]:
                 continue
             try:
                 fault = _fault(words)
+                if any((each.trigger, each.action) == (fault.trigger, fault.action) for each in faults):
+                    raise _Wrong("each fault once", words)
             except _Wrong as wrong:
                 expected, found = wrong.args
                 raise UsageError(
                     f"fault plan, line {number}: expected {expected}, found {found or 'nothing'!r} in {words!r}; docs/faults.md has the language"
                 ) from None
-            faults.append(replace(fault, occurrence=seen[str(fault)]))
-            seen[str(fault)] += 1
+            faults.append(fault)
     return tuple(faults)
 
 
@@ -156,10 +154,10 @@ def _intervals(span: str, action: str) -> AtIntervals:
     period_s, jitter_s = float(found[1]), float(found[2] or 0)
     if period_s == 0 or jitter_s > period_s:
         raise _Wrong("a time above 0 s that varies by no more than itself", span)
-    named = re.fullmatch(rf"kill random ({'|'.join(VICTIMS)}), ?seed ([0-9]{{1,12}})", action)
+    named = re.fullmatch(r"kill random worker, ?seed ([0-9]{1,12})", action)
     if not named:
-        raise _Wrong(f"kill random {_join_or(VICTIMS)}, then ', seed N'", action)
-    return AtIntervals(period_s=period_s, jitter_s=jitter_s, victim=named[1], seed=int(named[2]))
+        raise _Wrong("kill random worker, seed N", action)
+    return AtIntervals(period_s=period_s, jitter_s=jitter_s, seed=int(named[1]))
 
 
 def _join_or(words: Sequence[str]) -> str:

@@ -38,9 +38,9 @@ class Claims:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def take(self, fault: Fault, injection: int = 0) -> bool:
-        """Whether this process must inject it. Only repeated faults have injections beyond 0."""
-        path = self._path(fault, injection)
+    def take(self, fault: Fault) -> bool:
+        """Whether this process must inject it."""
+        path = self._path(fault)
         try:
             make_folders(path.parent)
             path.touch(exist_ok=False)
@@ -53,13 +53,13 @@ class Claims:
             return False
         return True
 
-    def is_taken(self, fault: Fault, injection: int = 0) -> bool:
-        return os.path.exists(self._path(fault, injection))  # noqa: PTH110 - Path.exists may raise
+    def is_taken(self, fault: Fault) -> bool:
+        return os.path.exists(self._path(fault))  # noqa: PTH110 - Path.exists may raise
 
-    def _path(self, fault: Fault, injection: int) -> Path:
-        # Named after the fault's meaning and not after its line number: the user may edit the plan
-        # between two starts of a run, and what was injected must stay injected.
-        return self._folder / re.sub(r"[^a-z0-9.]+", "-", str(fault)) / f"{fault.occurrence}.{injection}"
+    def _path(self, fault: Fault) -> Path:
+        # Named after the line and not after its number: the user may edit the plan between two
+        # starts of a run, and what was injected must stay injected.
+        return self._folder / re.sub(r"[^a-z0-9.]+", "-", fault.text)
 
 
 class Slowdown:

@@ -1,16 +1,15 @@
 """A fault plan is a list of faults; a trigger says when each happens, an action what breaks.
 
-`str` of a fault is the line that `grammar.parse` reads back as the same fault. A trigger is reached
-at most once in a generation; a fault is injected once in a run, however often its trigger is
-reached again because steps are replayed. Faults at random intervals are the exception: they are
-repeated.
+A trigger is reached at most once in a generation; a fault is injected once in a run, however often
+its trigger is reached again because steps are replayed. Kills at random intervals are the
+exception: they are repeated.
 
 A plan holds no fault that a process cannot inject into itself or into the processes of its node: no
 cut network, no full disk, no lost machine. The tests in containers (tests/cluster) do those.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 
 from elastic.errors import UsageError
@@ -18,7 +17,6 @@ from elastic.errors import UsageError
 STEP_POINTS = ("forward", "backward", "mid-sum", "optimizer", "snapshot", "after-snapshot")
 SAVE_POINTS = ("upload", "before-commit", "after-commit")
 FLIP_TARGETS = ("parameters", "optimizer", "gradient")
-VICTIMS = ("worker", "node", "uploader", "warm parent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +65,28 @@ class AtRendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtIntervals:
-    """Again and again, `period_s` ± `jitter_s` seconds after the injection before.
+    """A worker is killed again and again, `period_s` ± `jitter_s` seconds after the kill before.
 
-    The wait and the victim of an injection are drawn from the seed, the kind of victim and the
-    number of the injection, and from nothing else. So all agents draw the same without exchanging a
-    message.
+    The wait and the victim of a kill are drawn from the seed and the number of the kill, counted
+    from 0, and from nothing else.
     """
 
     period_s: float
     jitter_s: float
-    victim: str
     seed: int
 
-    def wait_s(self, injection: int) -> float:
-        """Seconds from the injection before to this one; injections are counted from 0."""
-        return self.period_s + self.jitter_s * (2 * self._draw(injection, "wait") - 1)
+    def wait_s(self, kill: int) -> float:
+        """Seconds from the kill before to this one."""
+        return self.period_s + self.jitter_s * (2 * self._draw(kill, "wait") - 1)
 
-    def pick(self, injection: int, among: int) -> int:
+    def pick(self, kill: int, among: int) -> int:
         """The index of the victim among so many candidates, from 0."""
-        return int(self._draw(injection, "victim") * among)
+        return int(self._draw(kill, "victim") * among)
 
-    def _draw(self, injection: int, purpose: str) -> float:
+    def _draw(self, kill: int, purpose: str) -> float:
         """A number in [0, 1)."""
-        # The kind of victim is part of the key: a plan may use one seed in all its lines, and those
-        # lines must not strike at the same moments.
-        key = f"{self.seed} {self.victim} {injection} {purpose}"
-        return int.from_bytes(sha256(key.encode()).digest()[:6], "little") / (1 << 48)
+        digest = sha256(f"{self.seed} {kill} {purpose}".encode()).digest()
+        return int.from_bytes(digest[:6], "little") / (1 << 48)
 
 
 Trigger = AtStep | AtNode | AtSave | AtRestore | AtRendezvous | AtIntervals
@@ -148,8 +142,7 @@ class Terminate:
 FaultAction = Kill | Raise | Exit | Hang | Pause | Slow | Flip | Terminate
 Forms = dict[str, type[FaultAction]]
 
-# How triggers and actions are written; `grammar.parse` reads what `str` of a fault prints. A field
-# that a form lacks has its default.
+# How triggers and actions are written. A field that a form lacks has its default.
 TRIGGERS: dict[str, type[Trigger]] = {
     "step {step} rank {rank} {point}": AtStep,
     "step {step} rank {rank}": AtStep,
@@ -177,21 +170,12 @@ ACTIONS: dict[type[Trigger], Forms] = {
 class Fault:
     """One fault of a plan.
 
-    `text` is the line as the user wrote it; events quote it. `occurrence` counts the equal faults
-    before this one in the plan, so that a fault that is written twice is injected twice.
+    `text` is the line as the user wrote it: events quote it, and its claim is named after it.
     """
 
     text: str
     trigger: Trigger
     action: FaultAction
-    occurrence: int = 0
-
-    def __str__(self) -> str:
-        every = self.trigger
-        if isinstance(every, AtIntervals):
-            jitter = f"±{_text(every.jitter_s)}" if every.jitter_s else ""
-            return f"every {_text(every.period_s)}{jitter}s: kill random {every.victim}, seed {every.seed}"
-        return f"{_printed(TRIGGERS, self.trigger)}: {_printed(ACTIONS[type(self.trigger)], self.action)}"
 
 
 def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_plain: bool = False) -> None:
@@ -212,15 +196,3 @@ def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_pla
 
 def _refuse(fault: Fault, expected: str, found: str) -> None:
     raise UsageError(f"fault plan: expected {expected}, found {found} in {fault.text!r}")
-
-
-def _printed(forms: Mapping[str, type[Trigger | FaultAction]], value: Trigger | FaultAction) -> str:
-    """In the form that has every field of the value; a field that is None is left out."""
-    words = {name: _text(field) for name, field in asdict(value).items() if field is not None}
-    form = next(form for form, kind in forms.items() if kind is type(value) and form.count("{") == len(words))
-    return form.format(**words)
-
-
-def _text(value: float | str) -> str:
-    """Numbers with all their digits: the grammar has at most twelve, three of them decimals."""
-    return value if isinstance(value, str) else f"{value:.12g}"

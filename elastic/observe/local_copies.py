@@ -1,7 +1,7 @@
 """The local folder of a run at a URL holds the copies of that run, and none of an older one there.
 
 Each node keeps events, logs and metrics in a local folder and uploads them. Another run may begin
-at the same URL: by --fresh on another node, or in an emptied bucket. What an older one left in this
+at the same URL: in an emptied bucket. What an older one left in this
 folder would be uploaded as that run's, and its end would be taken for the end of the new one. So
 the folder has the run directory's `uid`, and one with another is renamed.
 """

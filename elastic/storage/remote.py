@@ -132,11 +132,6 @@ class FsspecStore:
         with classified(f"deleting {self._url}/{name}"), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
-    def move(self, name: str, suffix: str) -> None:
-        """To the same name below this store's URL + `suffix`."""
-        with classified(f"moving {self._url}/{name}"):
-            self._fs.mv(self._path(name), f"{self._root}{suffix}/{name}")
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 

@@ -8,7 +8,7 @@ import pytest
 from metadata_servers import HANG, SERVERS
 
 from elastic.agent import preemption_notice
-from elastic.agent.clouds.watch import VARIABLES
+from elastic.agent.clouds.services import CLOUDS
 from elastic.agent.preemption_notice import COMMAND_S, NOTICE_EVERY_S, command_notices, open_notices
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
@@ -32,7 +32,7 @@ def serve():
 def where(cloud, server):
     """The environment of an agent that asks this server, and never the proxy."""
     address = server.address if cloud == "gcp" else server.url
-    return {VARIABLES[cloud]: address, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    return {CLOUDS[cloud].variable: address, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
 
 
 def until(condition):
@@ -139,7 +139,7 @@ def test_a_service_that_hangs_or_is_not_there_changes_nothing(drill, serve, undi
 
 
 def test_an_address_that_is_none_is_refused_before_anything_is_written(drill):
-    agent = drill.start("--notice", "aws", env={VARIABLES["aws"]: "nowhere"})
+    agent = drill.start("--notice", "aws", env={CLOUDS["aws"].variable: "nowhere"})
     agent.ends_with(2)
     assert "expected http://HOST[:PORT] in AWS_EC2_METADATA_SERVICE_ENDPOINT, found 'nowhere'" in agent.output
     assert not drill.run.local.exists()

@@ -269,23 +269,6 @@ def test_old_listings_hide_no_checkpoint_that_the_group_knows(machines, undistur
     assert machines.inspects("verify", machines.url)[1]["damage"] == []
 
 
-def test_fresh_sets_aside_a_run_in_an_object_store_unless_an_agent_is_in_it(machines, undisturbed):
-    """While an agent is in the run it is refused; then another machine does it, and generations
-    count on.
-    """
-    machines.all.shut(6)
-    first = machines.start()
-    machines.all.stands(6, ranks=1)
-    early = machines.start("--fresh")
-    early.ends_with(2)
-    assert "is in use" in early.output
-    machines.all.open(6)
-    first.ends_with(0)
-    machines.start("--fresh").ends_with(0)
-    report = machines.is_like(undisturbed)
-    assert [one["generation"] for one in report["generations"]] == [3]
-
-
 def test_events_that_do_not_reach_the_store_at_the_end_come_with_the_next_command(
     machines, undisturbed, storage
 ):

@@ -1,21 +1,15 @@
-"""Which process injects which fault, and how often: claims, slowdowns, repeated faults of
-agents.
-"""
+"""Which process injects which fault, and how often: claims, slowdowns, random kills."""
 
 import itertools
 
 import pytest
 import run_records
-from hypothesis import given
-from hypothesis import strategies as st
 
-from elastic.agent.fault_injection import RepeatedFault, Targets
+from elastic.agent.fault_injection import RandomKills
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims, FaultInjector, InjectedFault, Slowdown, WorkerFaults
 from elastic.faults.plan import Slow
 from elastic.observe.log import EventLog
-from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.group import Node
 from elastic.testing.fakes import FakeClock
 
 
@@ -39,17 +33,6 @@ def test_a_fault_is_injected_once_however_often_its_step_is_replayed(tmp_path):
             point("mid-sum")
     (event,) = run_records.events(tmp_path / "events")
     assert (event["fault"], event["step"]) == ("step 3 rank 1 mid-sum: raise", 3)
-
-
-def test_a_fault_that_is_written_twice_is_injected_twice(tmp_path):
-    """Once with its defaults and once without; the third time there is nothing left."""
-    injected = 0
-    for _ in range(3):
-        try:
-            worker(tmp_path, "step 3: raise; step 3 rank 0 forward: raise").at_step(3)("forward")
-        except InjectedFault:
-            injected += 1
-    assert injected == 2
 
 
 def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
@@ -147,80 +130,43 @@ def test_a_rank_can_be_slow_from_its_first_step_on(tmp_path):
     assert taken == [3.0, 9.0, 3.0]
 
 
-NODES = [Node(id=name, address=name, nproc=2) for name in "abc"]
-
-
-def generation_of(nodes, rank_of_node):
-    return Generation(
-        number=1,
-        members=tuple(nodes),
-        rank_of_node=rank_of_node,
-        endpoint="a:1",
-        cause="start",
-        restarts=0,
-        world_size=2 * len(nodes),
-        base_rank=2 * rank_of_node,
-    )
-
-
 class Fleet:
-    """Agents that share nothing but a folder. injected: times and pids of what was killed."""
+    """Agents of two workers each that share a folder. killed: times and pids, by the agent."""
 
     def __init__(self, folder, plan, count=3):
         (self.fault,) = parse(plan)
         self.clock, self.folder, self.count = FakeClock(), folder, count
-        self.repeated = [self.agent() for _ in range(count)]
-        self.injected = []
+        self.agents = [self.agent() for _ in range(count)]
+        self.killed = []
 
     def agent(self):
-        return RepeatedFault(self.fault, self.fault.trigger, Claims(self.folder), self.clock)
+        return RandomKills(self.fault, self.fault.trigger, Claims(self.folder), self.clock)
 
-    def poll(self, seconds=0.25):
-        self.clock.now += seconds
-        for rank, repeated in enumerate(self.repeated):
-            workers = {2 * rank: 100 + 2 * rank, 2 * rank + 1: 101 + 2 * rank}
-            targets = Targets(workers, 200 + rank, 300 + rank)
-            pid = repeated.poll(generation_of(NODES[: self.count], rank), targets)
-            if pid is not None:
-                self.injected.append((self.clock.now - 1000, pid))
+    def poll(self):
+        self.clock.now += 0.25
+        for node, agent in enumerate(self.agents):
+            workers = {rank: 100 + rank for rank in (2 * node, 2 * node + 1)}
+            if (pid := agent.poll(2 * self.count, workers)) is not None:
+                self.killed.append((self.clock.now - 1000, pid))
 
 
-def test_agents_inject_each_repeated_fault_once_without_messages(tmp_path):
-    """Three agents, 4000 polls: each injection kills the rank that was drawn, and none is early."""
+def test_agents_carry_out_each_random_kill_once_without_messages(tmp_path):
+    """Three agents, 4000 polls: each kill hits the rank that was drawn, and none is early."""
     fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
     for _ in range(4000):
         fleet.poll()
-    every, times = fleet.fault.trigger, [time for time, _ in fleet.injected]
-    assert [pid - 100 for _, pid in fleet.injected] == [every.pick(n, 6) for n in range(len(fleet.injected))]
-    assert {pid for _, pid in fleet.injected} == set(range(100, 106))
+    every, times = fleet.fault.trigger, [time for time, _ in fleet.killed]
+    assert [pid - 100 for _, pid in fleet.killed] == [every.pick(n, 6) for n in range(len(fleet.killed))]
+    assert {pid for _, pid in fleet.killed} == set(range(100, 106))
     waits = [later - before for before, later in itertools.pairwise([0.0, *times])]
     assert all(0 <= wait - every.wait_s(n) <= 1 for n, wait in enumerate(waits))
     assert len(waits) >= 40
 
 
-@given(st.integers(0, 5))
-def test_replaced_agents_continue_the_sequence_of_injections(tmp_path_factory, injections):
-    """All agents are replaced after some injections: the next victim is the one drawn for it."""
-    fleet = Fleet(tmp_path_factory.mktemp("claims"), "every 4±4s: kill random uploader, seed 3")
-    while len(fleet.injected) < injections:
-        fleet.poll()
-    fleet.repeated = [fleet.agent() for _ in fleet.repeated]
-    while len(fleet.injected) < injections + 3:
-        fleet.poll()
-    drawn = [200 + fleet.fault.trigger.pick(n, 3) for n in range(len(fleet.injected))]
-    assert [pid for _, pid in fleet.injected] == drawn
-
-
-def test_a_repeated_fault_waits_for_a_missing_victim(tmp_path):
-    """A node without a warm parent: nothing is claimed, so the injection comes once there is
-    one.
-    """
-    (fault,) = parse("every 1s: kill random warm parent, seed 1")
-    clock = FakeClock()
-    repeated = RepeatedFault(fault, fault.trigger, Claims(tmp_path), clock)
-    clock.now += 5
-    alone = generation_of(NODES[:1], 0)
-    assert repeated.poll(alone, Targets({}, 200, None)) is None
-    assert not list(tmp_path.rglob("*"))
-    assert repeated.poll(alone, Targets({}, 200, 300)) == 300
-    assert repeated.poll(alone, Targets({}, 200, 300)) is None
+def test_a_replaced_agent_kills_again(tmp_path):
+    fleet = Fleet(tmp_path, "every 4±4s: kill random worker, seed 3", count=1)
+    for _ in range(2):
+        fleet.killed.clear()
+        fleet.agents = [fleet.agent()]
+        while len(fleet.killed) < 3:
+            fleet.poll()

@@ -1,4 +1,4 @@
-"""A printed plan reads back as itself; wrong lines and faults out of reach are refused."""
+"""A plan is read; wrong lines and faults out of reach are refused."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,6 @@ from elastic.faults.grammar import parse
 from elastic.faults.plan import (
     SAVE_POINTS,
     STEP_POINTS,
-    VICTIMS,
     AtIntervals,
     AtNode,
     AtRendezvous,
@@ -20,7 +19,6 @@ from elastic.faults.plan import (
     AtSave,
     AtStep,
     Exit,
-    Fault,
     Flip,
     Hang,
     Kill,
@@ -32,52 +30,6 @@ from elastic.faults.plan import (
 )
 
 ROOT = Path(__file__).parents[2]
-COUNTS, NUMBERS = st.integers(1, 10**6), st.integers(0, 999)
-THOUSANDTHS = st.integers(1, 10**8)
-
-
-def thousandths(least):
-    return THOUSANDTHS.map(lambda n: round(least + n / 1000, 3))
-
-
-def faults(trigger, *actions):
-    return st.builds(
-        lambda trigger, action: Fault(text="", trigger=trigger, action=action), trigger, st.one_of(*actions)
-    )
-
-
-@st.composite
-def intervals(draw):
-    period_s = draw(thousandths(0))
-    jitter_s = draw(st.sampled_from([0.0, period_s]) | st.integers(0, int(period_s)).map(float))
-    return AtIntervals(
-        period_s=period_s,
-        jitter_s=jitter_s,
-        victim=draw(st.sampled_from(VICTIMS)),
-        seed=draw(st.integers(0, 10**6)),
-    )
-
-
-OF_ALL = (st.just(Kill()), st.builds(Pause, thousandths(0)))
-OF_WORKERS = (*OF_ALL, st.just(Raise()), st.just(Hang()), st.builds(Exit, st.integers(0, 255)))
-FAULTS = st.one_of(
-    faults(
-        st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.sampled_from(STEP_POINTS)),
-        *OF_WORKERS,
-        st.builds(Slow, thousandths(1), st.none() | COUNTS),
-    ),
-    faults(
-        st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.just("optimizer")),
-        st.just(Flip("parameters")),
-        st.just(Flip("optimizer")),
-    ),
-    faults(st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.just("forward")), st.just(Flip("gradient"))),
-    faults(st.builds(AtRestore, generation=COUNTS, rank=NUMBERS), *OF_WORKERS),
-    faults(st.builds(AtNode, step=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
-    faults(st.builds(AtRendezvous, generation=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
-    faults(st.builds(AtSave, step=COUNTS, point=st.sampled_from(SAVE_POINTS)), *OF_ALL),
-    faults(intervals(), st.just(Kill())),
-)
 
 
 def meanings(plan):
@@ -98,7 +50,7 @@ def test_a_plan_of_every_kind_of_line():
     step 60 node 2: pause 5s; step 61 node 0: terminate
     checkpoint 40 before-commit: pause 5s
     generation 2 rank 1 restore: kill; generation 2 node 1 rendezvous: kill
-    every 20±10s: kill random worker, seed 7; every 5s: kill random warm parent, seed 0
+    every 20±10s: kill random worker, seed 7; every 5s: kill random worker, seed 0
     """
     found = parse(plan)
     assert meanings(found) == [
@@ -118,8 +70,8 @@ def test_a_plan_of_every_kind_of_line():
         (AtSave(step=40, point="before-commit"), Pause(5.0)),
         (AtRestore(generation=2, rank=1), Kill()),
         (AtRendezvous(generation=2, node=1), Kill()),
-        (AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=7), Kill()),
-        (AtIntervals(period_s=5, jitter_s=0, victim="warm parent", seed=0), Kill()),
+        (AtIntervals(period_s=20, jitter_s=10, seed=7), Kill()),
+        (AtIntervals(period_s=5, jitter_s=0, seed=0), Kill()),
     ]
     assert [fault.text for fault in found[:2]] == ["step 40 rank 1: kill", "step 7 mid-sum: raise"]
 
@@ -128,21 +80,6 @@ def test_a_plan_of_every_kind_of_line():
 def test_a_plan_may_be_empty(text):
     """A file of comments is a plan without faults."""
     assert parse(text) == ()
-
-
-@given(st.lists(FAULTS, max_size=5), st.sampled_from([";", "\n", " ;\n", "  # why\n"]))
-def test_every_printed_plan_parses_back_to_itself(plan, separator):
-    """Any trigger with any of its actions and any numbers."""
-    found = parse(separator.join(map(str, plan)))
-    assert meanings(found) == meanings(plan)
-    assert list(map(str, found)) == list(map(str, plan)) == [fault.text for fault in found]
-
-
-def test_a_fault_that_is_written_twice_is_two_faults():
-    """Written in two ways: short, and with its defaults."""
-    first, other, second = parse("step 3: kill\nstep 4: kill\nstep 3 rank 0 forward: kill")
-    assert (first.occurrence, other.occurrence, second.occurrence) == (0, 0, 1)
-    assert str(first) == str(second)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +134,10 @@ def test_a_fault_that_is_written_twice_is_two_faults():
         ("every 5±10s: kill random worker, seed 7", "varies by no more than itself", "5±10s"),
         ("every -5s: kill random worker, seed 7", "every Ns or every N±Ms", "-5s"),
         ("every 20±10s: kill random rank, seed 7", "kill random worker", "kill random rank, seed 7"),
-        ("every 20±10s: kill random worker", "', seed N'", "kill random worker"),
+        ("every 20±10s: kill random worker", "seed N", "kill random worker"),
         ("every 20±10s: pause random worker, seed 7", "kill random", "pause random worker, seed 7"),
+        ("every 5s: kill random node, seed 1", "kill random worker, seed N", "kill random node, seed 1"),
+        ("step 2 rank 0 forward: kill", "each fault once", "step 2 rank 0 forward: kill"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_what_was_expected(line, expected, found):
@@ -237,7 +176,7 @@ def test_a_comment_ends_with_its_line():
         ("step 1 node 1: kill", 2, 2),
         ("generation 9 node 1 rendezvous: terminate", 2, None),
         ("step 1 rank 999: kill", 2, None),
-        ("every 5s: kill random node, seed 1", 1, 1),
+        ("every 5s: kill random worker, seed 1", 1, 1),
         ("checkpoint 9 upload: pause 1s", 1, 1),
     ],
 )
@@ -277,32 +216,25 @@ def test_a_script_without_the_library_reaches_no_step_trigger():
             check_fits(parse(line), nodes=1, nproc=1, is_plain=True)
 
 
-@given(intervals(), st.integers(0, 1000), st.integers(1, 50))
-def test_the_drawn_wait_and_victim_are_within_their_bounds(each, injection, among):
+@given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(1, 50))
+def test_the_drawn_wait_and_victim_are_within_their_bounds(seed, kill, among):
     """The wait is within the jitter, the victim among the candidates."""
-    assert each.period_s - each.jitter_s <= each.wait_s(injection) <= each.period_s + each.jitter_s
-    assert 0 <= each.pick(injection, among) < among
+    every = AtIntervals(period_s=20, jitter_s=10, seed=seed)
+    assert 10 <= every.wait_s(kill) <= 30
+    assert 0 <= every.pick(kill, among) < among
 
 
 def test_injections_differ_and_every_victim_is_drawn():
     """A draw that ignored the injection's number, or the seed, would hit the same victim for
     ever.
     """
-    drawn_from = [AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
+    drawn_from = [AtIntervals(period_s=20, jitter_s=10, seed=seed) for seed in (7, 8)]
     drawn = [
         [(each.wait_s(injection), each.pick(injection, 3)) for injection in range(60)] for each in drawn_from
     ]
     assert len({wait_s for wait_s, _ in drawn[0]}) == 60
     assert {victim for _, victim in drawn[0]} == {0, 1, 2}
     assert drawn[0] != drawn[1]
-
-
-def test_repeated_faults_of_one_seed_have_different_waits():
-    """A plan with the same seed in all its lines: with equal draws they would all strike at
-    once.
-    """
-    plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
-    assert len({fault.trigger.wait_s(0) for fault in plan}) == len(VICTIMS)
 
 
 @pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/faults.md", 3)])

@@ -28,9 +28,7 @@ def finish(run):
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_run_that_another_node_began_anew_takes_nothing_of_the_older_one(run, is_new):
-    """--fresh was given on another node, or this one is the first in an emptied bucket. This
-    machine has the end of the older run.
-    """
+    """The bucket was emptied. This machine has the end of the older run."""
     claim_local_copies(run, "run-1", is_new=True)
     finish(run)
     claim_local_copies(run, "run-2", is_new=is_new)

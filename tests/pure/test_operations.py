@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from elastic import errors
-from elastic.agent.clouds.watch import VARIABLES as METADATA_VARIABLES
+from elastic.agent.clouds.services import CLOUDS
 from elastic.config.options import CHECK, COMMANDS, OPTIONS_HELP, parse, parse_check, parse_inspection
 from elastic.events import KINDS
 from elastic.observe.recovery import Recovery
@@ -53,7 +53,7 @@ def test_every_event_has_its_row():
 
 def test_every_variable_that_names_another_metadata_service_is_said():
     text = section("Time-outs, and what they depend on")
-    assert {name for name in METADATA_VARIABLES.values() if f"`{name}`" not in text} == set()
+    assert {each.variable for each in CLOUDS.values() if f"`{each.variable}`" not in text} == set()
 
 
 def test_every_exit_code_has_its_row():

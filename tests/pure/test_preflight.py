@@ -239,3 +239,10 @@ def test_a_job_that_slurm_requeued_does_not_begin_its_run_again(
             check_command(parse([*words, "--fresh"]))
     else:
         check_command(parse([*words, "--fresh"]))
+
+
+def test_fresh_is_refused_for_a_run_directory_at_a_url():
+    words = ["recipe.py", "--run-dir", "memory://bucket/run", "--fresh"]
+    with pytest.raises(UsageError, match=r"expected a folder with --fresh, .* take another --run-dir"):
+        check_command(parse(words))
+    check_command(parse(words[:-1]))

@@ -140,13 +140,12 @@ def test_a_fork_server_goes_on_where_the_installed_code_cannot_be_listed(tmp_pat
 
 def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
     log, clock = SimpleNamespace(record=lambda event: None), FakeClock()
-    plan = parse("every 1s: kill random node, seed 1")
+    plan = parse("every 1s: kill random worker, seed 1")
     faults = NodeFaults(plan, Claims(run.faults), log, clock)
     clock.sleep(1000.0)
     stale.is_on = True
     here = SimpleNamespace(members=("n1",), rank_of_node=0, world_size=1, number=1)
-    targets = SimpleNamespace(workers={}, uploader=None, fork_server=None)
-    faults.poll(here, 1, targets)
+    faults.poll(here, 1, {0: 1 << 30})
     assert "fault not injected" in capsys.readouterr().out
 
 

@@ -1,16 +1,13 @@
 """The metadata services of three clouds on a loopback port, as their documents describe them.
 
 A fault strikes the next request, whatever it asks for: a number is an HTTP status, bytes are the
-body of a 200, HANG holds the request until `close`, CLOSE cuts the connection without an answer, a
-Trickle sends its bytes and then one more again and again. A Late is a body that takes its time.
+body of a 200, HANG holds the request until `close`, CLOSE cuts the connection without an answer.
 """
 
 import json
 import threading
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,18 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 HANG, CLOSE = "hang", "close"
 
 
-@dataclass(frozen=True, slots=True)
-class Trickle:
-    begin: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    seconds: float
-    body: bytes
-
-
-Fault = int | bytes | str | Trickle | Late
+Fault = int | bytes | str
 
 
 class MetadataServer:
@@ -91,40 +77,20 @@ class MetadataServer:
         self._server.server_close()
         self._thread.join()
 
-    def wait_change(self, is_there: Any, seconds: float) -> None:
-        """Hold a request until then, or until `close`."""
+    def _hold(self) -> None:
+        """Until `close`."""
         with self._changed:
             self.held += 1
-            self._changed.wait_for(lambda: self._closed or is_there(), seconds)
+            self._changed.wait_for(lambda: self._closed, 600.0)
             self.held -= 1
-
-    def change(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _strike(self, request: BaseHTTPRequestHandler) -> "_Answer | None":
         fault = self.faults.popleft()
-        if isinstance(fault, Trickle):
-            self._trickle(request, fault.begin)
-            return None
-        if isinstance(fault, Late):
-            self.wait_change(lambda: False, fault.seconds)
-            return 200, fault.body, {}
         if fault == HANG:
-            self.wait_change(lambda: False, 600.0)
+            self._hold()
         if isinstance(fault, str):
             return None
         return (fault, b"out of order", {}) if isinstance(fault, int) else (200, fault, {})
-
-    def _trickle(self, request: BaseHTTPRequestHandler, begin: bytes) -> None:
-        """For ten seconds at most."""
-        with suppress(OSError):
-            request.wfile.write(begin)
-            for _ in range(200):
-                self.wait_change(lambda: False, 0.05)
-                request.wfile.write(b"x")
-                if self._closed:
-                    return
 
     def _checked(self, request: BaseHTTPRequestHandler) -> "_Answer":
         # All three refuse what a proxy hands on.
@@ -143,14 +109,12 @@ _TOKEN, _TTL = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds
 class AwsServer(MetadataServer):
     """IMDSv2 of an instance with HttpTokens=required; `action` is that of the spot service.
 
-    valid: the tokens that it knows. granted_s: overrides what was asked for.
+    valid: the tokens that it knows.
     """
 
     def __init__(self) -> None:
         self.action: bytes | None = None
         self.valid: set[str] = set()
-        self.granted_s: int | None = None
-        self.tokens = 0
         self.is_enabled = True
         super().__init__()
 
@@ -179,38 +143,26 @@ class AwsServer(MetadataServer):
             return 405, b"", {}
         if not asked.isdecimal() or not 1 <= int(asked) <= 21600:
             return 400, b"", {}
-        self.tokens += 1
-        token = f"token-{self.tokens}=="
+        token = f"token-{len(self.valid)}=="
         self.valid.add(token)
-        return 200, token.encode(), {_TTL: str(self.granted_s or asked)}
+        return 200, token.encode(), {_TTL: asked}
 
 
 class GcpServer(MetadataServer):
     def __init__(self) -> None:
         self.is_preempted = False
-        self.waited_s: list[str] = []  # timeout_sec of the requests that were held
         super().__init__()
-
-    @property
-    def etag(self) -> str:
-        return f"etag{int(self.is_preempted)}"
 
     def take_away(self) -> None:
         self.is_preempted = True
-        self.change()
 
     def answer(self, method: str, path: str, headers: Any) -> _Answer:
         if headers.get("Metadata-Flavor") != "Google":
             return 403, b"Missing Metadata-Flavor:Google header.", {}
-        where, flavor = urlsplit(path), {"Metadata-Flavor": "Google"}
-        if where.path != "/computeMetadata/v1/instance/preempted":
+        flavor = {"Metadata-Flavor": "Google"}
+        if path != "/computeMetadata/v1/instance/preempted":
             return 404, b"", flavor
-        query = {name: values[0] for name, values in parse_qs(where.query).items()}
-        if query.get("wait_for_change") == "true" and query.get("last_etag", self.etag) == self.etag:
-            before = self.etag
-            self.waited_s.append(query["timeout_sec"])
-            self.wait_change(lambda: self.etag != before, float(query["timeout_sec"]))
-        return 200, b"TRUE" if self.is_preempted else b"FALSE", flavor | {"ETag": self.etag}
+        return 200, b"TRUE" if self.is_preempted else b"FALSE", flavor
 
 
 class AzureServer(MetadataServer):
