@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 
 from elastic.config.identity import NAME
 from elastic.config.run_dir import UID, RunDir
@@ -23,8 +22,6 @@ from elastic.system.clock import Clock, timestamp
 from elastic.system.files import listing, sync_folder
 from elastic.system.untrusted import printable
 
-# What a new run writes before its first step, most of it the reserve of its rendezvous folder.
-ROOM_BYTES = 512 * 1024
 KEEP_ALIVE_S = 2.0  # of the lease
 
 
@@ -41,9 +38,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
     stored = [each.name for each in open_store(run.url).list()] if run.is_remote else []
-    if is_used:
-        _check_room(run.local.parent)
-    elif not stored:
+    if not is_used and not stored:
         return
     if nested := _nested_run(run, stored):
         raise UsageError(
@@ -113,21 +108,6 @@ def _keeping(run_lease: RunLease, lease: Lease, clock: Clock) -> Callable[[], No
         looked_s = now_s
 
     return check
-
-
-def _check_room(folder: Path) -> None:
-    """Raises UsageError where a new run would find no room: the old one then stays as it is."""
-    probe = folder / f".elastic-room-{os.getpid()}"
-    try:
-        probe.write_bytes(os.urandom(ROOM_BYTES))
-    except OSError as error:
-        raise UsageError(
-            f"expected room for a new run in {folder}, found: {error.strerror or error}. Nothing was set aside: free space there, or take"
-            " another --run-dir"
-        ) from error
-    finally:
-        with suppress(OSError):
-            probe.unlink()
 
 
 def _rename(run: RunDir, suffix: str, check: Callable[[], None], clock: Clock) -> None:
