@@ -7,8 +7,8 @@ requests/<node>,<text> what one node asks the others to write for it; an empty f
 generation             the newest generation as text, for processes outside the group
 .elastic-<unique>      being written; after an hour every node may remove it
 
-On a full disk, a new version takes the room of old ones, which are left empty, and what else moves
-is overwritten in place, so that the group goes on.
+On a full disk, a new version takes the room of an older one, which is left empty, and what else
+moves is overwritten in place, so that the group goes on.
 
 It needs a file system with hard links and atomic renames that all nodes share. A version that was
 written survives a power cut. Where the newest one is torn all the same, the one before it counts,
@@ -47,7 +47,6 @@ from elastic.system.files import (
 from elastic.system.untrusted import parse_json, parse_number
 
 KEPT_VERSIONS = 16
-WHOLE_VERSIONS = 2  # of them, on a full disk
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
 TORN_PATIENCE_S = 3.0
@@ -279,18 +278,27 @@ class DirectoryBackend:
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
-        try:
+        while True:
             try:
                 return create_whole(target, value, fsync=True, draft=self._draft())
+            except FileNotFoundError:
+                return False
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in FULL or not self._empty_oldest():
                     raise
-                # Their names stay, by which a process that has slept sees that it is late.
-                for old in sorted(self._versions())[:-WHOLE_VERSIONS]:
-                    cut(self._state(old), 0)
-                return create_whole(target, value, fsync=True, draft=self._draft())
-        except FileNotFoundError:
-            return False
+
+    def _empty_oldest(self) -> bool:
+        """Take the room of the oldest version, if there is one before the newest.
+
+        One after another, so that no other file takes room that is not needed yet. Their names
+        stay, by which a process that has slept sees that it is late.
+        """
+        for version in sorted(self._versions())[:-1]:
+            path = self._state(version)
+            if path.lstat().st_size:
+                cut(path, 0)
+                return True
+        return False
 
     @staticmethod
     def _touch(path: Path) -> None:
