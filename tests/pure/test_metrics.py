@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.events import FirstStep
 from elastic.observe import metrics as metrics_module
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
 from elastic.observe.step_line import StepLine
@@ -257,23 +256,6 @@ class Disk:
         written_bytes = self._write(fd, data[: self.room_bytes])
         self.room_bytes -= written_bytes
         return written_bytes
-
-
-def test_a_line_that_is_cut_short_is_completed(tmp_path, monkeypatch):
-    """The disk fills up in the middle of step 2; by step 4 there is room again."""
-    disk = Disk(tmp_path, monkeypatch)
-    metrics = Metrics(tmp_path / "metrics.jsonl")
-    log = EventLog(tmp_path / "events" / "e.jsonl", node="n", clock=FakeClock())
-    for step in (1, 2, 3, 4):
-        for write in (
-            lambda step: metrics.append(StepLine(step=step)),
-            lambda step: log.record(FirstStep(step=step)),
-        ):
-            disk.room_bytes = {2: 10, 3: 0}.get(step, 10**9)
-            write(step)
-
-    assert [r.step for r in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert [r.event.step for r in read_events(tmp_path / "events")] == [1, 2, 3, 4]
 
 
 def test_lines_beyond_the_limit_are_lost_and_no_others(tmp_path, monkeypatch):
