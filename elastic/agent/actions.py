@@ -15,7 +15,6 @@ from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
-from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.health import AgentHealth
@@ -62,7 +61,6 @@ class AgentParts:
     faults: NodeFaults
     console: ConsoleFollower
     log: EventLog
-    full_disk: FullDisk
     run_dir_watch: RunDirWatch
     health: AgentHealth
     clock: Clock

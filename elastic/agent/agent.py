@@ -171,8 +171,6 @@ class NodeAgent(LocalElasticAgent):
             if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
                 view = self._poll(generation) or view
                 polled_s = clock.monotonic()
-                if view.open:  # else another rank 0 may write the metrics
-                    self._parts.full_disk.poll(is_first=self._parts.group.is_first)
             generation.has_diverged |= not view.open and view.cause == DIVERGED
             decision = decide(self._observe(generation, view))
             match decision.action:
@@ -217,7 +215,7 @@ class NodeAgent(LocalElasticAgent):
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         parts.commits.poll()
-        parts.run_dir_watch.poll()
+        parts.run_dir_watch.poll(lines_wait=parts.page.lines_wait)
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
@@ -347,7 +345,6 @@ class NodeAgent(LocalElasticAgent):
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
-            backlog=parts.full_disk.backlog.path,
         )
         start, open_step = parts.spawner.start, parts.page.open_step
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)

@@ -23,7 +23,6 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing, is_complete
-from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
@@ -62,7 +61,6 @@ from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
-from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
@@ -151,13 +149,10 @@ def _run(
             return _finished(settings, monitor)
         renewal = _take_lease(settings, rendezvous, shutdown)
         stack.callback(lambda: shutdown.tidy(lambda: renewal.stop(releases=rendezvous.is_deserted)))
-        full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
-        uploader = _start_uploader(settings, backend, full_disk.backlog, stack)
+        uploader = _start_uploader(settings, backend, stack)
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
-        parts = _parts(
-            settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
-        )
+        parts = _parts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
         agent = NodeAgent(parts, rendezvous, host)
         _handle_signals(options, shutdown)
         if run.is_remote:
@@ -175,12 +170,10 @@ def _run(
         shutdown.tidy(rendezvous.stop)
         if agent.end.exit_code != EXIT_INTERRUPTED:
             shutdown.tidy(partial(serve_until_read, backend, settings.node, _CLOCK))
-        full_disk.poll_at_the_end(is_first=parts.group.is_first)  # the report reads the run's files
         now_s = _CLOCK.monotonic()
         console.stop(shutdown.end_s(Share.REPORT, now_s, STOP_WITHIN_S) - now_s)
         exit_code = report_exit(agent, parts)
         shutdown.tidy(monitor.stop)  # once the files hold the end
-        full_disk.close()
         return exit_code
 
 
@@ -259,9 +252,7 @@ def _rendezvous(
     )
 
 
-def _start_uploader(
-    settings: Settings, backend: Backend, backlog: Backlog, stack: ExitStack
-) -> UploaderProcess:
+def _start_uploader(settings: Settings, backend: Backend, stack: ExitStack) -> UploaderProcess:
     options, mirror = settings.options, settings.scratch / "generation"
     fence = settings.rendezvous.fence(mirror)
     if fence == f"mirror:{mirror}":  # the uploader cannot ask this backend itself
@@ -275,7 +266,7 @@ def _start_uploader(
         keep=options.keep,
         uid=settings.uid,
     )
-    return UploaderProcess.start(replace(config, fence=fence, faults=options.faults, backlog=backlog.path))
+    return UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
 
 
 def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
@@ -329,7 +320,7 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
     )
 
 
-def _parts(  # noqa: PLR0913 - the parts of an agent
+def _parts(
     settings: Settings,
     rendezvous: Rendezvous,
     shutdown: ShutdownRequest,
@@ -337,10 +328,9 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     *,
     uploader: UploaderProcess,
     console: ConsoleFollower,
-    full_disk: FullDisk,
 ) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
-    log = _open_log(settings, full_disk.backlog)
+    log = _open_log(settings)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
@@ -372,16 +362,15 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
         faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
         console=console,
         log=log,
-        full_disk=full_disk,
         run_dir_watch=RunDirWatch(run, report, _CLOCK),
         health=AgentHealth(_CLOCK),
         clock=_CLOCK,
     )
 
 
-def _open_log(settings: Settings, backlog: Backlog) -> EventLog:
+def _open_log(settings: Settings) -> EventLog:
     path = settings.run.events / f"{settings.node}-agent.jsonl"
-    log = EventLog(path, node=settings.node, clock=_CLOCK, backlog=backlog)
+    log = EventLog(path, node=settings.node, clock=_CLOCK)
     if (job := environment.SlurmJob.read()) is not None:
         log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
     return log

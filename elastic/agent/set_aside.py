@@ -21,8 +21,6 @@ from elastic.system.clock import Clock, timestamp
 from elastic.system.files import listing, sync_folder
 from elastic.system.untrusted import printable
 
-# What a new run writes before its first step, most of it the reserve of its rendezvous folder.
-ROOM_BYTES = 512 * 1024
 KEEP_ALIVE_S = 2.0  # of the lease
 
 
@@ -40,7 +38,6 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         raise UsageError(
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
-    _check_room(run.local.parent)
     if nested := _nested_run(run.local):
         raise UsageError(
             f"expected {run.url} to hold one run, found another one in {nested}, which --fresh would move with it; move that one"
@@ -81,21 +78,6 @@ def _nested_run(top: Path) -> str | None:
         if folder != str(top) and (NAME in files or (UID in files and "lease" in below)):
             return folder
     return None
-
-
-def _check_room(folder: Path) -> None:
-    """Raises UsageError where a new run would find no room: the old one then stays as it is."""
-    probe = folder / f".elastic-room-{os.getpid()}"
-    try:
-        probe.write_bytes(os.urandom(ROOM_BYTES))
-    except OSError as error:
-        raise UsageError(
-            f"expected room for a new run in {folder}, found: {error.strerror or error}. Nothing was set aside: free space there, or take"
-            " another --run-dir"
-        ) from error
-    finally:
-        with suppress(OSError):
-            probe.unlink()
 
 
 def _rename(run: RunDir, aside: Path) -> None:

@@ -2,7 +2,7 @@
 
     checkpoints/   attempts that no commit record names, once no writer can commit them any more
     logs/          of generations before the last one that has logs
-    rendezvous/    heartbeats, requests and the reserve for a full disk, all of nodes that are gone
+    rendezvous/    heartbeats and requests of nodes that are gone
     anywhere       drafts of files that were never put in their places
 
 What the run answers from stays: run.json and data.json, uid and lease, events, metrics of every
@@ -91,8 +91,6 @@ def _what(
     generation = _generation_of_log(name)
     if generation is not None and generation < last:
         return "a log of an earlier generation"
-    if name == f"{RENDEZVOUS}reserve":
-        return "a reserve for a full disk"
     if name.startswith((f"{RENDEZVOUS}beats/", f"{RENDEZVOUS}requests/")):
         return "of a node that is gone"
     return None

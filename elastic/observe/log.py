@@ -4,8 +4,6 @@ Writing an event never ends training, and never waits for the disk. So it does n
 line reached the disk: a power cut may lose the newest ones.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from elastic.events import KINDS, Event
 from elastic.observe import logged_event
 from elastic.observe.logged_event import E, Events, LoggedEvent, of_kind
 from elastic.observe.one_clock import ahead_s, moved
-from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
 from elastic.system.files import listing
 from elastic.system.growing_file import AppendedFile, GrowingFile, lines_of
@@ -27,9 +24,8 @@ T = TypeVar("T")
 
 
 class EventLog:
-    def __init__(self, path: Path, *, node: str, clock: Clock, backlog: Backlog | None = None) -> None:
-        self.backlog = backlog
-        self._file = AppendedFile(path, backlog)
+    def __init__(self, path: Path, *, node: str, clock: Clock) -> None:
+        self._file = AppendedFile(path)
         self._node = node
         self._clock = clock
         self.generation = 0
@@ -38,13 +34,7 @@ class EventLog:
         logged = LoggedEvent(
             time=self._clock.wall(), node=self._node, generation=self.generation, event=event
         )
-        try:
-            self._file.append(logged.to_json())
-        except OSError as error:
-            # A disk that fails, and a backlog that is full, cost the event and not the training. So
-            # does a standard error that has lost its reader.
-            with suppress(OSError, ValueError):
-                print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
+        self._file.append(logged.to_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

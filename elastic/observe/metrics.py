@@ -5,24 +5,26 @@ One process writes it at a time: rank 0 of the newest generation, which calls `r
 (metrics_files.py). It does not promise that the newest lines survive a power cut before `sync`.
 """
 
+import errno
 import json
-import sys
+import os
+import shutil
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from elastic.errors import UsageError
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.system.backlog import NO_ROOM, Backlog
-from elastic.system.files import make_folders, read_if_there, replace_whole
+from elastic.system.files import FULL, cut, make_folders, read_if_there, replace_whole
 from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 4096  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
+_NO_ROOM = FULL | {errno.EROFS}
 _MOST_VALUES_BYTES = LINE_LIMIT_BYTES - 48_576  # the rest of a line is far smaller
 
 
@@ -49,25 +51,20 @@ class Rewound:
 
 
 class Metrics:
-    def __init__(self, path: Path, backlog: Backlog | None = None, *, generation: int | None = None) -> None:
-        """backlog: takes what finds no room on the disk.
-
-        generation: the writer's; None for a file that processes of one machine alone write.
-        """
+    def __init__(self, path: Path, *, generation: int | None = None) -> None:
+        """generation: the writer's; None for a file that processes of one machine alone write."""
         self._path = path
-        self._backlog = backlog
         self._generation = generation
         self._own = path if generation is None else metrics_files.own_file(path, generation)
-        self._file = AppendedFile(self._own, backlog)
-        self._has_warned = False
+        self._file = AppendedFile(self._own)
+        self._has_tried = False
         self._checks_name = generation is not None
 
     def append(self, line: StepLine) -> None:
-        """Write one line.
+        """Write one line, now or when the disk takes it.
 
-        A full or failing disk costs the line, not the training, and one message on stderr. Raises
-        TypeError if the recipe logged a value that is not JSON, such as a tensor, and UsageError if
-        it logged so much that no reader would take the line.
+        Raises TypeError if the recipe logged a value that is not JSON, such as a tensor, and
+        UsageError if it logged so much that no reader would take the line.
         """
         record = line.to_json()
         if line.values and len(json.dumps(line.values)) > _MOST_VALUES_BYTES:
@@ -75,9 +72,13 @@ class Metrics:
                 f"step.log: expected at most {_MOST_VALUES_BYTES // 1000} kB of values in a step, found more in step"
                 f" {line.step}; log numbers, and write what is larger into a file of your own"
             )
-        with self._disk_errors_reported():
-            self._file.append(record)
-            self._show()
+        self._file.append(record)
+        self._show()
+
+    @property
+    def waits(self) -> bool:
+        """Whether lines wait for room on the disk."""
+        return self._file.waits
 
     def rewind(self, step: int) -> Rewound:
         """Drop the lines of steps beyond `step`.
@@ -85,13 +86,8 @@ class Metrics:
         Raises OSError: a step that stayed in the file would be there twice after the replay. Raises
         Fenced where a newer generation has done so before.
         """
-        with nullcontext() if self._backlog is None else self._backlog.held():
-            return self._rewind(step)
-
-    def _rewind(self, step: int) -> Rewound:
-        backlog, base = self._backlog, self._base()
-        data = read_if_there(base) if backlog is None else backlog.content(base)
-        cut, rewound = _cut(data, step)
+        base = self._base()
+        kept_bytes, rewound = _cut(read_if_there(base), step)
         lost = self._lines_of_older(base, rewound.last, step)
         highest = max([rewound.highest, *lost])
         # A file stays until a newer one has as many steps: after a second fault before that, it
@@ -99,13 +95,10 @@ class Metrics:
         older = [] if self._generation is None else metrics_files.older(self._path, base)
         rewound = replace(rewound, ever=max([highest, *map(_highest, older)]))
         self._file.close()
-        # What waits there is written by the agent, and then cut.
-        waits = backlog is not None and backlog.waits_for(base)
-        has_begun = False
-        if (waits or not self._began(data[:cut])) and backlog is not None:
-            backlog.begin(self._own, base, cut)
-        elif self._generation is not None:
-            has_begun = self._shows()
+        self._has_tried = False
+        self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes))
+        is_shown = self._has_begun(base, kept_bytes) and self._generation is not None and self._show()
+        if self._generation is not None:
             metrics_files.check_newest(self._path, self._generation)
         if (first := self._first_missing(rewound.last, step)) is not None:
             for line in lost.values():
@@ -113,10 +106,9 @@ class Metrics:
             missing = step - first - len(lost)
             last = next(reversed(lost.values()), rewound.last)
             rewound = replace(rewound, highest=highest, last=last, missing=missing)
-        if has_begun:
-            # Once this file has the lines of the older ones that count. What waits on another node
-            # may begin with lines of `base`.
-            self._file.sync()
+        self._file.sync()
+        if is_shown and not self._file.waits:
+            # This file has the lines of the older ones that count.
             metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
         return rewound
 
@@ -148,61 +140,57 @@ class Metrics:
         if self._generation is None:
             return self._path
         metrics_files.check_newest(self._path, self._generation)
-        waiting = [] if self._backlog is None else self._backlog.waiting_in(self._path.parent)
-        generation = max(map(metrics_files.generation_of, waiting), default=0)
-        if generation > metrics_files.newest_generation(self._path):
-            return metrics_files.own_file(self._path, generation)
         return metrics_files.newest_file(self._path)
 
-    def _began(self, data: bytes) -> bool:
-        """Whether there was room for it."""
+    def _begin(self, base: Path, kept_bytes: int) -> None:
+        """Make the own file, of the first bytes of `base`. Raises OSError, or Fenced."""
+        if self._has_tried:
+            if self._generation is not None and self._own.exists():
+                return  # by a try that found no room to make the name durable
+            if shutil.disk_usage(base.parent).free < kept_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
+        self._has_tried = True
+        data = read_if_there(base)[:kept_bytes]
+        if self._generation is None:
+            make_folders(self._path.parent)
+            # A new file under the old name, as in metrics_files.py.
+            replace_whole(self._path, data, fsync=True)
+        else:
+            metrics_files.begin(self._path, self._generation, data)
+
+    def _has_begun(self, base: Path, kept_bytes: int) -> bool:
+        """Whether there was room for the own file. Else each line tries again."""
         try:
-            if self._generation is None:
-                make_folders(self._path.parent)
-                # A new file under the old name, as in metrics_files.py.
-                replace_whole(self._path, data, fsync=True)
-            else:
-                metrics_files.begin(self._path, self._generation, data)
+            self._file.open()
         except OSError as error:
-            if self._backlog is None or error.errno not in NO_ROOM:
+            if error.errno not in _NO_ROOM:
                 raise
+            # If this process dies before there is room, the next one goes on from `base`, which
+            # must not have steps that this one does again. An older writer that still has it open
+            # may add lines; those are not copied.
+            with suppress(OSError):
+                cut(base, kept_bytes)
             return False
         return True
 
-    def _show(self) -> None:
-        """Have the path name the newest file: a process that woke up late may have renamed it."""
+    def _show(self) -> bool:
+        """Have the path name the newest file: a process that woke up late may have renamed it.
+
+        Returns whether there was room for the name; with the next line it is tried again.
+        """
         if self._checks_name and not metrics_files.is_shown(self._path, self._own):
-            metrics_files.show(self._path)
+            try:
+                metrics_files.show(self._path)
+            except OSError:
+                return False
             # Else a newer generation has the name, or the file system shows two files.
             self._checks_name = metrics_files.is_shown(self._path, self._own)
-
-    def _shows(self) -> bool:
-        """Whether there was room for the name; with the next line it is tried again."""
-        try:
-            self._show()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return False
         return True
 
     def sync(self) -> None:
-        """Make the lines so far durable."""
-        with self._disk_errors_reported():
-            self._file.sync()
-            self._show()
-
-    @contextmanager
-    def _disk_errors_reported(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._has_warned:
-                print(
-                    f"metrics not written to {self._path} ({error}); training goes on without them",
-                    file=sys.stderr,
-                )
-            self._has_warned = True
+        """Make the lines so far durable, but for those that wait."""
+        self._file.sync()
+        self._show()
 
 
 def read(path: Path) -> list[StepLine]:

@@ -12,8 +12,7 @@ lease/<number>            created exclusively, never changed: the token, the pla
 lease/<number>-renewed    a counter that the holder moves, or "released"; in a folder it is
                           overwritten in place, which needs no room on most file systems
 
-Where nodes meet in the run directory itself, their heartbeats count as the counter does: they have
-a reserve for a full disk.
+Where nodes meet in the run directory itself, their heartbeats count as the counter does.
 
 Where the directory was moved or removed under its nodes, and no other run has begun in its name,
 the holder makes it the run's again and puts the lease back: a run that would begin there is refused

@@ -18,6 +18,7 @@ from typing import BinaryIO
 _SYNC_FILE_RANGE_WRITE = 2
 _LIBC = ctypes.CDLL(None)
 _LIBC.sync_file_range.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -159,6 +160,15 @@ def overwrite(path: Path, data: bytes) -> None:
     fd = os.open(path, flags, 0o644)
     try:
         write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def cut(path: Path, size_bytes: int) -> None:
+    """Leave the first bytes of a file, which needs no room. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, size_bytes)
     finally:
         os.close(fd)
 

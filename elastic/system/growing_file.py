@@ -10,110 +10,109 @@ calls. Calls raise OSError for a file that exists and cannot be read.
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from elastic.system.backlog import NO_ROOM, Backlog
+from elastic.system import forked_child
 from elastic.system.files import NotRegularFile, make_folders, open_regular
 
 LINE_LIMIT_BYTES = 1024 * 1024
-KEPT_BYTES = 1024 * 1024
+WAITING_BYTES = 2 * LINE_LIMIT_BYTES
 
 
 class AppendedFile:
-    """JSON lines of one writer; the file appears with the first. Calls may raise OSError."""
+    """JSON lines of one writer; the file appears with the first.
 
-    def __init__(self, path: Path, backlog: Backlog | None = None) -> None:
-        """backlog: takes what finds no room on the disk."""
+    Lines that the disk does not take wait in memory, in their order, WAITING_BYTES at most. Each
+    later call tries again, and so does the exit of the process. That is said once, and ends
+    nothing.
+    """
+
+    def __init__(self, path: Path, begin: Callable[[], None] | None = None) -> None:
+        """begin: makes the file, where the first line does not. It may raise OSError."""
         self._path = path
-        self._backlog = backlog
+        self._begin = begin
         self._fd: int | None = None
-        self._is_torn = False
-        # Something of this file may wait in the backlog: that goes into the file first.
-        self._is_behind = backlog is not None
-        self._kept = b""  # lines that the backlog could not take yet
+        self._waiting = b""
+        self._is_said = False
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
 
     def append(self, record: dict[str, Any]) -> None:
         """A float that is not finite becomes null, because JSON has no such number.
 
         Raises TypeError for a value that is not JSON, such as a tensor.
         """
-        text, is_torn = _json_of(record), self._is_torn
-        if self._is_behind and self._backlog is not None and self._backlog.write_out():
-            # Another process may have written it out, into a new file of this name.
-            self.close()
-            self._is_behind = False
-        # A line may have been cut short on a full disk, and its rest found no room; or it is that
-        # of an earlier process, which was killed. The next line must not continue it: both would be
-        # lost then.
-        is_torn = is_torn or (self._fd is None and not self._is_behind and self._ends_torn())
-        line = ("\n" if is_torn else "") + text + "\n"
-        data, self._kept, self._is_torn = self._kept + line.encode(), b"", False
-        rest = data if self._is_behind else self._append(data)
-        if rest and self._backlog is not None:
-            self._is_behind = True
-            self._wait(self._backlog, rest, is_torn=len(rest) < len(data))
-        else:
-            self._is_torn = bool(rest)
+        line = _json_of(record).encode() + b"\n"
+        self._waiting += line
+        self.write_waiting()
+        if len(self._waiting) > WAITING_BYTES:
+            self._waiting = self._waiting[: -len(line)]
 
-    def _append(self, data: bytes) -> bytes:
-        """Returns what is left for the backlog."""
+    def write_waiting(self) -> None:
         try:
-            # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
-            written_bytes = os.write(self._open(), data)
+            fd = self.open()
+            while self._waiting:
+                # One write call for the whole line, on an O_APPEND descriptor: lines never
+                # interleave.
+                written_bytes = os.write(fd, self._waiting)
+                self._waiting = self._waiting[written_bytes:]
         except OSError as error:
-            if self._backlog is None or error.errno not in NO_ROOM:
-                raise
-            return data
-        return data[written_bytes:]
-
-    def _wait(self, backlog: Backlog, rest: bytes, *, is_torn: bool) -> None:
-        """is_torn: `rest` begins within a line."""
-        try:
-            backlog.append(self._path, rest)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or len(rest) > KEPT_BYTES:
-                self._is_torn = is_torn
-                raise
-            self._kept = rest
-            raise BlockingIOError(
-                error.errno,
-                "a stopped process holds the memory for what finds no room; this process keeps the line, and tries again with the next one",
-            ) from error
+            self._say(error)
 
     def sync(self) -> None:
-        """Make the lines so far durable, but for those in the backlog."""
-        with suppress(FileNotFoundError):  # all of them wait there
-            os.fsync(self._open(creates=False))
+        """Make the lines so far durable, but for those that wait."""
+        if self._waiting:
+            self.write_waiting()
+        if self._fd is not None:
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                self._say(error)
+
+    def open(self) -> int:
+        """Returns the descriptor. Raises OSError."""
+        if self._fd is None:
+            if self._begin is None:
+                make_folders(self._path.parent)
+            else:
+                self._begin()
+            # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
+            # this process append to any file of its user.
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o644)
+            # An earlier process may have been killed in the middle of its write. The next line must
+            # not continue its line: both would be lost then.
+            size_bytes = os.fstat(self._fd).st_size
+            if size_bytes and os.pread(self._fd, 1, size_bytes - 1) != b"\n":
+                self._waiting = b"\n" + self._waiting
+        return self._fd
 
     def close(self) -> None:
-        """The next call opens what has the name then."""
         if self._fd is not None:
             os.close(self._fd)
-        self._fd, self._is_torn = None, False
+        self._fd = None
 
     def __del__(self) -> None:
         with suppress(OSError):
             self.close()
 
-    def _open(self, *, creates: bool = True) -> int:
-        if self._fd is None:
-            if creates:
-                make_folders(self._path.parent)
-            # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
-            # this process append to any file of its user.
-            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags | (os.O_CREAT if creates else 0), 0o644)
-        return self._fd
-
-    def _ends_torn(self) -> bool:
-        with suppress(OSError):
-            fd = self._open(creates=False)
-            size_bytes = os.fstat(fd).st_size
-            return size_bytes > 0 and os.pread(fd, 1, size_bytes - 1) != b"\n"
-        return False
+    def _say(self, error: OSError) -> None:
+        if self._is_said:
+            return
+        self._is_said = True
+        forked_child.at_own_exit(self.write_waiting)
+        with suppress(OSError, ValueError):  # standard error may have lost its reader
+            print(
+                f"{self._path} is not written ({error.strerror or error}): its lines wait in memory, {WAITING_BYTES // 2**20} MiB at most, and"
+                " are lost with this process; training goes on",
+                file=sys.stderr,
+            )
 
 
 class GrowingFile:

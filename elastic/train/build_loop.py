@@ -118,7 +118,7 @@ class LoopBuilder:
     def _metrics(self) -> Metrics:
         run, link = self.run_dir, self.link
         generation = None if run.is_remote else link.generation
-        return Metrics(run.metrics_of(link.node), self.log.backlog, generation=generation)
+        return Metrics(run.metrics_of(link.node), generation=generation)
 
     def _faults(self, state: State, clock: Clock) -> WorkerFaults | None:
         if not self.link.faults:

@@ -27,7 +27,6 @@ from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system import forked_child
-from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train import refuse, standalone
@@ -97,9 +96,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     # One file for all generations of this place on the node: a report of a long run of many nodes
     # would open thousands otherwise.
     events = RunDir.parse(link.run_dir).events / f"{link.node}-worker{groups.local_rank}.jsonl"
-    # Without an agent this process keeps by itself what finds no room on the disk.
-    backlog = Backlog.open(link.backlog) if link.backlog else Backlog.create()
-    log = EventLog(events, node=link.node, clock=SystemClock(), backlog=backlog)
+    log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()

@@ -40,9 +40,8 @@ class UploaderConfig:
     nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
     have struck. `entered`: the newest generation that this node had entered when the uploader
     started. `metrics`: what is uploaded before each commit; None where the run directory is a
-    folder. `backlog`: memory of the owner for events that find no room on the disk. `uid`: of the
-    run directory, in which nothing is saved once it has another one; empty without an agent.
-    `boot_wall_s`: of the command that starts the uploader (system/clock.py).
+    folder. `uid`: of the run directory, in which nothing is saved once it has another one; empty
+    without an agent. `boot_wall_s`: of the command that starts the uploader (system/clock.py).
     """
 
     checkpoints_url: str
@@ -57,7 +56,6 @@ class UploaderConfig:
     faults: str | None = None
     entered: int = 0
     metrics: MetricsSource | None = None
-    backlog: str | None = None
     run_url: str = ""
     uid: str = ""
     boot_wall_s: float = field(default_factory=boot_wall_s)

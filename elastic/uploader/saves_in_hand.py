@@ -18,7 +18,6 @@ from elastic.events import CheckpointFailed
 from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store
-from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
 from elastic.system.files import listing
 from elastic.system.untrusted import parse_number
@@ -119,8 +118,7 @@ class SavesInHand:
 
 def open_log(config: UploaderConfig, clock: Clock) -> EventLog:
     """The uploader's events."""
-    backlog = None if config.backlog is None else Backlog.open(config.backlog)
-    return EventLog(Path(config.events_path), node=config.node, clock=clock, backlog=backlog)
+    return EventLog(Path(config.events_path), node=config.node, clock=clock)
 
 
 def _folder(socket_path: str) -> Path:

@@ -44,14 +44,12 @@ from elastic.errors import (
     UsageError,
 )
 from elastic.system import forked_child, global_random, stop_signals
-from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.clock import share_boot_wall_s, since_boot_s
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
 from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
-LOGS_SHARE = 0.5  # of the backlog; the rest is for metrics and events
 _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiffers)
 
 
@@ -84,7 +82,7 @@ def run_recipe(
     # SIGQUIT writes the stacks of all threads to stderr (agent/hangs/stack_dump.py).
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        setattr(sys, name, unbuffered(descriptor, getattr(sys, name), launch.agent))
+        setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     # Where an interpreter is begun with -P, which keeps the working directory out, none is first.
     sys.path[:1] = [str(Path(recipe).resolve().parent), *(sys.path[:1] if sys.flags.safe_path else [])]
@@ -161,45 +159,17 @@ def run_script(recipe: str) -> None:
 
 
 class _Log(io.FileIO):
-    """A worker's log in the run directory: what finds no room there waits in the agent's memory,
-    and ends no training.
-    """
-
-    def __init__(self, descriptor: int, log: str, backlog: Backlog | None) -> None:
-        """log: the path of the file, which may not have been created."""
-        super().__init__(descriptor, "w", closefd=False)
-        self._path = Path(log)
-        self._backlog = backlog
-        null = Path(os.devnull).stat().st_rdev
-        self._has_file = os.fstat(descriptor).st_rdev != null
-        self._is_behind = backlog is not None  # something may wait that goes into the file first
+    """A worker's log: what it does not take is lost, and ends no training."""
 
     def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
         with suppress(OSError):
-            if self._is_behind and self._backlog is not None and self._backlog.is_empty:
-                self._is_behind = not self._has_file
-            if not self._is_behind:
-                rest = self._write(rest)
-            if rest and self._backlog is not None:
-                self._is_behind = True
-                self._backlog.append(self._path, bytes(rest), share=LOGS_SHARE)
+            super().write(data)
         return memoryview(data).nbytes
 
-    def _write(self, data: memoryview) -> memoryview:
-        """Returns what is left."""
-        try:
-            return data[super().write(data) or 0 :]
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return data
 
-
-def unbuffered(descriptor: int, like: TextIO, agent: AgentLink | None = None) -> TextIO:
+def unbuffered(descriptor: int, like: TextIO) -> TextIO:
     """A stream whose text is in the log at once, as with `python -u`, encoded as `like` is."""
-    backlog = Backlog.open(agent.backlog) if agent is not None and agent.backlog else None
-    raw = _Log(descriptor, "" if agent is None else agent.log, backlog)
+    raw = _Log(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
 
 

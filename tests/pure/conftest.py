@@ -1,9 +1,6 @@
 """Fixtures that several test files share."""
 
-import os
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -33,13 +30,3 @@ def _wait_until(is_so):
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.002)
-
-
-@pytest.fixture
-def closed_backlogs():
-    """Those that the test has made are closed at its end: an agent's ends with its process."""
-    yield
-    for path in list(Path("/proc/self/fd").iterdir()):
-        with suppress(OSError):
-            if str(path.readlink()).startswith("/memfd:elastic-backlog"):
-                os.close(int(path.name))

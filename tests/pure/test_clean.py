@@ -46,7 +46,6 @@ GONE = {
     *AGED,
     "logs/000001/rank0.log",
     "logs/000002/rank0.log",
-    "rendezvous/reserve",
     "rendezvous/beats/n1",
     "rendezvous/requests/n1,join",
 }
@@ -269,7 +268,6 @@ def test_a_run_in_an_object_store_is_cleaned_in_the_same_way(run, capsys):
         assert {each["name"] for each in found["files"]} == {
             "logs/000001/rank0/000000000000.log",
             "logs/000002/rank0/000000000000.log",
-            "rendezvous/reserve",
             "rendezvous/beats/n1",
             "rendezvous/requests/n1,join",
         }

@@ -1,26 +1,19 @@
 """A writer that is frozen before any system call, and wakes up late, takes no line away."""
 
-import errno
 import io
 import os
 from contextlib import contextmanager, suppress
 
 import pytest
 
-from elastic.agent.full_disk import FullDisk
-from elastic.config.run_dir import RunDir
 from elastic.errors import Fenced
 from elastic.observe import metrics as metrics_module
 from elastic.observe.metrics import Metrics, read
-from elastic.observe.metrics_files import newest_generation, own_file
+from elastic.observe.metrics_files import own_file
 from elastic.observe.step_line import StepLine
-from elastic.system.backlog import RETRY_S, Backlog
-from elastic.testing.fakes import FakeClock
 
 CALLS = ("open", "write", "fsync", "link", "unlink", "remove", "rename", "replace", "stat", "lstat", "scandir", "listdir", "ftruncate", "pread")  # fmt: skip
 MOST_CALLS = 200
-
-pytestmark = pytest.mark.usefixtures("closed_backlogs")
 
 
 @contextmanager
@@ -176,76 +169,3 @@ def test_where_two_names_never_look_like_one_file_no_line_is_lost(tmp_path, monk
     monkeypatch.undo()
     assert [step for step, _ in record(path)] == list(range(1, 8)) and path.read_bytes().count(b"\n") == 7
     assert len(links) <= 10
-
-
-class Disk:
-    """Nothing can be written below a folder while `is_full`."""
-
-    def __init__(self, folder, patch):
-        self.is_full = False
-        write = os.write
-
-        def limited(fd, data):
-            if self.is_full and os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder)):  # noqa: PTH115
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return write(fd, data)
-
-        patch.setattr(os, "write", limited)
-
-
-@pytest.mark.parametrize("rewinds", [True, False])
-def test_an_agent_that_sleeps_with_waiting_lines_spoils_nothing_and_says_what_is_lost(
-    tmp_path, monkeypatch, rewinds
-):
-    """Lines of generation 2 wait for room at its agent, which is frozen while it writes them and
-    believes that rank 0 is its own. Another node's generation 3 begins meanwhile, with what is on
-    the disk by then.
-    """
-    disk = Disk(tmp_path, monkeypatch)
-    for number in range(1, MOST_CALLS):
-        path = begun(tmp_path / str(number))
-        clock, said, kept = FakeClock(), [], Backlog.create(FakeClock())
-        watch = FullDisk(kept, RunDir.parse(str(path.parent)), said.append, clock)
-        older = Metrics(path, Backlog.open(kept.path), generation=2)
-        disk.is_full = rewinds
-        older.rewind(3)
-        disk.is_full = True
-        older.append(line(4, 2))
-        older.append(line(5, 2))
-        disk.is_full = False
-        newer = Metrics(path, generation=3)
-
-        def meanwhile(newer=newer):
-            newer.rewind(5)
-            newer.append(line(6, 3))
-
-        with frozen_before(number, meanwhile) as came:
-            watch.poll(is_first=True)
-            woke = came()
-        if not woke:
-            break
-        newer.append(line(7, 3))
-        found = [step for step, _ in record(path)]
-        assert found in ([1, 2, 3, 6, 7], [1, 2, 3, 4, 5, 6, 7]), number
-        is_said = any("waited for room on this node are lost" in each for each in said)
-        assert is_said or 4 in found, number
-        assert path.read_bytes() == own_file(path, 3).read_bytes(), number
-        clock.sleep(RETRY_S)
-        watch.poll(is_first=False)
-        assert [step for step, _ in record(path)] == found
-    assert number > 20
-    assert [step for step, _ in record(path)] == [1, 2, 3, 4, 5] and path.read_bytes().count(b"\n") == 5
-
-
-def test_what_waits_where_rank_0_is_no_longer_is_dropped_and_said_once(tmp_path, monkeypatch):
-    disk, path, said = Disk(tmp_path, monkeypatch), begun(tmp_path / "run"), []
-    kept = Backlog.create(FakeClock())
-    watch = FullDisk(kept, RunDir.parse(str(path.parent)), said.append, FakeClock())
-    disk.is_full = True
-    older = Metrics(path, Backlog.open(kept.path), generation=2)
-    older.rewind(3)
-    older.append(line(4, 2))
-    watch.poll(is_first=False)
-    watch.poll(is_first=False)
-    assert sum("are lost" in each for each in said) == 1 and kept.is_empty
-    assert newest_generation(path) == 1

@@ -1,20 +1,23 @@
 """Each step has one whole line in the metrics, whatever was killed, rewound or refused."""
 
 import errno
+import itertools
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.events import FirstStep
 from elastic.observe import metrics as metrics_module
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
 from elastic.observe.step_line import StepLine
+from elastic.system import growing_file
 from elastic.testing.fakes import FakeClock
 from elastic.train import resume
 from elastic.train.restore import ResumePoint
@@ -230,29 +233,82 @@ def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
     metrics.append(StepLine(step=2))
     metrics.sync()
 
-    assert capsys.readouterr().err.count("metrics not written") == 1
+    assert capsys.readouterr().err.count("is not written") == 1
+    (tmp_path / "blocked").unlink()
+    metrics.append(StepLine(step=3))
+    assert [r.step for r in read(tmp_path / "blocked" / "metrics.jsonl")] == [1, 2, 3]
 
 
-def test_a_full_disk_costs_one_line_and_not_the_next(tmp_path, monkeypatch):
-    """The writes of step 2 stop half way, as on a full disk; by step 3 there is room again."""
+class Disk:
+    """Writes below `folder` take of `room_bytes`; the last one that finds some is cut short."""
+
+    def __init__(self, folder, patch):
+        self.room_bytes = 10**9
+        self._folder = str(folder)
+        self._write = os.write
+        patch.setattr(os, "write", self.write)
+
+    def write(self, fd, data):
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(self._folder):  # noqa: PTH115
+            return self._write(fd, data)
+        if not self.room_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written_bytes = self._write(fd, data[: self.room_bytes])
+        self.room_bytes -= written_bytes
+        return written_bytes
+
+
+def test_lines_beyond_the_limit_are_lost_and_no_others(tmp_path, monkeypatch):
+    """Two lines fit."""
     path = tmp_path / "metrics.jsonl"
-    metrics, log = Metrics(path), EventLog(tmp_path / "events.jsonl", node="n", clock=FakeClock())
-
-    def write_step(step):
+    metrics, disk = Metrics(path), Disk(tmp_path, monkeypatch)
+    metrics.append(StepLine(step=1))
+    monkeypatch.setattr(growing_file, "WAITING_BYTES", 2 * path.stat().st_size)
+    disk.room_bytes = 0
+    for step in range(2, 9):
         metrics.append(StepLine(step=step))
-        log.record(FirstStep(step=step))
+    disk.room_bytes = 10**9
+    metrics.append(StepLine(step=9))
+    assert [r.step for r in read(path)] == [1, 2, 3, 9]
 
-    write_step(1)
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
-    write_step(2)
-    monkeypatch.undo()
 
-    write_step(3)
+OPERATIONS = st.lists(
+    st.sampled_from(["step", "step", "room", 0, 30]) | st.tuples(st.integers(0, 3)), max_size=40
+)
 
-    assert [r.step for r in read(path)] == [1, 3]
-    path.unlink()
-    assert [r.event.step for r in read_events(tmp_path)] == [1, 3]
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@given(OPERATIONS)
+def test_on_a_full_disk_a_death_costs_waiting_lines_alone(is_shared, operations):
+    """A number: the disk has so many bytes left. A tuple: rank 0 dies, and the next one falls back
+    by so many steps. `kept` has the steps whose lines did not wait when their writer died.
+
+    is_shared: each generation has a file of its own. A generation may bring back lines of older
+    ones.
+    """
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        disk, path, generations = Disk(folder, patch), Path(folder, "metrics.jsonl"), itertools.count(1)
+        started = lambda: Metrics(path, generation=next(generations) if is_shared else None)  # noqa: E731
+        writer, reached, kept, waiting = started(), 0, [], []
+        writer.rewind(0)
+        for each in [*operations, "room", "step"]:
+            match each:
+                case "step":
+                    reached += 1
+                    writer.append(StepLine(step=reached))
+                    waiting.append(reached)
+                    if not writer.waits:
+                        kept, waiting = kept + waiting, []
+                case "room" | 0 | 30:
+                    disk.room_bytes = 10**9 if each == "room" else each
+                case (back,):
+                    reached, waiting, writer = max(0, reached - back), [], started()
+                    kept = [step for step in kept if step <= reached]
+                    writer.rewind(reached)
+            found = [line.step for line in read(path)]
+            assert found == sorted(set(found)) and set(kept) <= set(found) <= set(range(reached + 1))
+        assert {*kept} <= {*found} and found[-1] == reached and not writer.waits
+        assert path.read_bytes().count(b"\n") == len(found)
 
 
 def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):

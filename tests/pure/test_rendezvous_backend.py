@@ -21,7 +21,6 @@ from elastic.rendezvous.backends.etcd import SHOWN_FOR_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
-from elastic.system.reserve import Reserve
 from elastic.testing.fakes import FakeClock, MemoryBackend
 from elastic.uploader.save import FENCE_PATIENCE_S
 
@@ -288,7 +287,7 @@ def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path)
         os.utime(tmp_path / name, (before_s, before_s))
     DirectoryBackend(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {f"beats/{live}", "reserve", *foreign}
+    assert left == {f"beats/{live}", *foreign}
 
 
 def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
@@ -398,42 +397,33 @@ def test_where_all_versions_are_torn_the_value_is_empty_and_the_number_goes_on(t
 
 
 def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> None:
-    """Each write finds no room at first; the reserve is given up in pieces, and refilled later."""
-    backend = DirectoryBackend(tmp_path)
-    write, reserve = os.write, tmp_path / "reserve"
-    assert reserve.stat().st_size == directory.RESERVE_BYTES
-    free_bytes = 0
+    """The disk has 70 bytes, and each new file takes more than what is left.
+
+    A process that read before version 4 and comes late is still told so.
+    """
+    backend, late = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
+    write = os.write
 
     def full(fd: int, data: bytes) -> int:
-        used_bytes = directory.RESERVE_BYTES - reserve.stat().st_size
-        if used_bytes < free_bytes + len(data):
+        is_new = not os.fstat(fd).st_size
+        used_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        if is_new and used_bytes + len(data) > 70:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
+    value = b'{"members": "nodes"}'
+    for version in (None, 1, 2):
+        assert backend.compare_and_set(version, value)
+    backend.beat("a")
+    backend.publish_generation(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", full)
-        assert backend.compare_and_set(None, b"{}")
-        backend.beat("a")
-        backend.publish_generation(1)
-        assert reserve.stat().st_size < directory.RESERVE_BYTES
-        free_bytes = directory.RESERVE_BYTES
+        for version in (3, 4, 5):
+            assert backend.compare_and_set(version, value)
+            backend.beat("a")
+            backend.publish_generation(version)
+        assert not late.compare_and_set(3, b"{}")
         with pytest.raises(BackendFailed, match="No space"):
-            backend.compare_and_set(1, b"{}")
-        assert reserve.stat().st_size == 0
-    backend.beat("a")
-    assert reserve.stat().st_size == directory.RESERVE_BYTES
-    assert backend.read() == (1, b"{}") and backend.beats() == {"a": 2}
-
-
-def test_a_link_in_the_place_of_the_reserve_costs_its_target_nothing(tmp_path):
-    target = tmp_path / "precious"
-    target.write_bytes(b"x" * 9000)
-    (tmp_path / "reserve").symlink_to(target)
-    reserve = Reserve(tmp_path / "reserve", size_bytes=100, piece_bytes=10)
-
-    def write() -> None:
-        raise OSError(errno.ENOSPC, "no room")
-
-    with pytest.raises(OSError, match="no room"):
-        reserve.in_room(write)
-    assert target.read_bytes() == b"x" * 9000
+            backend.compare_and_set(6, value * 4)
+    assert DirectoryBackend(tmp_path).read() == (6, value)
+    assert (backend.beats(), backend.shown_generation()) == ({"a": 4}, 5)

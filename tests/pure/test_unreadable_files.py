@@ -13,7 +13,6 @@ import pytest
 from elastic.agent import finished_run
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.full_disk import FullDisk
 from elastic.agent.hangs.stack_dump import dump_stacks
 from elastic.agent.set_aside import set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
@@ -39,7 +38,6 @@ from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
 from elastic.storage.objects import Objects
 from elastic.storage.store import StoreUnavailable
-from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
@@ -79,18 +77,6 @@ def run(tmp_path):
 
 def line(step):
     return StepLine(step=step, epoch=0, loss=0.5, world_size=1, generation=1, time=0.0, seconds=0.1)
-
-
-def test_lines_that_wait_for_room_are_written_once_the_folder_can_be_read(run, stale):
-    kept, clock, said = Backlog.create(FakeClock()), FakeClock(), []
-    watch = FullDisk(kept, run, said.append, clock)
-    kept.begin(run.local / ".metrics-000001.jsonl", run.metrics, 0)
-    stale.is_on = True
-    watch.poll(is_first=True)
-    assert not kept.is_empty
-    stale.is_on = False
-    watch.poll(is_first=True)
-    assert kept.is_empty and run.metrics.exists()
 
 
 def test_a_hung_worker_whose_log_cannot_be_read_shows_no_stacks(tmp_path, stale):

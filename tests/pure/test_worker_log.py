@@ -2,8 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +9,7 @@ from elastic.agent.commit_watch import CommitWatch
 from elastic.config.run_dir import RunDir
 from elastic.events import CheckpointCommitted
 from elastic.observe.log import EventLog
-from elastic.system.backlog import Backlog
 from elastic.testing.fakes import FakeClock
-from elastic.worker import main
 from elastic.worker.main import unbuffered
 
 
@@ -64,35 +60,3 @@ def test_what_is_printed_is_in_the_log_without_a_flush(tmp_path):
         print("step 1", file=unbuffered(file.fileno(), sys.__stdout__))
 
         assert (tmp_path / "log").read_text() == "step 1\n"
-
-
-def agent_of(backlog, log):
-    """What a worker knows of its agent's memory."""
-    return SimpleNamespace(backlog=backlog.path, log=str(log))
-
-
-def test_without_a_log_what_is_printed_waits_in_memory_until_there_is_one(tmp_path):
-    """The agent could not create the file, and gave the worker /dev/null."""
-    kept, path = Backlog.create(), tmp_path / "logs" / "rank0.log"
-    with Path(os.devnull).open("w") as null:
-        log = unbuffered(null.fileno(), sys.__stdout__, agent_of(kept, path))
-        print("step 1", file=log)
-        assert kept.write_out() and path.read_text() == "step 1\n"
-        print("step 2", file=log)
-        assert kept.write_out() and path.read_text() == "step 1\nstep 2\n"
-
-
-def test_lines_that_find_no_room_in_the_log_come_before_later_ones(tmp_path, monkeypatch):
-    """The disk is full for one line, and the agent writes it out later."""
-    kept, path = Backlog.create(), tmp_path / "rank0.log"
-    with path.open("ab", buffering=0) as file:
-        log = unbuffered(file.fileno(), sys.__stdout__, agent_of(kept, path))
-        print("step 1", file=log)
-        monkeypatch.setattr(main._Log, "_write", lambda _self, data: data)
-        print("step 2", file=log)
-        monkeypatch.undo()
-        print("step 3", file=log)
-        assert path.read_text() == "step 1\n"
-        assert kept.write_out()
-        print("step 4", file=log)
-    assert path.read_text().split() == ["step", "1", "step", "2", "step", "3", "step", "4"]

@@ -208,15 +208,10 @@ class NodeWorkers:
         try:
             make_folders(start.log.parent)
             # Exclusively: a log belongs to one worker of one generation and is never overwritten.
-            # For appending: what found no room goes into the same file, from another process.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            log = os.fdopen(os.open(start.log, flags, 0o644), "wb")
+            log = start.log.open("xb")
         except OSError as error:
-            # A full disk costs the log, and never the training. What the worker's Python prints is
-            # kept in the backlog (worker/main.py).
-            self._console.print_line(
-                f"rank {start.rank} runs without a log ({error}); its output is kept in memory until there is one"
-            )
+            # A full disk costs the log, and never the training.
+            self._console.print_line(f"rank {start.rank} runs without a log ({error}): its output is lost")
             log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
         with log:
             return start_process(

@@ -4,7 +4,6 @@
 """
 
 import os
-from dataclasses import replace
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
@@ -25,7 +24,6 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
     control_page: str,
     memory: str,
     uploader: str,
-    backlog: str,
 ) -> list[WorkerStart]:
     """How to start each worker of a generation."""
     options = settings.options
@@ -48,21 +46,14 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         faults=options.faults,
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,
-        backlog=backlog,
     )
-    logs = {
-        worker.global_rank: settings.run.free_log(generation=generation, rank=worker.global_rank)
-        for worker in worker_group.workers
-    }
     return [
         WorkerStart(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
             command=(options.recipe, *options.recipe_args),
-            env=variables()
-            | launcher_variables(worker_group, worker, generation)
-            | replace(link, log=str(logs[worker.global_rank])).to_env(),
-            log=logs[worker.global_rank],
+            env=variables() | launcher_variables(worker_group, worker, generation) | link.to_env(),
+            log=settings.run.free_log(generation=generation, rank=worker.global_rank),
             is_plain=not settings.imports_library,
         )
         for worker in worker_group.workers

@@ -5,8 +5,10 @@ beats/<node>           the counter of one node (beat_files.py)
 requests/<node>,<text> what one node asks the others to write for it; an empty file. Where that is
                        too long for a name, the node writes for itself
 generation             the newest generation as text, for processes outside the group
-reserve                bytes that are given up while the disk is full, so that the group goes on
 .elastic-<unique>      being written; after an hour every node may remove it
+
+On a full disk, a new version takes the room of an older one, which is left empty, and what else
+moves is overwritten in place, so that the group goes on.
 
 It needs a file system with hard links and atomic renames that all nodes share. A version that was
 written survives a power cut. Where the newest one is torn all the same, the one before it counts,
@@ -33,21 +35,21 @@ from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
 from elastic.rendezvous.backends.beat_files import BeatFiles
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import (
+    FULL,
     NotRegularFile,
     create_whole,
+    cut,
     make_folders,
+    overwrite,
     read_regular,
     replace_whole,
 )
-from elastic.system.reserve import FULL_ERRNOS, Reserve
 from elastic.system.untrusted import parse_json, parse_number
 
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
 TORN_PATIENCE_S = 3.0
-RESERVE_BYTES = 256 * 1024
-RESERVE_PIECE_BYTES = 16 * 1024
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _REQUESTS = "requests"
@@ -77,7 +79,6 @@ class DirectoryBackend:
         self._shown_s = float("-inf")
         self._beats = BeatFiles(path / beat_files.FOLDER)
         self._request: dict[str, Path] = {}
-        self._reserve = Reserve(path / "reserve", size_bytes=RESERVE_BYTES, piece_bytes=RESERVE_PIECE_BYTES)
         self._prepare()
 
     def read(self) -> tuple[int, bytes] | None:
@@ -120,7 +121,6 @@ class DirectoryBackend:
         with self._failures("write a heartbeat"), self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
             self._replace(self._beats.file(node_id), b"%d" % self._counters[node_id], fsync=False)
-            self._reserve.refill()
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._failures("read heartbeats"):
@@ -177,8 +177,8 @@ class DirectoryBackend:
             self._remove_stale(first.stat().st_mtime)
             os.link(first, second)
         except OSError as error:
-            if error.errno in FULL_ERRNOS:
-                return  # what a group needs there, the reserve of an earlier node gives
+            if error.errno in FULL:
+                return  # a group that is there may find room, as below
             if os.path.exists(first):  # noqa: PTH110 - Path.exists may raise
                 raise UsageError(
                     f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
@@ -192,7 +192,6 @@ class DirectoryBackend:
             for draft in (first, second):
                 with contextlib.suppress(OSError):
                     draft.unlink()
-        self._reserve.refill()
 
     def _remove_stale(self, now_s: float) -> None:
         """Remove files of dead processes. An age is a difference of the file system's own times."""
@@ -279,10 +278,27 @@ class DirectoryBackend:
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
-        try:
-            return self._reserve.in_room(lambda: create_whole(target, value, fsync=True, draft=self._draft()))
-        except FileNotFoundError:
-            return False
+        while True:
+            try:
+                return create_whole(target, value, fsync=True, draft=self._draft())
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno not in FULL or not self._empty_oldest():
+                    raise
+
+    def _empty_oldest(self) -> bool:
+        """Take the room of the oldest version, if there is one before the newest.
+
+        One after another, so that no other file takes room that is not needed yet. Their names
+        stay, by which a process that has slept sees that it is late.
+        """
+        for version in sorted(self._versions())[:-1]:
+            path = self._state(version)
+            if path.lstat().st_size:
+                cut(path, 0)
+                return True
+        return False
 
     @staticmethod
     def _touch(path: Path) -> None:
@@ -293,14 +309,15 @@ class DirectoryBackend:
             path.touch()
 
     def _replace(self, target: Path, value: bytes, *, fsync: bool) -> None:
-        def replace() -> None:
-            replace_whole(target, value, fsync=fsync, draft=self._draft())
-
         try:
-            self._reserve.in_room(replace)
+            replace_whole(target, value, fsync=fsync, draft=self._draft())
         except FileNotFoundError:
             make_folders(target.parent)
-            self._reserve.in_room(replace)
+            replace_whole(target, value, fsync=fsync, draft=self._draft())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            overwrite(target, value)  # a number, which is never shorter than the one before
 
     def _draft(self) -> Path:
         return self._path / f"{_DRAFT}{uuid.uuid4().hex}"
