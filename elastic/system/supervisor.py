@@ -75,7 +75,7 @@ def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoRe
 
 def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
     """The line and the exit code for an agent that could not end by itself in time."""
-    standing, task = page.standing, page.task or "a call that did not return"
+    standing, task = page.standing, page.task or "its last step"
     if not standing.has_begun:
         return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
     if standing.code is not None:
