@@ -307,9 +307,14 @@ def test_a_machine_whose_workers_die_before_its_agent_uses_up_no_restart(drill, 
 
 
 def test_a_run_directory_that_is_moved_is_said_and_training_goes_on(drill, undisturbed):
-    """It is renamed in step 10. The last state is saved under the old name."""
-    drill.shut(10)
+    """It is renamed in step 10. The last state is saved under the old name.
+
+    A save that is due while another one is under way comes later: step 5 waits for that of step 4.
+    """
+    drill.shut(5, 10)
     agent = drill.start()
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
     drill.stands(10, ranks=1)
     drill.happens("checkpoint_committed", step=8)
     drill.run.local.rename(drill.folder / "moved")

@@ -37,12 +37,12 @@ class Answer:
     headers: HTTPMessage
 
     def text(self) -> str:
-        """Raises NoAnswer, as `json_object` does."""
+        """Raises NoAnswer, as `json_fields` does."""
         if self.status != HTTPStatus.OK:
             raise NoAnswer(f"HTTP {self.status}")
         return self.body.decode(errors="replace").strip()
 
-    def json_object(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         try:
             found = parse_json(self.text())
         except ValueError as error:

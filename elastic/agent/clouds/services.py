@@ -56,7 +56,7 @@ def _ask_aws(url: str, _answer_s: float | None) -> str | None:
     answer = request(url, "/latest/meta-data/spot/instance-action", {_TOKEN: token})
     if answer.status == HTTPStatus.NOT_FOUND:
         return None
-    found = answer.json_object()
+    found = answer.json_fields()
     action, time = found.get("action"), found.get("time")
     if not fits(action, _SHORT_TEXT):
         raise NoAnswer("expected an action in spot/instance-action, found none")
@@ -81,7 +81,7 @@ def _ask_azure(url: str, answer_s: float | None) -> str | None:
         raise NoAnswer("an answer that is no name of a VM")
     events = (
         request(url, "/metadata/scheduledevents?api-version=2020-07-01", _METADATA, answer_s=answer_s)
-        .json_object()
+        .json_fields()
         .get("Events")
     )
     if not isinstance(events, list):
