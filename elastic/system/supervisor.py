@@ -21,7 +21,7 @@ from elastic.system.leave_page import LeavePage
 from elastic.system.processes import adopt_orphans, children, die_with_parent
 from elastic.system.untrusted import printable
 
-LOOK_S = 0.25  # for a notice, which comes from the agent and wakes nobody
+LOOK_S = 0.25  # for a notice, which the agent writes into the page, and which sends no signal
 KILL_S = 1.0
 LAST_LINE_S = 0.5
 _monotonic = SystemClock.monotonic
@@ -129,7 +129,7 @@ def _kill_all(agent: int) -> None:
 
 
 def _print_if_taken(line: str) -> None:
-    """A pipe that nobody reads, and a terminal that is closed, do not hold this process."""
+    """A pipe without a reader, and a closed terminal, do not hold this process."""
     taken = select.poll()
     taken.register(2, select.POLLOUT)
     if taken.poll(1000 * LAST_LINE_S):
