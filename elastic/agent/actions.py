@@ -156,13 +156,14 @@ class NodeGeneration:
         self._parts = parts
         self._are_killed = False
 
-    def request_drain(self, reason: str) -> None:
+    def request_drain(self, reason: str, after: int) -> None:
+        """after: the earliest step that is the last one."""
         parts = self._parts
         self.drain_requested = True
         # The workers of this node read the page in each step, and the end-of-step all-reduce
         # carries the request to all ranks. So all ranks of all nodes learn of it in the same step,
         # which becomes their last one.
-        parts.page.drain = True
+        parts.page.drain_after(after)
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
 

@@ -11,6 +11,7 @@ Methods with torch's names override torch's.
 
 import signal
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
@@ -92,6 +93,7 @@ class NodeAgent(LocalElasticAgent):
         # Because of which the next workers do steps again; their agreement settles it.
         self._divergence: Divergence | None = None
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
+        self._owed_step = 0  # the last one that workers do again before this node leaves; 0 for none
 
     @property
     def last_step(self) -> int:
@@ -102,7 +104,8 @@ class NodeAgent(LocalElasticAgent):
         newest = self._parts.memory.newest
         # The control page shows no step until the state is restored. A snapshot may be one step
         # ahead of it, and a restore discards those that are newer than the restored state.
-        return max(self._parts.step or self._earlier_step, 0 if newest is None else newest.info.step)
+        kept_step = 0 if newest is None else newest.info.step
+        return max(self._parts.step or self._earlier_step, kept_step, self._owed_step)
 
     @property
     def has_trained(self) -> bool:
@@ -124,10 +127,9 @@ class NodeAgent(LocalElasticAgent):
         while True:
             # Renew before the rendezvous: importing inside an open generation would make all other
             # nodes wait.
-            parts.spawner.renew(self._is_interrupted)
+            parts.spawner.renew(self._waits_in_vain)
             try:
-                parts.group.settle(self._is_interrupted)
-                self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
+                self._initialize_workers(group)  # torch's: `_rendezvous`, then `_start_workers`
                 end = self._run_generation()
             except Interrupted:
                 self.others_go_on = parts.leave_group(parts.has_shared_state, self.last_step)
@@ -177,7 +179,7 @@ class NodeAgent(LocalElasticAgent):
                 case Action.CONTINUE:
                     generation.workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
-                    generation.request_drain(decision.reason)
+                    generation.request_drain(decision.reason, after=self._owed_step)
                 case Action.REPORT_DONE:
                     generation.report_done()
                 case Action.DUMP_STACKS:
@@ -203,6 +205,8 @@ class NodeAgent(LocalElasticAgent):
                     self._count(generation.failure)
                     return end
                 case Action.LEAVE:
+                    if self._is_worth_a_redo(generation, decision.reason):
+                        return None
                     self.others_go_on = generation.leave(decision.reason, lambda: self.last_step)
                     return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
                 case Action.STOP:
@@ -225,11 +229,42 @@ class NodeAgent(LocalElasticAgent):
         parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
-    def _is_interrupted(self) -> bool:
-        """Asked again and again while this node waits for a generation."""
-        # The state that this node has may have to be saved before there is one.
+    def _is_worth_a_redo(self, generation: NodeGeneration, reason: str) -> bool:
+        """Whether the steps that no snapshot holds are done again before this node leaves.
+
+        A drain may fail: an evaluation outlasts it, or a worker hangs or dies. The state after the
+        last step is then lost, but it follows from the one before.
+        """
+        parts = self._parts
+        if not parts.settings.imports_library or parts.shutdown.is_over(Share.REDO):
+            return False
+        last_step = self.last_step
+        generation.kill_workers()
+        newest = parts.memory.newest
+        kept_step = 0 if newest is None else newest.info.step
+        if kept_step >= last_step:
+            return False
+        self._owed_step = last_step
+        generation.close_and_end(NODE_LEFT, reason)
+        parts.console.print_line(
+            f"the steps from {kept_step + 1} to {last_step} are in no snapshot: they are done again before this node leaves"
+        )
+        return True
+
+    @property
+    def workers_share(self) -> Share:
+        """Of the grace, that the workers have."""
+        return Share.REDO if self._owed_step else Share.DRAIN
+
+    def _waits_in_vain(self) -> bool:
+        # The state that this node has may have to be saved before there is a generation.
         self._parts.revive_uploader()
-        return self._parts.shutdown.reason is not None
+        return self._is_interrupted()
+
+    def _is_interrupted(self) -> bool:
+        """Asked again and again while this node waits for a generation, by more than one thread."""
+        shutdown = self._parts.shutdown
+        return shutdown.reason is not None and (not self._owed_step or shutdown.is_over(self.workers_share))
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
@@ -254,9 +289,9 @@ class NodeAgent(LocalElasticAgent):
             closed=None if view.open else view.cause,
             newcomers=parts.group.admits(view),
             leaving=shutdown.reason,
-            drain_is_over=shutdown.is_over(Share.DRAIN),
+            drain_is_over=shutdown.is_over(self.workers_share),
             is_plain=not settings.imports_library,
-            has_begun=parts.has_begun,
+            has_begun=parts.has_begun or self._owed_step > 0,
             drain_requested=generation.drain_requested,
             has_drain=parts.page.drain,
         )
@@ -294,6 +329,10 @@ class NodeAgent(LocalElasticAgent):
             self._suspect_failures += 1
 
     # The workers of a generation: what torch's agent calls.
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        parts, joins = self._parts, partial(super()._rendezvous, worker_group)
+        parts.group.join(joins, meanwhile=parts.revive_uploader, share=self.workers_share)
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: Any

@@ -26,7 +26,7 @@ from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
 
-ANSWER_S, SETTLE_S = 0.02, 0.05
+ANSWER_S, JOIN_S = 0.02, 0.05
 LOST_POLL_S = 0.05
 MOST_REASONS = 5
 T = TypeVar("T")
@@ -118,16 +118,22 @@ class GroupClient:
         self.is_fenced = view.fenced
         return view
 
-    def settle(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for what was asked and has no answer yet: nothing uses the rendezvous beside it.
+    def join(self, joins: Callable[[], T], *, meanwhile: Callable[[], object], share: Share) -> T:
+        """The answer of `joins`, which raises what it raises, after that of the last poll.
 
-        Raises Interrupted when `interrupted()` before.
+        meanwhile: called several times a second. Raises Interrupted where the rendezvous does not
+        answer within this share of the grace.
         """
         self._polled = None
-        last = self._calls.submit(lambda: None)
-        while not wait([last], SETTLE_S).done:
-            if interrupted():
+        if self._is_given_up:
+            raise Interrupted
+        joined = self._calls.submit(joins)
+        while not wait([joined], JOIN_S).done:
+            meanwhile()
+            if self._shutdown.is_over(share):
+                self._give_up()
                 raise Interrupted
+        return joined.result()
 
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now.
@@ -232,6 +238,9 @@ class GroupClient:
         except BackendFailed:
             pass
         except GivenUp:
-            self._is_given_up = True
-            self._report("the rendezvous does not answer, and this node leaves without it")
+            self._give_up()
         return otherwise
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self._report("the rendezvous does not answer, and this node leaves without it")

@@ -161,7 +161,7 @@ def _run(
             stack.callback(lambda: _print_problem(_end_uploads(log_shipper, shutdown)))
         console.start()
         spawner.report = console.print_line
-        spawner.interrupted = partial(shutdown.is_over, Share.DRAIN)
+        spawner.interrupted = lambda: shutdown.is_over(agent.workers_share)
         stack.callback(console.stop)
         stack.callback(shutdown.tidy, rendezvous.stop)
         stack.enter_context(_notices(options, shutdown, console))

@@ -82,6 +82,14 @@ class ControlPage:
     def drain(self, wanted: bool) -> None:
         self._words[DRAIN] = int(wanted)
 
+    def drain_after(self, step: int) -> None:
+        """Ask for a drain at the end of this step, or of a later one that is the first to end."""
+        self._words[DRAIN] = step + 1
+
+    def drains_after(self, step: int) -> bool:
+        """Whether the drain that is asked for may come at the end of this step."""
+        return 0 < self._words[DRAIN] <= step + 1
+
     @property
     def wanted_bytes(self) -> int:
         """The size of a snapshot slot that the workers ask for; 0 while they ask for none."""

@@ -16,7 +16,7 @@ from elastic.train.step_parts import Requests, StepParts
 def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
     output = parts.output
-    drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
+    drain = parts.page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
     if output is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, compare=False)
     ends_epoch = parts.loader.order.ends_epoch(number + 1)

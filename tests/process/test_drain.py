@@ -96,6 +96,28 @@ def test_a_node_that_leaves_in_an_evaluation_loses_no_step(nodes, drill, undistu
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (7, 0)]
 
 
+@pytest.mark.parametrize("leavers", ["the only node", "one of two", "both of two"])
+def test_steps_in_no_snapshot_are_done_again_before_a_node_leaves(leavers, drill, undisturbed):
+    """Nodes stand in an evaluation after step 8; the newest snapshot is of step 5."""
+    rare = ("--save-every", "1000steps", "--snapshot-every", "4steps", "--grace", "20s")
+    env = {"TINY_EVALUATE": "1"}
+    drill.shut("evaluation-8")
+    agents = [drill.start(*rare, env=env)] if leavers == "the only node" else drill.start_two(*rare, env=env)
+    drill.stands("evaluation-8", ranks=1)
+    leaving = agents if leavers == "both of two" else [drill.agent_of_rank(0, generation=1)]
+    for agent in leaving:
+        agent.signal(signal.SIGTERM)
+    for agent in leaving:
+        agent.ends_with(75)
+        assert "the steps from 6 to 7 are in no snapshot" in agent.output
+        assert "step 7 is saved" in agent.output.splitlines()[-1]
+    drill.open("evaluation-8")
+    others = [agent for agent in agents if agent not in leaving] or [drill.start(*rare, env=env)]
+    others[0].ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 2), (7, 0)]
+
+
 def test_a_node_that_waits_for_others_saves_its_state_before_it_leaves(drill, undisturbed):
     """The other of two nodes dies (SIGKILL), and the group needs two: the one that is left waits,
     and is told to leave.

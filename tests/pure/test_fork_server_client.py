@@ -158,9 +158,8 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
         memory=SimpleNamespace(newest=None),
         step=0,
         leave_group=lambda *asked: left.append(asked),
-        group=SimpleNamespace(settle=lambda interrupted: None),
     )
-    agent._wrong_steps, agent._earlier_step = [], 0
+    agent._wrong_steps, agent._earlier_step, agent._owed_step = [], 0, 0
     agent._worker_group = SimpleNamespace()
     agent._initialize_workers = lambda _: rendezvous.join(agent._is_interrupted)
     agent._invoke_run()
