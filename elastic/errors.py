@@ -35,13 +35,14 @@ EXIT_USAGE = 2
 EXIT_PEER_LOST = 70  # worker to agent only: "my collective failed because a peer died"
 EXIT_DIVERGED = 71  # worker to agent only: "do the steps since the last agreed state again"
 EXIT_RECIPE = 72  # worker to agent only: "end the run with EXIT_FAILED, no restart mends it"
+EXIT_AGAIN = 73  # worker to agent only: "start us anew, a step is done a third time"
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 EXIT_NOTHING_LOADS = 76
 
 
 def shown_code(code: int) -> int:
     """The exit code of a worker as users see it: those that are for its agent only are failures."""
-    return EXIT_FAILED if code in (EXIT_PEER_LOST, EXIT_DIVERGED, EXIT_RECIPE) else code
+    return EXIT_FAILED if code in (EXIT_PEER_LOST, EXIT_DIVERGED, EXIT_RECIPE, EXIT_AGAIN) else code
 
 
 class ElasticError(Exception):

@@ -411,6 +411,41 @@ class DivergenceJudged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed(Event):
+    """All workers were started anew on purpose, and did a step again; written by rank 0.
+
+    seconds: from the end of the step to that of the step done again. verdict: alike, or once where
+    one of three computations differed.
+    """
+
+    step: int
+    seconds: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlapped(Event):
+    """A changed group did the last step of the one before again; fields as of Rehearsed."""
+
+    step: int
+    seconds: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDiffered(Event):
+    """A step that a rehearsal or a changed group did again differs, and the run ends.
+
+    entries: names of what differs, the first of which is nearest to the cause. verdict: hidden or
+    random.
+    """
+
+    step: int
+    entries: list[str]
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDiffered(Event):
     """A step that was done again gave another result than the first time; written by rank 0.
 

@@ -31,7 +31,7 @@ from elastic.events import DrainRequested, GenerationEnded, UploaderDied
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd, WorkerFailure
-from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT
+from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
@@ -156,14 +156,14 @@ class NodeGeneration:
         self._parts = parts
         self._are_killed = False
 
-    def request_drain(self, reason: str, after: int) -> None:
-        """after: the earliest step that is the last one."""
+    def request_drain(self, reason: str, *, after: int, at_once: bool) -> None:
+        """after: the earliest step that is the last one. at_once: no step more."""
         parts = self._parts
         self.drain_requested = True
         # The workers of this node read the page in each step, and the end-of-step all-reduce
         # carries the request to all ranks. So all ranks of all nodes learn of it in the same step,
         # which becomes their last one.
-        parts.page.drain_after(after)
+        parts.page.drain_after(after, at_once=at_once)
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
 
@@ -179,18 +179,20 @@ class NodeGeneration:
         self._parts.console.print_line(f"{reason}; its log has the stacks of its threads")
         self._parts.watchdog.record_hang(self.workers)
 
-    def record_end(self, cause: str) -> None:
+    def record_end(self, cause: str, *, is_said: bool = True) -> None:
         parts = self._parts
         has_trained = parts.step > parts.page.restored_step
         when = f" after step {parts.step}" if has_trained else " before its first step"
         when = when if parts.settings.imports_library else ""
-        parts.console.print_line(f"generation {self.number} ends{when}: {cause}")
+        if is_said:
+            parts.console.print_line(f"generation {self.number} ends{when}: {cause}")
         parts.log.record(GenerationEnded(cause=cause, step=parts.step))
 
     def close_and_end(self, cause: str, reason: str) -> None:
         """The planned end of a generation whose workers drained; it counts no restart."""
         self._parts.group.close(cause, step=self._parts.step, counts=False, failure=None)
-        self.record_end(reason)
+        self.kill_workers()
+        self.record_end(reason, is_said=cause != REHEARSAL)
 
     def fail(self, reason: str, earlier: list[list[RaisedError]]) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
@@ -256,9 +258,10 @@ class NodeGeneration:
         end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=reason)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
-        if code == EXIT_NOTHING_LOADS:
-            # What does not fit an edited recipe fits again once the edit is taken back. The newest
-            # state may be in this memory alone, which ends with the agent.
+        if code in (EXIT_NOTHING_LOADS, EXIT_RECIPE):
+            # What does not fit an edited recipe fits again once the edit is taken back, and what
+            # all ranks agreed on is right. The newest such state may be in this memory alone, which
+            # ends with the agent.
             parts.final_checkpoint.offer_newest()
         return end
 

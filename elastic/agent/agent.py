@@ -40,7 +40,7 @@ from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
-from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
+from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share
 from elastic.system.raised_error import RaisedError
@@ -179,7 +179,7 @@ class NodeAgent(LocalElasticAgent):
                 case Action.CONTINUE:
                     generation.workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
-                    generation.request_drain(decision.reason, after=self._owed_step)
+                    self._request_drain(generation, decision.reason)
                 case Action.REPORT_DONE:
                     generation.report_done()
                 case Action.DUMP_STACKS:
@@ -188,8 +188,8 @@ class NodeAgent(LocalElasticAgent):
                     self._count(view.failure)
                     generation.record_end(decision.reason)
                     return None
-                case Action.CLOSE_AND_REJOIN:
-                    generation.close_and_end(NODE_JOINED if view.newcomers else NODE_LEFT, decision.reason)
+                case Action.CLOSE_AND_REJOIN | Action.AGAIN:
+                    generation.close_and_end(self._planned_cause(view, decision.action), decision.reason)
                     return None
                 case Action.REDO:
                     generation.redo(decision.reason)
@@ -229,6 +229,19 @@ class NodeAgent(LocalElasticAgent):
         parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
+    def _request_drain(self, generation: NodeGeneration, reason: str) -> None:
+        """Where nobody is left to compare a step more, or the drain is to end before a certain one,
+        the generation ends at once.
+        """
+        is_alone = self._parts.shutdown.reason is not None and len(self._entered.members) == 1
+        at_once = is_alone or self._owed_step > 0
+        generation.request_drain(reason, after=self._owed_step, at_once=at_once)
+
+    def _planned_cause(self, view: GroupView, action: Action) -> str:
+        if action is Action.AGAIN or (self._parts.page.rehearses and not view.newcomers):
+            return REHEARSAL
+        return NODE_JOINED if view.newcomers else NODE_LEFT
+
     def _is_worth_a_redo(self, generation: NodeGeneration, reason: str) -> bool:
         """Whether the steps that no snapshot holds are done again before this node leaves.
 
@@ -236,7 +249,8 @@ class NodeAgent(LocalElasticAgent):
         last step is then lost, but it follows from the one before.
         """
         parts = self._parts
-        if not parts.settings.imports_library or parts.shutdown.is_over(Share.REDO):
+        shutdown = parts.shutdown
+        if not parts.settings.imports_library or shutdown.is_banned or shutdown.is_over(Share.REDO):
             return False
         last_step = self.last_step
         generation.kill_workers()
@@ -264,7 +278,8 @@ class NodeAgent(LocalElasticAgent):
     def _is_interrupted(self) -> bool:
         """Asked again and again while this node waits for a generation, by more than one thread."""
         shutdown = self._parts.shutdown
-        return shutdown.reason is not None and (not self._owed_step or shutdown.is_over(self.workers_share))
+        is_owing = self._owed_step > 0 and not shutdown.is_banned and not shutdown.is_over(Share.REDO)
+        return shutdown.reason is not None and not is_owing
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
@@ -315,7 +330,7 @@ class NodeAgent(LocalElasticAgent):
             )
             return
         steps = " and ".join(map(str, self._wrong_steps))
-        parts.shutdown.request(
+        parts.shutdown.ban(
             f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
         )
 
@@ -359,9 +374,10 @@ class NodeAgent(LocalElasticAgent):
         parts.page.clear()
         parts.memory.publish()
         parts.watchdog.start_generation()
-        parts.console.print_line(
-            f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
-        )
+        if entered.cause != REHEARSAL:
+            parts.console.print_line(
+                f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
+            )
         if parts.group.is_first:
             nodes = [node.id for node in entered.members]
             size, cause, restarts = entered.world_size, entered.cause, entered.restarts

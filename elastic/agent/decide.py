@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import (
+    EXIT_AGAIN,
     EXIT_COMPLETE,
     EXIT_DIVERGED,
     EXIT_INTERRUPTED,
@@ -42,6 +43,7 @@ class Action(Enum):
     REJOIN = "rejoin"  # kill the workers that are left, join the next generation
     CLOSE_AND_REJOIN = "close and rejoin"  # end this generation as planned, without counting a restart
     DUMP_STACKS = "dump stacks"  # have the hung worker write the stacks of its threads into its log
+    AGAIN = "again"  # close this generation: a step that was done again differs, and is done once more
     REDO = "redo"  # close this generation without counting a restart: ranks differed, steps are done again
     FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
     END_RUN = "end run"  # end the run on all nodes, with the worker's exit code
@@ -137,6 +139,10 @@ class Observation:
         return self.failure is not None and self.failure.code == EXIT_DIVERGED and self.knows_difference
 
     @property
+    def differs_again(self) -> bool:
+        return self.failure is not None and self.failure.code == EXIT_AGAIN and not self.is_plain
+
+    @property
     def is_unexplained(self) -> bool:
         """Workers lost a peer, and no agent has reported the failure behind it in time."""
         patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
@@ -178,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
     Rule(lambda o: o.has_failed and o.leaving, Action.LEAVE, "{o.leaving}; {o.failure} instead of draining"),
     Rule(lambda o: o.has_diverged, Action.REDO, "the ranks differed"),
+    Rule(lambda o: o.differs_again, Action.AGAIN, "a step that was done again differs"),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # which the rules above wait for; only when none does is a failure reported from here.

@@ -22,7 +22,7 @@ from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, GroupDamaged, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
+from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
 
@@ -73,7 +73,7 @@ class GroupClient:
         before = {node.id for node in self._backoff.members}
         # After a failure or a loss, a missing member is dead. NODE_JOINED counts too: a node may
         # leave in the drain that was requested to admit another one.
-        is_planned = generation.cause in (NODE_LEFT, NODE_JOINED)
+        is_planned = generation.cause in (NODE_LEFT, NODE_JOINED, REHEARSAL)
         self._backoff = self._backoff.entered(generation.members, step=step, is_planned=is_planned)
         self.is_first, self.is_fenced = generation.rank_of_node == 0, False
         return is_planned and not before <= {node.id for node in generation.members}

@@ -314,7 +314,7 @@ def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRe
         leads=lambda: rendezvous.leads,
         may_lead=lambda: rendezvous.may_lead,
         is_in=lambda: rendezvous.is_in,
-        on_lost=shutdown.request,
+        on_lost=shutdown.ban,
         lease_of_group=lambda: rendezvous.lease_of_group,
         reclaim=partial(claim_again, *claimed),
     )

@@ -33,6 +33,12 @@ class Settings:
         return self.declared is not None
 
     @property
+    def does_steps_again(self) -> bool:
+        """Whether a step may be done twice, by other workers, to compare its results."""
+        options = self.options
+        return self.imports_library and "off" not in (options.rehearse.kind, options.snapshot_every.kind)
+
+    @property
     def run_id(self) -> str:
         return "" if self.declared is None else self.declared.run_id
 

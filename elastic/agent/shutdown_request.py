@@ -56,6 +56,7 @@ class ShutdownRequest:
         self._page = page
         self._clock = clock
         self._calls = Calls()
+        self.is_banned = False  # this node may start no worker any more
 
     @property
     def reason(self) -> str | None:
@@ -72,6 +73,11 @@ class ShutdownRequest:
     def request(self, reason: str) -> None:
         if self.reason is None:
             self._page.noticed(reason, self._clock.monotonic())
+
+    def ban(self, reason: str) -> None:
+        """As `request`; nor does this node train again before it leaves."""
+        self.is_banned = True
+        self.request(reason)
 
     def until_s(self, share: Share) -> float:
         """When a task is given up, on the monotonic clock; infinite before the first request."""

@@ -61,6 +61,8 @@ class AgentLink:
     parent: Parent | None = None  # the state of another run that this one begins from
     committed_step: int = 0  # of the newest checkpoint that the group knows of
     imports_library: bool = True  # false for a script that uses none of this library
+    rehearse: str = "off"
+    evidence: str = ""  # where a generation leaves what its last step gave; empty for nowhere
     boot_wall_s: float = field(default_factory=boot_wall_s)  # of the agent's command (system/clock.py)
 
     def to_env(self) -> dict[str, str]:

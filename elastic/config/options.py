@@ -40,6 +40,9 @@ the run:
   --audit N                steps between audits, in which one shard of each worker is computed again
                            by another and compared bit for bit; auto (for 1 % of the time), or off
                            [auto]
+  --rehearse N             steps between rehearsals, in which all workers are started anew to do a step
+                           again, whose result must be the same; auto (early, then rarely), or off
+                           [off]
   --keep N                 number of checkpoints to keep, the newest ones [3]
   --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %
                            (not yet on GPUs); off: all compute as many. The result is the same
@@ -212,6 +215,7 @@ class Options:
     keep: _AtLeastOne = 3
     snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
+    rehearse: Annotated[Every, _every_nth] = Every(kind="off")
     balance: Annotated[Literal["auto", "off"], _balance] = "auto"
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0

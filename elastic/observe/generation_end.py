@@ -6,6 +6,7 @@ from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, in_generation, of_kind
 from elastic.observe.step_columns import GenerationSteps
 
+REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison alone
 NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 
 Start = LoggedEvent[kinds.GenerationStarted]

@@ -19,6 +19,7 @@ from itertools import zip_longest
 from elastic import events as kinds
 from elastic.observe.generation_end import (
     NODE_LOST,
+    REHEARSAL,
     Start,
     down_since_s,
     ended_by_loss,
@@ -38,7 +39,7 @@ END = "end"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
     """useful_s: seconds in steps that count. paused_s: those of planned stops, which are no part of
-    the run's time.
+    the run's time. rehearsed_s: those of rehearsals, which are none either.
 
     badput_s: the others, by what they went to. The cause of a generation (start, failure, node
     lost, node joined, node left, resume) has the time from the last step that counts before it to
@@ -53,6 +54,7 @@ class TimeSpent:
     useful_s: float
     badput_s: dict[str, float]
     paused_s: float
+    rehearsed_s: float
     times: dict[str, int]
 
     @property
@@ -113,7 +115,9 @@ def time_spent_in(
         times[NODE_LOST] += then == NODE_LOST and (after is None or after.event.cause != NODE_LOST)
         for kind, seconds in _lost_s(start, then, steps, until - away_s):
             badput_s[kind] += max(0.0, seconds)
+    rehearsed_s, times[REHEARSAL] = max(0.0, badput_s.pop(REHEARSAL, 0.0)), 0
     return TimeSpent(
+        rehearsed_s=rehearsed_s,
         useful_s=sum(each.seconds for each in steps.values()),
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,

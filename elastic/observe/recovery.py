@@ -29,7 +29,14 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from elastic import events as kinds
-from elastic.observe.generation_end import Start, down_since_s, last_seen_s, last_sign_s, planned_stop
+from elastic.observe.generation_end import (
+    REHEARSAL,
+    Start,
+    down_since_s,
+    last_seen_s,
+    last_sign_s,
+    planned_stop,
+)
 from elastic.observe.logged_event import (
     Events,
     LoggedEvent,
@@ -81,7 +88,7 @@ def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
     return [
         recovery_of(own, trained, since_new_step(own, starts[: place + 1]), seen_s)
         for place, start in enumerate(starts)
-        if start.event.cause != "start"
+        if start.event.cause not in ("start", REHEARSAL)
     ]
 
 

@@ -6,7 +6,7 @@ It does not promise to know why: where no event tells, it says the cause of the 
 from collections.abc import Collection, Mapping, Sequence
 
 from elastic import events as kinds
-from elastic.observe.generation_end import Start, last_seen_s
+from elastic.observe.generation_end import REHEARSAL, Start, last_seen_s
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, in_generation, of_kind
 from elastic.observe.recovery import Recovery, recovery_of, since_new_step
 from elastic.observe.step_columns import StepColumns
@@ -30,7 +30,7 @@ def recovery_line(events: Events, trained: StepColumns, generation: int) -> str 
     # A lone generation came after others that this node has not seen.
     lengths = range(2, len(tries) + 1) if len(tries) > 1 else [1]
     found = [recovery_of(own, trained, tries[:length], seen_s) for length in lengths]
-    if starts[-1].event.cause == "start" or found[-1].total_s is None:
+    if starts[-1].event.cause in ("start", REHEARSAL) or found[-1].total_s is None:
         return None
     why = found[0].cause if len(tries) == 1 else why_ended(events, *tries[:2])
     return f"back at step {first_step.event.step} after {_cost(found)}: {why}, {_lost(found)}"

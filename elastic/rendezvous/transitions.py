@@ -65,6 +65,7 @@ NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
 DIVERGED = "ranks differed"
+REHEARSAL = "rehearsal"  # all workers are started anew, to do a step again
 LONGEST_PAUSE_S = 30.0
 # After so many times the keep-alive the next in rank order forms the generation: the first lives,
 # and can serve no store (it has no descriptor left), or hangs in a call. A dead one is evicted.

@@ -11,7 +11,7 @@ from elastic.observe.began_again import Unsaved
 from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.plain_script import plain_facts
-from elastic.report.report import Report
+from elastic.report.report import ComparedSteps, Report
 from elastic.report.shards import shards_text
 
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
@@ -39,6 +39,8 @@ def report_facts(report: Report) -> dict[str, str]:
         | {
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
             "audits": f"{report.audits.done} done, {report.audits.failed} failed",
+            "rehearsals": _compared(report.rehearsals),
+            "overlaps": _compared(report.overlaps),
             "snapshots": _snapshots(report.snapshots),
             "final digest": value_text(report.final_digest),
         }
@@ -53,6 +55,10 @@ def report_facts(report: Report) -> dict[str, str]:
         | _named("logged, of rank 0 alone", report.logged_by_rank)
         | _unreadable(report.unreadable_lines)
     )
+
+
+def _compared(steps: ComparedSteps) -> str:
+    return f"{steps.alike} of {steps.count} alike, {steps.seconds:.1f} s" if steps.count else "none"
 
 
 def _badput(badput_s: Mapping[str, float]) -> str:

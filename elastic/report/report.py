@@ -55,6 +55,15 @@ class CheckpointCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSteps:
+    """Steps that were done twice, by other workers. alike: of which both results were the same."""
+
+    count: int
+    alike: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCounts:
     """done: audited steps that count, all without a difference. failed: shards that differed."""
 
@@ -137,6 +146,8 @@ class Report:
     step_time_s: StepTime
     checkpoints: CheckpointCounts
     audits: AuditCounts
+    rehearsals: ComparedSteps
+    overlaps: ComparedSteps
     snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
@@ -155,6 +166,12 @@ class Report:
     scheduled: list[ScheduledNode]
     unreadable_lines: int
     plain: PlainScript | None
+
+
+def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped]) -> ComparedSteps:
+    found = [each.event for each in of_kind(events, kind)]
+    alike = sum(each.verdict == "alike" for each in found)
+    return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
 
 
 def summarise(
@@ -194,6 +211,8 @@ def summarise(
             done=trained.num_audited,
             failed=len(of_kind(events, kinds.AuditFailed)),
         ),
+        rehearsals=_compared(events, kinds.Rehearsed),
+        overlaps=_compared(events, kinds.Overlapped),
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, trained),
         recoveries=[] if plain else recoveries(events, trained),

@@ -16,13 +16,14 @@ from enum import IntEnum
 from elastic.system.phase import Phase
 
 SIZE_BYTES = 8192
-# The page is a table of words, eight in a row. Row 0 belongs to the node; from row 2 on, each
-# worker has one of its own.
+# The page is a table of words, eight in a row. Rows 0 and 1 belong to the node; each
+# worker has one of the others.
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
 DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
 REFUSED_BYTES, SHARED_STEP, RESTORED_STEP, LINES_WAIT = (0, 4), (0, 5), (0, 6), (0, 7)
 STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
+AT_ONCE, REHEARSES = (1, 0), (1, 1)
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
 # enough: by the time of the second one, all ranks' sums have told about the first.
 VOTES = (4, 6)
@@ -82,13 +83,30 @@ class ControlPage:
     def drain(self, wanted: bool) -> None:
         self._words[DRAIN] = int(wanted)
 
-    def drain_after(self, step: int) -> None:
-        """Ask for a drain at the end of this step, or of a later one that is the first to end."""
+    def drain_after(self, step: int, *, at_once: bool = False) -> None:
+        """Ask for a drain at the end of this step, or of a later one that is the first to end.
+
+        at_once: no step more, for a group that would compare it.
+        """
+        self._words[AT_ONCE] = int(at_once)
         self._words[DRAIN] = step + 1
 
     def drains_after(self, step: int) -> bool:
         """Whether the drain that is asked for may come at the end of this step."""
         return 0 < self._words[DRAIN] <= step + 1
+
+    @property
+    def drains_at_once(self) -> bool:
+        return self._words[AT_ONCE] != 0
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the workers ended to be started anew, for no other reason."""
+        return self._words[REHEARSES] != 0
+
+    @rehearses.setter
+    def rehearses(self, rehearse: bool) -> None:
+        self._words[REHEARSES] = int(rehearse)
 
     @property
     def wanted_bytes(self) -> int:

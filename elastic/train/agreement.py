@@ -44,6 +44,7 @@ class Agreement:
     flatten: Callable[[], FlatState]
     step: int
     known: Divergence | None
+    kept_step: int = 0  # the last one whose state every node is known to keep in memory
     _began: int = field(init=False)  # the step whose state the generation began with
     _beside: str = ""  # what stands beside the state of the last vote
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
@@ -124,6 +125,8 @@ class Agreement:
         groups = self.comparison.groups
         if groups.world_size == 1:
             self._agree(step, vote)
+            if self.snapshotting is not None and self.snapshotting.keeps(step, is_last=False):
+                self.kept_step = step
             return
         self._vote = step, vote
         self.page.vote(groups.local_rank, step, vote)
@@ -137,8 +140,10 @@ class Agreement:
         votes = [ballot & ~_KEPT for ballot in ballots]
         if len(set(votes)) == 1:
             self._agree(step, votes[0])
-            if self.comparison.groups.local_rank == 0 and all(ballot & _KEPT for ballot in ballots):
-                self.page.shared_step = step
+            if all(ballot & _KEPT for ballot in ballots):
+                self.kept_step = step
+                if self.comparison.groups.local_rank == 0:
+                    self.page.shared_step = step
             return
         undo()
         if self.snapshotting is not None:

@@ -7,6 +7,7 @@ each node takes snapshots.
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.stop_record import StopRecord
@@ -16,6 +17,7 @@ from elastic.config.identity import Identity
 from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder
 from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -36,10 +38,12 @@ from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.loop import Loop
 from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.rehearsals import Rehearsals
 from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
+from elastic.train.step_again import StepAgain
 from elastic.train.step_functions import StepFunctions
 from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
@@ -92,7 +96,7 @@ class LoopBuilder:
             heartbeat=self.heartbeat,
             restorer=self._restorer(comparison, store, faults, clock),
             comparison=comparison,
-            output=self._output(uploader, store, clock) if self._is_first else None,
+            output=self._output(uploader, store, loader.order, clock) if self._is_first else None,
             metrics=self._metrics() if keeps_metrics else None,
             snapshotting=self._snapshotting(state, clock),
             faults=faults,
@@ -104,6 +108,14 @@ class LoopBuilder:
             is_balanced=link.balance == "auto" and self.check is None and groups.device.type == "cpu",
             recipe_sha256=self.identity.recipe_sha256,
             step_functions=self.step_functions,
+            again=StepAgain(
+                path=Path(link.evidence) if link.evidence and self.check is None else None,
+                groups=groups,
+                clock=clock,
+                generation=link.generation,
+                run_url=self.run_dir.url,
+                log=self._log_of_rank0,
+            ),
         )
         return Loop(parts, self._read_stop(store, clock))
 
@@ -147,7 +159,15 @@ class LoopBuilder:
             inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
         )
 
-    def _output(self, uploader: UploaderClient, store: Store, clock: Clock) -> Rank0Output:
+    def _rehearsals(self, order: SampleOrder, clock: Clock) -> Rehearsals | None:
+        every = Every.parse(self.link.rehearse)
+        if every.kind == "off" or not self.link.evidence or self.check is not None:
+            return None
+        return Rehearsals(every, order, self.run_dir.events, clock)
+
+    def _output(
+        self, uploader: UploaderClient, store: Store, order: SampleOrder, clock: Clock
+    ) -> Rank0Output:
         return Rank0Output(
             store=store,
             events=self.run_dir.events,
@@ -156,6 +176,7 @@ class LoopBuilder:
             schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),
             audits=AuditSchedule(Every.parse(self.link.audit)),
             comparing=ComparisonSchedule(),
+            rehearsals=self._rehearsals(order, clock),
         )
 
     def _snapshotting(self, state: State, clock: Clock) -> Snapshotting | None:

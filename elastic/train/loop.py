@@ -24,6 +24,8 @@ from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
+from elastic.proof.evidence import Evidence
+from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
 from elastic.train import derived_weights, early_end, refuse, step_requests, values
@@ -43,7 +45,7 @@ from elastic.train.resume import report_drawn, resume
 from elastic.train.saving import SavedState, Saving
 from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
-from elastic.train.step_parts import Requests, StepParts, step_parts
+from elastic.train.step_parts import Requests, StepOutcome, StepParts, step_parts
 from elastic.train.step_record import StepRecorder
 from elastic.train.step_thread import StepThread
 from elastic.train.trial_load import load_own_again
@@ -283,7 +285,8 @@ class Loop:
         # Until the loop has ended, the agent takes an end of this process for a failure, also one
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)
-        resumed = resume(parts, self.stopped)
+        resumed = resume(parts, self.stopped, parts.again.look())
+        parts.again.restored(resumed.point.step)
         # A run goes on in the order in which it began, which may be that of an earlier version.
         order = resumed.order
         parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))
@@ -304,7 +307,7 @@ class Loop:
         if resumed.point.source == "parent":
             self._commit_start()
         self._of_steps: StepParts = step_parts(
-            parts.state, order, parts.groups, parts.heartbeat, self._agreement
+            parts.state, order, parts.groups, parts.heartbeat, self._agreement, parts.again.collected
         )
         self._recorder.begin(self._of_steps.contract)
 
@@ -358,34 +361,75 @@ class Loop:
             self._say_notes(step)
         if parts.output is not None:
             report_drawn(parts.output)
+        requests, evidence = self._proved(step, outcome)
         info = self._recorder.record(step, outcome, parts.groups)
-        requests, is_last, published = outcome.requests, step.number == self.last_step, None
+        is_last = step.number == self.last_step
+        saved = SavedState(info=info, published=None)
         if is_last or any(requests._replace(audit=False)):
-            parts.heartbeat.enter(Phase.SAVE)
-            ends = requests.drain or is_last
-            takes_snapshot = ends or requests.snapshot or requests.save
-            began_s = parts.clock.monotonic()
-            if takes_snapshot:
-                self._of_steps.contract.check_kept()
-            if takes_snapshot and frame is not None:
-                self._memory.before_saving(step.number, frame)
-            info = self._recorder.with_settings(info, self._memory.set_by_loop())
-            looked_s = parts.clock.monotonic() - began_s
-            if takes_snapshot:
-                wait = ends or requests.save
-                published = saving.take(info, wait=wait, patient=ends, looked_s=looked_s)
-            saving.vote(info, published)
-            if takes_snapshot:
-                step.fault_point("after-snapshot")
+            saved = self._keep(step, info, requests, ends=requests.drain or is_last, frame=frame)
         parts.page.set_step(parts.groups.local_rank, step.number)
-        saved = SavedState(info=info, published=published)
         if requests.drain and not is_last:
+            if evidence is not None:
+                parts.again.leave(evidence)
+                parts.page.rehearses = parts.again.is_rehearsal
             saving.drain(saved)
         elif requests.save and not is_last:
             saving.offer(saved)
         parts.heartbeat.finish_step()
         parts.heartbeat.enter(Phase.BETWEEN)
         return saved
+
+    def _keep(
+        self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool, frame: FrameType | None
+    ) -> SavedState:
+        """Vote for the state after the step, and take the snapshot that is asked for."""
+        parts, saving, published = self._parts, self._saving, None
+        parts.heartbeat.enter(Phase.SAVE)
+        takes_snapshot = ends or requests.snapshot or requests.save
+        began_s = parts.clock.monotonic()
+        if takes_snapshot:
+            self._of_steps.contract.check_kept()
+        if takes_snapshot and frame is not None:
+            self._memory.before_saving(step.number, frame)
+        info = self._recorder.with_settings(info, self._memory.set_by_loop())
+        looked_s = parts.clock.monotonic() - began_s
+        if takes_snapshot:
+            wait = ends or requests.save or parts.again.closing > step.number
+            published = saving.take(info, wait=wait, patient=ends, looked_s=looked_s)
+        saving.vote(info, published)
+        if takes_snapshot:
+            step.fault_point("after-snapshot")
+        return SavedState(info=info, published=published)
+
+    def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, Evidence | None]:
+        """What remains to be done of what ranks ask for, and the evidence of a last step.
+
+        A generation that ends as planned ends one step later, with the states before and after that
+        step in memory, so that the next one can do the step again. Raises SystemExit or
+        RecipeNotExact where this step was done again and differs.
+        """
+        again, asked = self._parts.again, outcome.requests
+        requests = asked._replace(rehearse=False, at_once=False)
+        if again.path is None or step.number == self.last_step:
+            return requests, None
+        if is_compared := bool(again.earlier.found):
+            done = again.compare(self._evidence(step, outcome))
+            if self._parts.output is not None and self._parts.output.rehearsals is not None:
+                self._parts.output.rehearsals.compared(done)
+        if again.closing:
+            again.closing = 0
+            if self._agreement.kept_step == step.number - 1:
+                return requests._replace(drain=True), self._evidence(step, outcome)
+            if asked.drain:  # there was no room for the state before
+                return requests, None
+        is_asked = (asked.rehearse and not is_compared) or (asked.drain and not asked.at_once)
+        if not is_asked or step.number + 1 >= self.last_step:
+            return requests, None
+        again.close_after(step.number + 1, is_rehearsal=asked.rehearse and not asked.drain)
+        return requests._replace(drain=False, snapshot=True), None
+
+    def _evidence(self, step: Step, outcome: StepOutcome) -> Evidence:
+        return self._parts.again.end(step.number, self._parts.state.flatten(), step.logged, outcome.loss)
 
     def _say_notes(self, step: Step) -> None:
         found = notes(self._parts.state, list(dict.fromkeys(step.averaged)), step.shards)

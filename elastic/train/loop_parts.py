@@ -21,10 +21,12 @@ from elastic.train.drawn_places import DrawnPlaces
 from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.rehearsals import Rehearsals
 from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, EvaluatedSteps, SnapshotSchedule
 from elastic.train.snapshotting import Snapshotting
 from elastic.train.state import State
+from elastic.train.step_again import StepAgain
 from elastic.train.step_functions import StepFunctions
 from elastic.train.trace import StateTrace
 from elastic.worker.heartbeat import HeartbeatSender
@@ -45,6 +47,7 @@ class Rank0Output:
     audits: AuditSchedule
     comparing: ComparisonSchedule
     evaluated: EvaluatedSteps = field(default_factory=EvaluatedSteps)
+    rehearsals: Rehearsals | None = None
     drawn: DrawnPlaces = field(default_factory=DrawnPlaces)
 
 
@@ -87,3 +90,4 @@ class LoopParts:
     is_balanced: bool
     recipe_sha256: str
     step_functions: StepFunctions
+    again: StepAgain

@@ -46,6 +46,7 @@ from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
+from elastic.proof.evidence import NOTHING, Earlier
 from elastic.snapshot import image
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
@@ -63,6 +64,7 @@ from elastic.train.restore_order import (
     is_void,
     newest_divergence,
     order_candidates,
+    with_one_again,
 )
 from elastic.train.spread_state import Copy, read_copy, spread
 from elastic.train.state import State
@@ -133,8 +135,11 @@ class Restorer:
     committed_step: int = 0
     inheritance: Inheritance | None = None
 
-    def restore(self, state: State) -> ResumePoint:
+    def restore(self, state: State, again: Earlier = NOTHING) -> ResumePoint:
         """Load the newest state that loads; once in the life of this object.
+
+        again: the step that is to be done again, for which the state before it is loaded where both
+        are in memory.
 
         A state that was just built is loaded as well, into the objects that hold it: what a load
         does to them is then the same in all generations.
@@ -143,14 +148,15 @@ class Restorer:
         StoreFailed on rank 0.
         """
         try:
-            return self._restored(state)
+            return self._restored(state, again)
         finally:
             self.local.close()
 
-    def _restored(self, state: State) -> ResumePoint:
+    def _restored(self, state: State, again: Earlier) -> ResumePoint:
         available = self.groups.all_gather(self._available())
         known = newest_divergence(available)
         candidates, rejected = order_candidates(available)
+        candidates = with_one_again(candidates, again.step)
         for each in rejected:
             self._report(each)
         check_none_is_missing(self.committed_step, candidates, rejected, self.run_url)
@@ -158,7 +164,7 @@ class Restorer:
         while untried := [each for each in candidates if each not in tried]:
             found = self._try(untried[0], state, known)
             if isinstance(found, ResumePoint):
-                return self._resumed(found, candidates, rejected)
+                return self._resumed(found, candidates, rejected, again)
             tried.append(untried[0])
             refused = [RejectedState(step=tried[-1].step, reason=found, is_stored=tried[-1].is_stored)]
             if tried[-1].is_stored and len(tried) <= MOST_LISTINGS:
@@ -181,9 +187,15 @@ class Restorer:
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _resumed(
-        self, found: ResumePoint, candidates: list[Candidate], rejected: list[RejectedState]
+        self,
+        found: ResumePoint,
+        candidates: list[Candidate],
+        rejected: list[RejectedState],
+        again: Earlier,
     ) -> ResumePoint:
-        self.local.discard_newer(found.step)
+        # A fault while a step is compared loses none; one that differs counts no more.
+        newest = found.step if len(again.found) > 1 else max(found.step, again.step)
+        self.local.discard_newer(newest)
         has_older = any(each.is_stored and each.step < found.step for each in candidates)
         doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
         doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""

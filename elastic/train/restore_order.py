@@ -124,6 +124,14 @@ def order_candidates(
     return [each for each in candidates if each.step not in skipped], rejected
 
 
+def with_one_again(candidates: list[Candidate], again: int) -> list[Candidate]:
+    """First the state before the step that is to be done again, if its own is the newest."""
+    before = [each for each in candidates if each.step == again - 1 and not each.is_stored]
+    if not again or not before or candidates[0].step != again:
+        return candidates
+    return [*before, *(each for each in candidates if each not in before)]
+
+
 def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
     """One candidate per step whose snapshots are all equal; the others are rejected."""
     known = newest_divergence(available)

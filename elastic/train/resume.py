@@ -35,6 +35,7 @@ from elastic.observe.began_again import shown
 from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.observe.step_line import StepLine
+from elastic.proof.evidence import NOTHING, Earlier
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
 from elastic.train import (
@@ -92,11 +93,11 @@ class Resumed:
     replay: Replay
 
 
-def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
+def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHING) -> Resumed:
     """Restore the newest state on all ranks, and say what a user must know of it.
 
-    stopped: where the recipe ended the run, if it did. Raises UsageError for a recipe, data or
-    objects that do not go on from that state, and what a restore raises.
+    stopped: where the recipe ended the run, if it did. again: as in `restore`. Raises UsageError
+    for a recipe, data or objects that do not go on from that state, and what a restore raises.
     """
     generators = random_streams.states()
     refuse.modules(parts.state, parts.groups.device)
@@ -109,7 +110,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     recipe = parts.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
-    point = parts.restorer.restore(parts.state)
+    point = parts.restorer.restore(parts.state, again)
     new_run, said = new_run_from(parts.restorer.run_url), ""
     there, order = _began_with(parts, point, records[0])
     now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
@@ -132,7 +133,8 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             print(f"this run was {stopped}: no step is left", flush=True)
         _resume_schedules(output, point)
         # Not those up to `first_new`: a fault before this one may have counted them already.
-        lost_steps = max(point.step, rewound.highest) - point.step
+        is_again = again.step == point.step + 1  # a step that nothing has lost
+        lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
         output.log.record(
             Restored(
                 step=point.step,

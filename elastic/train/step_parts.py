@@ -19,6 +19,7 @@ from elastic.train.process_groups import ProcessGroups
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
 from elastic.train.state import State
+from elastic.train.step_again import Collected
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -33,6 +34,8 @@ class Requests(NamedTuple):
     save: bool  # a snapshot that becomes a checkpoint
     audit: bool = False  # an audit of the next step
     compare: bool = False  # the ranks' states after the step
+    rehearse: bool = False  # the next step
+    at_once: bool = False  # a drain without a step more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """agreement: None where no ranks are compared. side_effects: None where nothing is audited.
+    """agreement: None where no ranks are compared. collected: of a step whose computations are.
+    side_effects: None where nothing is audited.
 
     frozen: what functions read beside the State; None where no later generation is. any_shard:
     loads a shard of a step for a call whose result nothing uses; None where each rank has shards.
@@ -68,6 +72,7 @@ class StepParts:
     pace: Pace
     order: SampleOrder
     agreement: Agreement | None = None
+    collected: Collected | None = None
     side_effects: SideEffects | None = None
     frozen: FrozenInputs | None = None
     any_shard: Callable[[int], Batch] | None = None
@@ -79,6 +84,7 @@ def step_parts(
     groups: ProcessGroups,
     heartbeat: HeartbeatSender,
     agreement: Agreement | None = None,
+    collected: Collected | None = None,
 ) -> StepParts:
     """Of one rank."""
     shards, device = order.shards, groups.device
@@ -95,4 +101,5 @@ def step_parts(
         pace=Pace(groups.rank, groups.world_size, heartbeat),
         order=order,
         agreement=agreement,
+        collected=collected,
     )

@@ -12,13 +12,16 @@ from elastic.train.audit import Auditor
 from elastic.train.loop_parts import LoopParts
 from elastic.train.step_parts import Requests, StepParts
 
+LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
+
 
 def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
-    output = parts.output
-    drain = parts.page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
+    output, page = parts.output, parts.page
+    drain = page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
+    at_once = drain and page.drains_at_once
     if output is None or number == last_step:
-        return Requests(drain=drain, snapshot=False, save=False, compare=False)
+        return Requests(drain=drain, snapshot=False, save=False, compare=False, at_once=at_once)
     ends_epoch = parts.loader.order.ends_epoch(number + 1)
     evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
@@ -28,7 +31,17 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
     compare = snapshot or save or is_due or agreement.is_wanted(number)
     audit = output.audits.is_due(number + 1)
-    return Requests(drain=drain, snapshot=snapshot, save=save, compare=compare, audit=audit)
+    at_once = at_once or (output.schedule.step_s or 0.0) > LONGEST_STEP_S
+    rehearse = not drain and output.rehearsals is not None and output.rehearsals.is_due(number + 1)
+    return Requests(
+        drain=drain,
+        snapshot=snapshot,
+        save=save,
+        compare=compare,
+        audit=audit,
+        rehearse=rehearse,
+        at_once=at_once,
+    )
 
 
 def is_first_audited(parts: LoopParts, step: int) -> bool:

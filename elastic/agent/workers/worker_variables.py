@@ -46,6 +46,8 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         faults=options.faults,
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,
+        rehearse=str(options.rehearse),
+        evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
     )
     return [
         WorkerStart(

@@ -1,0 +1,45 @@
+"""What a user reads where two computations of one step differ: what, why, and what to do."""
+
+from collections.abc import Sequence
+
+from elastic.proof.evidence import Evidence, Verdict, differences
+
+
+def once_more(first: Evidence, second: Evidence) -> str:
+    names = differences(first.entries, second.entries)
+    return f"step {first.step} was done again and differs in {named(names)}; it is done a third time"
+
+
+def wrong_once(step: int, names: Sequence[str]) -> str:
+    return (
+        f"step {step} was done three times, and once {named(names)} differed: a machine computed wrongly, "
+        "or an algorithm is not deterministic. The run goes on with what came out twice"
+    )
+
+
+def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdict, run_url: str) -> str:
+    """Of at most six lines."""
+    step = first.step
+    why = (
+        "Workers that were started anew agree with each other and not with those before: the script keeps "
+        "something outside its State, or reads what has changed since"
+        if judged is Verdict.HIDDEN
+        else "No two of three computations are alike: the script draws without a seed, reads the clock, or allows "
+        "algorithms that are not deterministic"
+    )
+    shards = [name for name in names if name.startswith("the loss of shard")]
+    if judged is Verdict.HIDDEN and first.world_size != last.world_size:
+        why += f" (the number of workers too: {first.world_size} then, {last.world_size} now)"
+    return (
+        f"step {step} was done again from the state of step {step - 1} and differs: first {named(names)}.\n"
+        f"{why}."
+        + (f"\n{len(shards)} shards differ." if shards else "")
+        + f"\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
+        f"\nThe state of step {step - 1} is saved: mend the script and give the same command, or go on with what a "
+        "restart computes by --accept"
+    )
+
+
+def named(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return (names[0] if names else "nothing") + (f" and {more} more" if more > 0 else "")

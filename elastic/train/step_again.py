@@ -1,0 +1,147 @@
+"""The first step of a generation may be one that another did before: both must come out alike.
+
+A generation that ends as planned (nodes join or leave, or a rehearsal) keeps the state before its
+last step as well, and the evidence of that step. The next one begins with the state before, does
+the step again and compares. Where a computation differs, the workers are started once more: three
+computations tell a recipe that keeps something outside its State from one that is not
+deterministic, and from a machine that was wrong once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from elastic.errors import EXIT_AGAIN, RecipeNotExact
+from elastic.events import Overlapped, Rehearsed, StepDiffered
+from elastic.observe.log import EventLog
+from elastic.proof import evidence, sentences
+from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, verdict
+from elastic.system.clock import Clock
+from elastic.train.audit_evidence import tensor_checksum
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.process_groups import ProcessGroups
+
+
+@dataclass(slots=True)
+class Collected:
+    """What the computations of one step gave, while it is under way."""
+
+    step: int = 0  # whose; 0 for none
+    losses: dict[str, str] = field(default_factory=dict)  # of this rank's shards
+    gradients: dict[str, str] = field(default_factory=dict)
+    computations: int = 0
+
+    def begin(self, step: int) -> None:
+        self.step, self.computations = step, 0
+        self.losses, self.gradients = {}, {}
+
+    def add(self, losses: Mapping[int, Tensor], gradients: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """A computation ended: `.grad` has the sum over all shards."""
+        self.computations += 1
+        of = "" if self.computations == 1 else f" (computation {self.computations})"
+        for shard, loss in losses.items():
+            self.losses[f"the loss of shard {shard}{of}"] = float(loss).hex()
+        for name, parameter in gradients:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                self.gradients[f"the gradient of {name}{of}"] = tensor_checksum(parameter.grad)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAgain:
+    """path: where a generation leaves evidence on this node; None where no step is done again."""
+
+    path: Path | None
+    groups: ProcessGroups
+    clock: Clock
+    generation: int
+    run_url: str
+    log: EventLog | None  # on rank 0 alone
+    earlier: Earlier = NOTHING
+    closing: int = 0  # the step after which this generation ends as planned; 0 while none is
+    is_rehearsal: bool = False  # why it ends
+    collected: Collected = field(default_factory=Collected)
+
+    def look(self) -> Earlier:
+        """What is known of the step that is to be done again, on every rank."""
+        found = NOTHING
+        if self.path is not None and self.groups.local_rank == 0:
+            found = evidence.take(self.path)
+        of_ranks = self.groups.all_gather(found)
+        self.earlier = next((each for each in of_ranks if each.found), NOTHING)
+        return self.earlier
+
+    def restored(self, step: int) -> None:
+        """A generation that begins elsewhere, after a fault, compares nothing here."""
+        if self.earlier.step != step + 1:
+            self.earlier = NOTHING
+        self.collected.begin(self.earlier.step)
+
+    def close_after(self, step: int, *, is_rehearsal: bool) -> None:
+        self.closing, self.is_rehearsal = step, is_rehearsal
+        self.collected.begin(step)
+
+    def end(self, step: int, state: FlatState, logged: Mapping[str, Any], loss: float) -> Evidence:
+        """The evidence of the step that was collected, on every rank."""
+        of_ranks = self.groups.all_gather(self.collected.losses)
+        losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
+        entries = {name: losses[name] for name in sorted(losses, key=lambda name: (len(name), name))}
+        entries |= {"the loss": loss.hex()} | self.collected.gradients
+        entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
+        entries |= {f"what is logged as {name}": repr(value) for name, value in logged.items()}
+        self.collected.step = 0
+        return Evidence(
+            step=step,
+            generation=self.generation,
+            world_size=self.groups.world_size,
+            wall_s=self.clock.wall(),
+            entries=entries,
+        )
+
+    def leave(self, found: Evidence) -> None:
+        """For the next generation, once the states before and after the step are in memory."""
+        self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found]))
+
+    def compare(self, found: Evidence) -> Rehearsed | Overlapped:
+        """The step was done again, and has the result that it had.
+
+        Raises SystemExit for a third computation, and RecipeNotExact, on every rank.
+        """
+        earlier, self.earlier = self.earlier, NOTHING
+        all_found = [*earlier.found, found]
+        judged = verdict([each.entries for each in all_found])
+        first = earlier.found[0]
+        if judged is Verdict.UNCLEAR:
+            self._write(replace(earlier, found=all_found))
+            if self.log is not None:
+                print(sentences.once_more(first, found), flush=True)
+            raise SystemExit(EXIT_AGAIN)
+        if judged in (Verdict.ALIKE, Verdict.ONCE):
+            return self._alike(earlier, found, judged)
+        names = differences(first.entries, found.entries)
+        if self.log is not None:
+            self.log.record(StepDiffered(step=found.step, entries=names[:20], verdict=judged.value))
+        self.groups.all_gather(0)  # only now may another rank end
+        raise RecipeNotExact(sentences.differs(first, found, names, judged, self.run_url))
+
+    def _alike(self, earlier: Earlier, found: Evidence, judged: Verdict) -> Rehearsed | Overlapped:
+        seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
+        kind = Rehearsed if earlier.is_rehearsal else Overlapped
+        event = kind(step=found.step, seconds=seconds, verdict=judged.value)
+        if self.log is None:
+            return event
+        self.log.record(event)
+        if judged is Verdict.ONCE:
+            names = differences(earlier.found[0].entries, earlier.found[1].entries)
+            print(sentences.wrong_once(found.step, names), flush=True)
+        elif earlier.is_rehearsal:
+            print(f"rehearsed step {found.step}: same bits, {seconds:.1f} s", flush=True)
+        else:
+            print(f"step {found.step} was done again by this group: same bits", flush=True)
+        return event
+
+    def _write(self, earlier: Earlier) -> None:
+        if self.path is not None and self.groups.local_rank == 0:
+            evidence.write(self.path, earlier)
