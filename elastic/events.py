@@ -415,12 +415,14 @@ class Rehearsed(Event):
     """All workers were started anew on purpose, and did a step again; written by rank 0.
 
     seconds: from the end of the step to that of the step done again. verdict: alike, or once where
-    one of three computations differed.
+    one of three computations differed. not_restored: variables of the recipe that had other values
+    at the end of the step, with both.
     """
 
     step: int
     seconds: float
     verdict: str
+    not_restored: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +432,7 @@ class Overlapped(Event):
     step: int
     seconds: float
     verdict: str
+    not_restored: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from elastic.system.untrusted import decode
 
+# How the text of a variable begins: it must come back after a restart, or may be only shown.
+STATE, SHOWN = "state ", "shown "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -35,11 +38,13 @@ class Evidence:
 class Earlier:
     """What is known of a step that is done again: the first computation of it, perhaps a second.
 
-    is_rehearsal: the workers were started anew for the comparison alone.
+    is_rehearsal: the workers were started anew for the comparison alone. is_dealt_anew: other ranks
+    compute its shards now, in the opposite order.
     """
 
     is_rehearsal: bool
     found: list[Evidence]
+    is_dealt_anew: bool = False
 
     @property
     def step(self) -> int:
@@ -56,6 +61,31 @@ class Verdict(Enum):
     ONCE = "once"  # one of three was wrong: a machine, or an algorithm that is not deterministic
     HIDDEN = "hidden"  # the first process had something that new ones lack
     RANDOM = "random"  # no two are alike
+
+
+def results(found: Sequence[Evidence]) -> list[dict[str, str]]:
+    """Of each computation what must be the same: its entries, and the variables that hold state.
+
+    A variable counts where it is there in all of them, and was the same on all ranks.
+    """
+    unsteady = {name for each in found for name in each.unsteady}
+    held = [
+        name
+        for name in found[0].variables
+        if name not in unsteady and all(each.variables.get(name, "").startswith(STATE) for each in found)
+    ]
+    return [each.entries | {f"the variable {name}": each.variables[name] for name in held} for each in found]
+
+
+def not_restored(first: Evidence, second: Evidence) -> dict[str, str]:
+    """Variables that a restart does not bring back, with both values."""
+    unsteady = {*first.unsteady, *second.unsteady}
+    texts = first.variables, second.variables
+    return {
+        name: " then, ".join(each.get(name, "nothing").removeprefix(SHOWN) for each in texts) + " now"
+        for name in differences(*texts)
+        if name not in unsteady
+    }
 
 
 def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

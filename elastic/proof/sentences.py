@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 
-from elastic.proof.evidence import Evidence, Verdict, differences
+from elastic.proof.evidence import Evidence, Verdict, not_restored
+
+MOST_NAMES = 3
 
 
-def once_more(first: Evidence, second: Evidence) -> str:
-    names = differences(first.entries, second.entries)
-    return f"step {first.step} was done again and differs in {named(names)}; it is done a third time"
+def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: bool) -> str:
+    what = f"rehearsed step {step}" if is_rehearsal else f"the new group did step {step} again"
+    names = ", ".join(not_restored[:MOST_NAMES])
+    more = " and more" if len(not_restored) > MOST_NAMES else ""
+    left = f"; a restart does not bring back {names}{more} (report says more)" if names else ""
+    return f"{what}: same bits, {seconds:.1f} s{left}"
+
+
+def once_more(step: int, names: Sequence[str]) -> str:
+    return f"step {step} was done again and differs in {named(names)}; it is done a third time"
 
 
 def wrong_once(step: int, names: Sequence[str]) -> str:
@@ -17,7 +26,7 @@ def wrong_once(step: int, names: Sequence[str]) -> str:
     )
 
 
-def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdict, run_url: str) -> str:
+def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdict) -> str:
     """Of at most six lines."""
     step = first.step
     why = (
@@ -27,14 +36,16 @@ def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdi
         else "No two of three computations are alike: the script draws without a seed, reads the clock, or allows "
         "algorithms that are not deterministic"
     )
+    variables = list(not_restored(first, last))
+    kept = f"\nA restart does not bring back {', '.join(variables[:MOST_NAMES])}." if variables else ""
     shards = [name for name in names if name.startswith("the loss of shard")]
     if judged is Verdict.HIDDEN and first.world_size != last.world_size:
         why += f" (the number of workers too: {first.world_size} then, {last.world_size} now)"
     return (
         f"step {step} was done again from the state of step {step - 1} and differs: first {named(names)}.\n"
-        f"{why}."
+        f"{why}.{kept}"
         + (f"\n{len(shards)} shards differ." if shards else "")
-        + f"\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
+        + "\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
         f"\nThe state of step {step - 1} is saved: mend the script and give the same command, or go on with what a "
         "restart computes by --accept"
     )

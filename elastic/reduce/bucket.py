@@ -169,7 +169,7 @@ class Bucket:
         if show is not None:
             for parameter in self.parameters:
                 show(parameter, self._views[id(parameter)])
-        self.stack.push(Block(pair[0], len(pair)), self._flat)
+        self.stack.push(Block(min(pair), len(pair)), self._flat)
         self._flat = None
 
     @property

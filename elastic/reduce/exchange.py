@@ -55,11 +55,15 @@ class Exchange:
         self._is_gloo = world_size > 1 and dist.get_backend(group) == "gloo"
         self.divide([span(shards, world_size, r) for r in range(world_size)])
 
-    def divide(self, spans: Sequence[range]) -> None:
-        """From now on the shards of each rank are these; between two sums, alike on every rank."""
-        assert [shard for each in spans for shard in each] == list(range(self.shards)), (
+    def divide(self, spans: Sequence[range], *, is_reversed: bool = False) -> None:
+        """From now on the shards of each rank are these; between two sums, alike on every rank.
+
+        is_reversed: each rank computes its shards in the opposite order.
+        """
+        assert sorted(shard for each in spans for shard in each) == list(range(self.shards)), (
             "spans leave shards out"
         )
+        self.is_reversed = is_reversed
         self.spans = tuple(spans)
         self.own_shards = self.spans[self.rank]
         self.has_idle = not all(self.spans)  # a rank without a shard

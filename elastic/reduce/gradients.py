@@ -111,6 +111,8 @@ class Gradients:
         as vectors, and not in place by autograd, which is the same addition.
         """
         self._pairs = pairs(self._exchange.own_shards, shown)
+        if self._exchange.is_reversed:
+            self._pairs = tuple(pair[::-1] for pair in self._pairs[::-1])
         self._shown, self._show = () if shown is None else (shown,), show
         others = self._trained.others()
         self._late = [p for p in others if p not in self._joined]
@@ -131,14 +133,14 @@ class Gradients:
         self._layout, self._sums, self._late = Layout([], self._trained, []), [], []
 
     def before_backward(self, shard: int) -> None:
-        """Before the backward of one own shard; shards come in order."""
+        """Before the backward of one own shard; shards come in order, or all in reverse."""
         is_first = shard == self._pair_of(shard)[0]
         for bucket in self._layout.buckets:
             if is_first:
                 bucket.begin_pair()
             bucket.begin_shard(is_second=not is_first)
         self._is_open, self._shard = True, shard
-        self._is_last = shard == self._exchange.own_shards[-1]
+        self._is_last = shard == self._pairs[-1][-1]
 
     def after_backward(self, shard: int) -> None:
         """After the backward of one own shard; the last one sends the buckets that still wait.

@@ -75,7 +75,8 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
 
 
 class Stack(Generic[T]):
-    """Adds up a span's leaves as they come, left to right, and holds at most log2 of them at once.
+    """Adds up a span's leaves as they come, left to right or right to left, and holds at most log2
+    of them at once.
 
     This is a binary counter: a value waits until its sibling of the same size is complete, then the
     two merge, and the merged value may merge again. What is left in `parts` after the last leaf is
@@ -89,11 +90,12 @@ class Stack(Generic[T]):
 
     def push(self, block: Block, value: T) -> None:
         start, size = block.start, block.size
-        # The start of a right child has the bit of its size set: its left sibling covers the `size`
-        # leaves before it, and together they are aligned to 2 * size.
-        while start & size and (left := Block(start - size, size)) in self.parts:
-            value = self._add(self.parts.pop(left), value)
-            start, size = left.start, 2 * size
+        # The starts of two siblings differ in the bit of their size: together they are aligned to
+        # 2 * size.
+        while (sibling := Block(start ^ size, size)) in self.parts:
+            other = self.parts.pop(sibling)
+            value = self._add(other, value) if start & size else self._add(value, other)
+            start, size = start & ~size, 2 * size
         self.parts[Block(start, size)] = value
 
 

@@ -113,7 +113,6 @@ class LoopBuilder:
                 groups=groups,
                 clock=clock,
                 generation=link.generation,
-                run_url=self.run_dir.url,
                 log=self._log_of_rank0,
             ),
         )

@@ -25,6 +25,7 @@ from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.proof.evidence import Evidence
+from elastic.proof.variables import variables_of
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
@@ -45,6 +46,7 @@ from elastic.train.resume import report_drawn, resume
 from elastic.train.saving import SavedState, Saving
 from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
+from elastic.train.step_again import texts_of
 from elastic.train.step_parts import Requests, StepOutcome, StepParts, step_parts
 from elastic.train.step_record import StepRecorder
 from elastic.train.step_thread import StepThread
@@ -108,8 +110,7 @@ class Loop:
             self._progress.close(number)
             self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
             is_audited = step.outcome is not None and step.outcome.requests.audit
-            if self._balancing is not None:
-                self._balancing.end(step)
+            self._divide(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
@@ -140,9 +141,25 @@ class Loop:
             reads_ahead=parts.loader.reads_ahead(len(exchange.own_shards)),
             log=None if output is None else output.log,
         )
-        if balancing is None:
-            return parts.loader.steps(exchange.own_shards, first, check_first=first == 1)
-        return parts.loader.steps_of(balancing.own_shards, first, check_first=first == 1)
+        own, is_dealt_anew = exchange.own_shards, parts.again.earlier.is_dealt_anew
+        self._usual = exchange.spans
+        if is_dealt_anew:
+            exchange.divide(self._usual[::-1], is_reversed=True)
+
+        def shards_of(step: int) -> range:
+            if is_dealt_anew and step == first:
+                return exchange.own_shards[::-1]
+            return own if balancing is None else balancing.own_shards(step)
+
+        return parts.loader.steps_of(shards_of, first, check_first=first == 1)
+
+    def _divide(self, step: Step) -> None:
+        """The step is over: which shards each rank has from the next one on."""
+        exchange = self._of_steps.exchange
+        if exchange.is_reversed:
+            exchange.divide(self._usual)
+        elif self._balancing is not None:
+            self._balancing.end(step)
 
     def _open(self, step: Step) -> None:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""
@@ -361,7 +378,7 @@ class Loop:
             self._say_notes(step)
         if parts.output is not None:
             report_drawn(parts.output)
-        requests, evidence = self._proved(step, outcome)
+        requests, evidence = self._proved(step, outcome, frame)
         info = self._recorder.record(step, outcome, parts.groups)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)
@@ -401,7 +418,9 @@ class Loop:
             step.fault_point("after-snapshot")
         return SavedState(info=info, published=published)
 
-    def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, Evidence | None]:
+    def _proved(
+        self, step: Step, outcome: StepOutcome, frame: FrameType | None
+    ) -> tuple[Requests, Evidence | None]:
         """What remains to be done of what ranks ask for, and the evidence of a last step.
 
         A generation that ends as planned ends one step later, with the states before and after that
@@ -413,23 +432,28 @@ class Loop:
         if again.path is None or step.number == self.last_step:
             return requests, None
         if is_compared := bool(again.earlier.found):
-            done = again.compare(self._evidence(step, outcome))
+            done = again.compare(self._evidence(step, outcome, frame))
             if self._parts.output is not None and self._parts.output.rehearsals is not None:
                 self._parts.output.rehearsals.compared(done)
         if again.closing:
             again.closing = 0
             if self._agreement.kept_step == step.number - 1:
-                return requests._replace(drain=True), self._evidence(step, outcome)
+                return requests._replace(drain=True), self._evidence(step, outcome, frame)
             if asked.drain:  # there was no room for the state before
                 return requests, None
         is_asked = (asked.rehearse and not is_compared) or (asked.drain and not asked.at_once)
         if not is_asked or step.number + 1 >= self.last_step:
             return requests, None
-        again.close_after(step.number + 1, is_rehearsal=asked.rehearse and not asked.drain)
+        output, is_rehearsal = self._parts.output, asked.rehearse and not asked.drain
+        rehearsals = None if output is None else output.rehearsals
+        is_dealt_anew = is_rehearsal and rehearsals is not None and rehearsals.deals_anew
+        again.close_after(step.number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
         return requests._replace(drain=False, snapshot=True), None
 
-    def _evidence(self, step: Step, outcome: StepOutcome) -> Evidence:
-        return self._parts.again.end(step.number, self._parts.state.flatten(), step.logged, outcome.loss)
+    def _evidence(self, step: Step, outcome: StepOutcome, frame: FrameType | None) -> Evidence:
+        parts = self._parts
+        variables = texts_of(variables_of(frame), parts.state, parts.loader.dataset, parts.clock)
+        return parts.again.end(step.number, parts.state.flatten(), step.logged, outcome.loss, variables)
 
     def _say_notes(self, step: Step) -> None:
         found = notes(self._parts.state, list(dict.fromkeys(step.averaged)), step.shards)

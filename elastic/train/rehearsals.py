@@ -41,6 +41,11 @@ class Rehearsals:
             trained_s=self._clock.wall() - self._began_s,
         )
 
+    @property
+    def deals_anew(self) -> bool:
+        """Whether the next one has other ranks compute the shards: in turns."""
+        return len(self._before) % 2 == 0
+
     def compared(self, done: RehearsedEvent | Overlapped) -> None:
         self._before.append(_as_rehearsed(done))
 

@@ -19,10 +19,13 @@ from elastic.events import Overlapped, Rehearsed, StepDiffered
 from elastic.observe.log import EventLog
 from elastic.proof import evidence, sentences
 from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, verdict
+from elastic.proof.variables import Collector
 from elastic.system.clock import Clock
+from elastic.train import structure
 from elastic.train.audit_evidence import tensor_checksum
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import State
 
 
 @dataclass(slots=True)
@@ -57,11 +60,11 @@ class StepAgain:
     groups: ProcessGroups
     clock: Clock
     generation: int
-    run_url: str
     log: EventLog | None  # on rank 0 alone
     earlier: Earlier = NOTHING
     closing: int = 0  # the step after which this generation ends as planned; 0 while none is
     is_rehearsal: bool = False  # why it ends
+    is_dealt_anew: bool = False  # the shards of that step, when it is done again
     collected: Collected = field(default_factory=Collected)
 
     def look(self) -> Earlier:
@@ -79,12 +82,24 @@ class StepAgain:
             self.earlier = NOTHING
         self.collected.begin(self.earlier.step)
 
-    def close_after(self, step: int, *, is_rehearsal: bool) -> None:
-        self.closing, self.is_rehearsal = step, is_rehearsal
+    def close_after(self, step: int, *, is_rehearsal: bool, is_dealt_anew: bool) -> None:
+        """is_dealt_anew: of rank 0, which knows it."""
+        self.closing, self.is_rehearsal, self.is_dealt_anew = step, is_rehearsal, is_dealt_anew
         self.collected.begin(step)
 
-    def end(self, step: int, state: FlatState, logged: Mapping[str, Any], loss: float) -> Evidence:
+    def end(
+        self,
+        step: int,
+        state: FlatState,
+        logged: Mapping[str, Any],
+        loss: float,
+        variables: dict[str, str],
+    ) -> Evidence:
         """The evidence of the step that was collected, on every rank."""
+        of_all = self.groups.all_gather(variables)
+        unsteady = [
+            name for name, text in variables.items() if any(each.get(name) != text for each in of_all)
+        ]
         of_ranks = self.groups.all_gather(self.collected.losses)
         losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
         entries = {name: losses[name] for name in sorted(losses, key=lambda name: (len(name), name))}
@@ -98,11 +113,13 @@ class StepAgain:
             world_size=self.groups.world_size,
             wall_s=self.clock.wall(),
             entries=entries,
+            variables=of_all[0],
+            unsteady=unsteady,
         )
 
     def leave(self, found: Evidence) -> None:
         """For the next generation, once the states before and after the step are in memory."""
-        self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found]))
+        self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew))
 
     def compare(self, found: Evidence) -> Rehearsed | Overlapped:
         """The step was done again, and has the result that it had.
@@ -111,37 +128,56 @@ class StepAgain:
         """
         earlier, self.earlier = self.earlier, NOTHING
         all_found = [*earlier.found, found]
-        judged = verdict([each.entries for each in all_found])
+        judged = verdict(of_each := evidence.results(all_found))
         first = earlier.found[0]
         if judged is Verdict.UNCLEAR:
             self._write(replace(earlier, found=all_found))
             if self.log is not None:
-                print(sentences.once_more(first, found), flush=True)
+                print(sentences.once_more(found.step, differences(*of_each)), flush=True)
             raise SystemExit(EXIT_AGAIN)
         if judged in (Verdict.ALIKE, Verdict.ONCE):
             return self._alike(earlier, found, judged)
-        names = differences(first.entries, found.entries)
+        names = differences(of_each[0], of_each[-1])
         if self.log is not None:
             self.log.record(StepDiffered(step=found.step, entries=names[:20], verdict=judged.value))
         self.groups.all_gather(0)  # only now may another rank end
-        raise RecipeNotExact(sentences.differs(first, found, names, judged, self.run_url))
+        raise RecipeNotExact(sentences.differs(first, found, names, judged))
 
     def _alike(self, earlier: Earlier, found: Evidence, judged: Verdict) -> Rehearsed | Overlapped:
         seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
         kind = Rehearsed if earlier.is_rehearsal else Overlapped
-        event = kind(step=found.step, seconds=seconds, verdict=judged.value)
+        left = evidence.not_restored(earlier.found[-1], found)
+        event = kind(step=found.step, seconds=seconds, verdict=judged.value, not_restored=left)
         if self.log is None:
             return event
         self.log.record(event)
         if judged is Verdict.ONCE:
             names = differences(earlier.found[0].entries, earlier.found[1].entries)
             print(sentences.wrong_once(found.step, names), flush=True)
-        elif earlier.is_rehearsal:
-            print(f"rehearsed step {found.step}: same bits, {seconds:.1f} s", flush=True)
         else:
-            print(f"step {found.step} was done again by this group: same bits", flush=True)
+            print(sentences.alike(found.step, seconds, list(left), earlier.is_rehearsal), flush=True)
         return event
 
     def _write(self, earlier: Earlier) -> None:
         if self.path is not None and self.groups.local_rank == 0:
             evidence.write(self.path, earlier)
+
+
+def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock: Clock) -> dict[str, str]:
+    """What these reach, and the plain attributes of the State's modules and the dataset."""
+    modules = structure.submodules(state.modules)
+    held = {id(each) for each in (*state.objects.values(), *modules, dataset)}
+    held |= {
+        id(each)
+        for module in modules
+        for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
+    collector = Collector(tensor_checksum, clock.monotonic, held)
+    for name, value in variables.items():
+        collector.add(name, value)
+    for name, thing in state.objects.items():
+        if isinstance(thing, nn.Module):
+            for path, module in structure.named_submodules(name, thing):
+                collector.add_attributes(path, module)
+    collector.add_attributes("the dataset", dataset)
+    return collector.texts
