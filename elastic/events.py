@@ -416,13 +416,14 @@ class Rehearsed(Event):
 
     seconds: from the end of the step to that of the step done again. verdict: alike, or once where
     one of three computations differed. not_restored: variables of the recipe that had other values
-    at the end of the step, with both.
+    at the end of the step, with both. recipe: a checksum of its text and arguments.
     """
 
     step: int
     seconds: float
     verdict: str
     not_restored: dict[str, str] = field(default_factory=dict)
+    recipe: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,6 +434,7 @@ class Overlapped(Event):
     seconds: float
     verdict: str
     not_restored: dict[str, str] = field(default_factory=dict)
+    recipe: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,12 +442,13 @@ class StepDiffered(Event):
     """A step that a rehearsal or a changed group did again differs, and the run ends.
 
     entries: names of what differs, the first of which is nearest to the cause. verdict: hidden or
-    random.
+    random. accepted: the run goes on (--accept).
     """
 
     step: int
     entries: list[str]
     verdict: str
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

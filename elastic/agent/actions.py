@@ -146,7 +146,10 @@ class AgentParts:
 class NodeGeneration:
     """One generation on this node, from the start of its workers until all of them are gone."""
 
-    def __init__(self, parts: AgentParts, number: int, workers: NodeWorkers) -> None:
+    def __init__(
+        self, parts: AgentParts, number: int, workers: NodeWorkers, *, is_second_start: bool
+    ) -> None:
+        """is_second_start: the script was started anew on purpose, and no step has followed yet."""
         self.workers = workers
         self.number = number
         self.drain_requested = False
@@ -154,6 +157,7 @@ class NodeGeneration:
         self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
         self.has_diverged = False  # workers of some node found that the ranks' states differ
         self._parts = parts
+        self._is_second_start = is_second_start
         self._are_killed = False
 
     def request_drain(self, reason: str, *, after: int, at_once: bool) -> None:
@@ -201,6 +205,8 @@ class NodeGeneration:
         Returns the end of the run where no restart is left, or none would help.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
+        if self._is_second_start and not parts.step > parts.page.restored_step:
+            reason = f"the script failed when it was started again, as it would be after a fault: {reason}"
         self.failure = self._first_failure(reason)
         repeated = came_back(self._raised_by(self.failure.rank), earlier, limit)
         # The group learns of the failure before this node kills its workers, which takes a moment:

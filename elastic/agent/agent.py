@@ -93,6 +93,7 @@ class NodeAgent(LocalElasticAgent):
         # Because of which the next workers do steps again; their agreement settles it.
         self._divergence: Divergence | None = None
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
+        self._is_second_start = self._has_stepped = False  # of the script; in the generation before
         self._owed_step = 0  # the last one that workers do again before this node leaves; 0 for none
 
     @property
@@ -370,6 +371,7 @@ class NodeAgent(LocalElasticAgent):
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.group.enter(entered, step=parts.step)
         self._earlier_step, self._has_trained = self.last_step, self.has_trained
+        self._has_stepped = parts.step > parts.page.restored_step
         parts.shutdown.begins()
         parts.page.clear()
         parts.memory.publish()
@@ -400,10 +402,13 @@ class NodeAgent(LocalElasticAgent):
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
+            is_rehearsal=entered.cause == REHEARSAL,
         )
         start, open_step = parts.spawner.start, parts.page.open_step
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
-        self._generation = NodeGeneration(parts, entered.number, workers)
+        is_second = entered.cause == REHEARSAL or (self._is_second_start and not self._has_stepped)
+        self._is_second_start = is_second
+        self._generation = NodeGeneration(parts, entered.number, workers, is_second_start=is_second)
         parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.

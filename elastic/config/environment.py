@@ -63,6 +63,8 @@ class AgentLink:
     imports_library: bool = True  # false for a script that uses none of this library
     rehearse: str = "off"
     evidence: str = ""  # where a generation leaves what its last step gave; empty for nowhere
+    disturbs: bool = False  # objects lie at other addresses in memory than in a worker before
+    accepts: bool = False  # a step that was done again may differ
     boot_wall_s: float = field(default_factory=boot_wall_s)  # of the agent's command (system/clock.py)
 
     def to_env(self) -> dict[str, str]:

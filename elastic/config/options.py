@@ -43,6 +43,7 @@ the run:
   --rehearse N             steps between rehearsals, in which all workers are started anew to do a step
                            again, whose result must be the same; auto (early, then rarely), or off
                            [off]
+  --accept                 go on where a step that was done again differs, with what a restart computes
   --keep N                 number of checkpoints to keep, the newest ones [3]
   --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %
                            (not yet on GPUs); off: all compute as many. The result is the same
@@ -216,6 +217,7 @@ class Options:
     snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
     rehearse: Annotated[Every, _every_nth] = Every(kind="off")
+    accept: bool = False
     balance: Annotated[Literal["auto", "off"], _balance] = "auto"
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0

@@ -15,6 +15,10 @@ def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: 
     return f"{what}: same bits, {seconds:.1f} s{left}"
 
 
+def accepted(step: int) -> str:
+    return f"step {step} was done again and differs, which --accept takes: the run goes on with what it computed now"
+
+
 def once_more(step: int, names: Sequence[str]) -> str:
     return f"step {step} was done again and differs in {named(names)}; it is done a third time"
 

@@ -4,6 +4,8 @@ Which parts a rank has follows from its place: rank 0 writes and decides for all
 each node takes snapshots.
 """
 
+import hashlib
+import json
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -114,6 +116,8 @@ class LoopBuilder:
                 clock=clock,
                 generation=link.generation,
                 log=self._log_of_rank0,
+                recipe=self._recipe,
+                accepts=link.accepts,
             ),
         )
         return Loop(parts, self._read_stop(store, clock))
@@ -162,7 +166,13 @@ class LoopBuilder:
         every = Every.parse(self.link.rehearse)
         if every.kind == "off" or not self.link.evidence or self.check is not None:
             return None
-        return Rehearsals(every, order, self.run_dir.events, clock)
+        return Rehearsals(every, order, self.run_dir.events, self._recipe, clock)
+
+    @property
+    def _recipe(self) -> str:
+        """What a rehearsal shows to be exact: the recipe's text with these arguments."""
+        text = json.dumps([self.identity.recipe_sha256, *self.identity.arguments])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _output(
         self, uploader: UploaderClient, store: Store, order: SampleOrder, clock: Clock

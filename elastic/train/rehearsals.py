@@ -14,12 +14,14 @@ from elastic.system.clock import Clock
 class Rehearsals:
     """On rank 0, which decides for all ranks. To be made before the state is restored."""
 
-    def __init__(self, every: Every, order: SampleOrder, events: Path, clock: Clock) -> None:
+    def __init__(self, every: Every, order: SampleOrder, events: Path, recipe: str, clock: Clock) -> None:
         self._every = every
         self._clock = clock
         self._epoch_end = next(step for step in range(1, order.steps + 1) if order.ends_epoch(step))
-        found = [_as_rehearsed(each.event) for each in read_rare(events, RehearsedEvent)]
-        found += [_as_rehearsed(each.event) for each in read_rare(events, Overlapped)]
+        done = [each.event for each in read_rare(events, RehearsedEvent)]
+        overlapped = [each.event for each in read_rare(events, Overlapped)]
+        found = [_as_rehearsed(each) for each in done if each.recipe == recipe]
+        found += [_as_rehearsed(each) for each in overlapped if each.recipe == recipe]
         self._before = sorted(found, key=lambda each: each.step)
         now_s = clock.wall()
         started = [each.time for each in read_rare(events, GenerationStarted)]

@@ -61,6 +61,8 @@ class StepAgain:
     clock: Clock
     generation: int
     log: EventLog | None  # on rank 0 alone
+    recipe: str  # its text and arguments, as a checksum
+    accepts: bool  # what a restart computes, where it differs
     earlier: Earlier = NOTHING
     closing: int = 0  # the step after which this generation ends as planned; 0 while none is
     is_rehearsal: bool = False  # why it ends
@@ -139,7 +141,11 @@ class StepAgain:
             return self._alike(earlier, found, judged)
         names = differences(of_each[0], of_each[-1])
         if self.log is not None:
-            self.log.record(StepDiffered(step=found.step, entries=names[:20], verdict=judged.value))
+            self.log.record(
+                StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=self.accepts)
+            )
+        if self.accepts:
+            return self._alike(earlier, found, judged)
         self.groups.all_gather(0)  # only now may another rank end
         raise RecipeNotExact(sentences.differs(first, found, names, judged))
 
@@ -147,11 +153,15 @@ class StepAgain:
         seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
         kind = Rehearsed if earlier.is_rehearsal else Overlapped
         left = evidence.not_restored(earlier.found[-1], found)
-        event = kind(step=found.step, seconds=seconds, verdict=judged.value, not_restored=left)
+        event = kind(
+            step=found.step, seconds=seconds, verdict=judged.value, not_restored=left, recipe=self.recipe
+        )
         if self.log is None:
             return event
         self.log.record(event)
-        if judged is Verdict.ONCE:
+        if judged in (Verdict.HIDDEN, Verdict.RANDOM):
+            print(sentences.accepted(found.step), flush=True)
+        elif judged is Verdict.ONCE:
             names = differences(earlier.found[0].entries, earlier.found[1].entries)
             print(sentences.wrong_once(found.step, names), flush=True)
         else:

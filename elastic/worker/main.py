@@ -94,10 +94,12 @@ def run_recipe(
     if brought is not None:
         as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
         ImportWatch(brought, partial(begin_again, *as_started), is_recipe=is_recipe).start()
+    disturbed = disturb_memory() if launch.agent is not None and launch.agent.disturbs else None
     forked_child.begin()
     script_end.fail_with(partial(end_failed, launch))
     try:
         run_script(recipe)
+        del disturbed
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
         if stop.code not in (None, 0):
@@ -109,6 +111,14 @@ def run_recipe(
     # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
         end_failed(launch, error)
+
+
+def disturb_memory() -> list[bytes]:
+    """Objects that are to be kept: those that follow lie at other addresses than without them.
+
+    Forks of one process have the same addresses, by which Python orders a set of modules.
+    """
+    return [bytes(size) for size in range(1, 512, 16) for _ in range(os.urandom(1)[0])]
 
 
 def is_of_recipe(launch: Launch) -> bool:

@@ -18,6 +18,7 @@ from elastic.agent.decide import (
 )
 from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import (
+    EXIT_AGAIN,
     EXIT_COMPLETE,
     EXIT_DIVERGED,
     EXIT_FAILED,
@@ -144,6 +145,7 @@ TABLE = {
         Action.REDO,
         "the ranks differed",
     ),
+    "a step that was done again differed": (after(EXIT_AGAIN, EXIT_PEER_LOST), Action.AGAIN, "again differs"),
     "a worker exits as if ranks differed, and says nothing of it": (
         after(EXIT_DIVERGED),
         Action.FAIL,

@@ -57,7 +57,12 @@ def test_every_variable_that_names_another_metadata_service_is_said():
 
 
 def test_every_exit_code_has_its_row():
-    own = {errors.EXIT_PEER_LOST, errors.EXIT_DIVERGED, errors.EXIT_RECIPE}  # of workers, to their agent
+    own = {
+        errors.EXIT_PEER_LOST,
+        errors.EXIT_DIVERGED,
+        errors.EXIT_RECIPE,
+        errors.EXIT_AGAIN,
+    }  # of workers, to their agent
     ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - own
     assert set(map(int, first_cells("What to do at each exit code"))) == ours | {EXIT_CTRL_C}
 

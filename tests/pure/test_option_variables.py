@@ -25,6 +25,7 @@ TEXTS = {
     "keep": ("5", "6"),
     "snapshot_every": ("off", "7"),
     "audit": ("100", "off"),
+    "rehearse": ("100", "off"),
     "balance": ("off", "auto"),
     "hang_timeout": ("60s", "off"),
     "grace_s": ("120", "2min"),
@@ -45,7 +46,7 @@ TEXTS = {
 
 def test_every_option_has_a_variable_and_none_is_one_that_means_something_else():
     """`ELASTIC_AGENT` and its like are set for workers, by an agent or a check."""
-    assert VARIABLES.keys() == FLAGS.keys() == {*TEXTS, "fresh"}
+    assert VARIABLES.keys() == FLAGS.keys() == {*TEXTS, "fresh", "accept"}
     assert VARIABLES["max_nodes"] == "ELASTIC_MAX_NODES"
     assert VARIABLES["grace_s"] == "ELASTIC_GRACE"
     assert (VARIABLES["run_dir"], VARIABLES["from_"]) == (environment.RUN_DIR, environment.FROM)

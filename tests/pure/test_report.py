@@ -332,6 +332,8 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "step_time_s": {"median": None, "p99": None},
         "checkpoints": {"committed": 0, "failed": 0},
         "audits": {"done": 0, "failed": 0},
+        "rehearsals": {"count": 0, "alike": 0, "seconds": 0},
+        "overlaps": {"count": 0, "alike": 0, "seconds": 0},
         "generations": [],
         "recoveries": [],
         "slow_ranks": [],

@@ -24,6 +24,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
     control_page: str,
     memory: str,
     uploader: str,
+    is_rehearsal: bool,
 ) -> list[WorkerStart]:
     """How to start each worker of a generation."""
     options = settings.options
@@ -47,6 +48,8 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,
         rehearse=str(options.rehearse),
+        disturbs=is_rehearsal,
+        accepts=options.accept,
         evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
     )
     return [
