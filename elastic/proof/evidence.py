@@ -5,7 +5,7 @@ is the nearest to the cause. It says what differs, and a third computation says 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -86,6 +86,12 @@ def not_restored(first: Evidence, second: Evidence) -> dict[str, str]:
         for name in differences(*texts)
         if name not in unsteady
     }
+
+
+def roots(names: Iterable[str]) -> list[str]:
+    """The variables from which these are reached, each once."""
+    plain = (name.removeprefix("len(").removesuffix(")") for name in names)
+    return list(dict.fromkeys(name.partition("[")[0] for name in plain))
 
 
 def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from elastic.proof.evidence import Evidence, Verdict, not_restored
+from elastic.proof.evidence import Evidence, Verdict, not_restored, roots
 
 MOST_NAMES = 3
 
@@ -40,7 +40,7 @@ def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdi
         else "No two of three computations are alike: the script draws without a seed, reads the clock, or allows "
         "algorithms that are not deterministic"
     )
-    variables = list(not_restored(first, last))
+    variables = roots(not_restored(first, last))
     kept = f"\nA restart does not bring back {', '.join(variables[:MOST_NAMES])}." if variables else ""
     shards = [name for name in names if name.startswith("the loss of shard")]
     if judged is Verdict.HIDDEN and first.world_size != last.world_size:

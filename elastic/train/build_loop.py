@@ -116,6 +116,7 @@ class LoopBuilder:
                 clock=clock,
                 generation=link.generation,
                 log=self._log_of_rank0,
+                events=self.run_dir.events,
                 recipe=self._recipe,
                 accepts=link.accepts,
             ),

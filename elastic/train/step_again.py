@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from elastic.errors import EXIT_AGAIN, RecipeNotExact
 from elastic.events import Overlapped, Rehearsed, StepDiffered
-from elastic.observe.log import EventLog
+from elastic.observe.log import EventLog, read_rare
 from elastic.proof import evidence, sentences
-from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, verdict
+from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, roots, verdict
 from elastic.proof.variables import Collector
 from elastic.system.clock import Clock
 from elastic.train import structure
@@ -61,6 +61,7 @@ class StepAgain:
     clock: Clock
     generation: int
     log: EventLog | None  # on rank 0 alone
+    events: Path  # the folder of what was recorded
     recipe: str  # its text and arguments, as a checksum
     accepts: bool  # what a restart computes, where it differs
     earlier: Earlier = NOTHING
@@ -158,6 +159,8 @@ class StepAgain:
         )
         if self.log is None:
             return event
+        before = read_rare(self.events, Rehearsed)  # each variable is named once
+        said = {name for each in before for name in roots(each.event.not_restored)}
         self.log.record(event)
         if judged in (Verdict.HIDDEN, Verdict.RANDOM):
             print(sentences.accepted(found.step), flush=True)
@@ -165,7 +168,15 @@ class StepAgain:
             names = differences(earlier.found[0].entries, earlier.found[1].entries)
             print(sentences.wrong_once(found.step, names), flush=True)
         else:
-            print(sentences.alike(found.step, seconds, list(left), earlier.is_rehearsal), flush=True)
+            print(
+                sentences.alike(
+                    found.step,
+                    seconds,
+                    [name for name in roots(left) if name not in said],
+                    earlier.is_rehearsal,
+                ),
+                flush=True,
+            )
         return event
 
     def _write(self, earlier: Earlier) -> None:

@@ -1,0 +1,171 @@
+"""A step is done again by other workers, and a difference is found, named and never passed over.
+
+Each comparison has planted faults of its kind beside the recipe without them: one that cannot fail
+would prove nothing.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "hidden_state"))
+
+from kind import PRELUDE
+
+REHEARSE = ("--rehearse", "auto", "--snapshot-every", "1", "--audit", "off")
+OVERLAP = ("--rehearse", "1000", "--snapshot-every", "1", "--audit", "off")
+LOOP = """
+state = elastic.State(model=model, optimizer=optimizer)
+for step in run.steps(run.data(samples, epochs=EPOCHS), state):
+    before(step)
+    step.mean_loss(loss_of)
+    optimizer.step()
+"""
+HIDDEN = "\nseen = []\ndef before(step):\n    seen.append(1)\n    optimizer.param_groups[0]['lr'] = 0.1 / len(seen)\n"
+RANDOM = "\nimport os\ndef before(step):\n    optimizer.param_groups[0]['lr'] = os.urandom(1)[0] / 1000\n"
+BY_WORLD = """
+import os, time
+from pathlib import Path
+gates = Path(os.environ["TINY_GATES"])
+def before(step):
+    if step.number == 6:
+        (gates / f"at-6-rank{run.rank}").touch()
+        while not (gates / "go-6").exists():
+            time.sleep(0.01)
+    optimizer.param_groups[0]["lr"] = 0.1 * run.world_size
+"""
+SHOWN = "\nbest = 9.0\ndef before(step):\n    global best\n    best = min(best, step.number)\n"
+KEPT = "\nimport copy\nshadow = copy.deepcopy(model)\ndef before(step):\n    with torch.no_grad():\n        shadow[0].weight.lerp_(model[0].weight, 0.1)\n"
+ONCE = "\nfrom pathlib import Path\nPath('made').mkdir()\ndef before(step):\n    pass\n"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(before: str) -> Path:
+        path = tmp_path / "recipe.py"
+        path.write_text(PRELUDE + before + LOOP)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_rehearsed_run_has_the_bits_of_an_undisturbed_one(drill, undisturbed, workers):
+    agent = drill.start(*REHEARSE, "--nproc-per-node", str(workers))
+    agent.ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("rehearsed", "step", "verdict") == [(3, "alike"), (10, "alike")]
+    assert agent.output.count("same bits") == 2
+    assert "generation 2" not in agent.output
+    code, report = drill.inspects("report", drill.run.url)
+    assert (code, report["lost_steps"], report["recoveries"]) == (0, 0, [])
+    assert "rehearsal" not in report["badput_s"]
+    assert (report["rehearsals"]["count"], report["rehearsals"]["alike"]) == (2, 2)
+
+
+def test_a_changed_group_does_the_last_step_again(drill, undisturbed):
+    """One node, joined by a second one, which leaves again."""
+    drill.shut(8, 16)
+    first = drill.start("--max-nodes", "2", *OVERLAP)
+    drill.stands(8, ranks=1)
+    second = drill.start("--max-nodes", "2", *OVERLAP)
+    drill.happens("drain_requested")
+    drill.open(8)
+    drill.stands(16, ranks=2)
+    second.signal(signal.SIGTERM)
+    drill.waits_for(lambda: len(drill.events("drain_requested")) > 1, "a second drain")
+    drill.open(16)
+    second.ends_with(75)
+    first.ends_with(0)
+    drill.is_like(undisturbed)
+    assert [verdict for (verdict,) in drill.values("overlapped", "verdict")] == ["alike", "alike"]
+    assert drill.values("restored", "lost_steps") == [(0,), (0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "before", "verdict", "words"),
+    [
+        pytest.param(1, HIDDEN, "hidden", "outside its State", id="a counter"),
+        pytest.param(2, HIDDEN, "hidden", "outside its State", id="a counter, two workers"),
+        pytest.param(1, RANDOM, "random", "No two of three", id="an unseeded draw"),
+        pytest.param(1, KEPT, "hidden", "shadow", id="weights that only a variable holds"),
+    ],
+)
+def test_a_recipe_that_a_restart_changes_is_stopped(drill, recipe, workers, before, verdict, words):
+    agent = drill.start(*REHEARSE, "--nproc-per-node", str(workers), recipe=recipe(before))
+    agent.ends_with(1)
+    (differed,) = drill.events("step_differed")
+    assert (differed["step"], differed["verdict"]) in [(3, verdict), (8, verdict)]
+    step = differed["step"]
+    assert words in agent.output
+    assert f"step {step - 1} is the newest that is saved" in agent.output
+    assert not drill.events("rehearsed", step=step)
+
+
+def test_a_recipe_that_depends_on_the_number_of_workers_is_stopped_as_it_changes(drill, recipe):
+    path = recipe(BY_WORLD)
+    first = drill.start("--max-nodes", "2", *OVERLAP, recipe=path)
+    drill.stands(6, ranks=1)
+    second = drill.start("--max-nodes", "2", *OVERLAP, recipe=path)
+    drill.happens("drain_requested")
+    drill.open(6)
+    first.ends_with(1)
+    second.ends_with(1)
+    assert drill.values("step_differed", "step", "verdict") == [(7, "hidden")]
+    assert "the number of workers too: 1 then, 2 now" in first.output
+
+
+def test_variables_that_are_only_shown_are_named_in_the_line_of_the_rehearsal(drill, recipe):
+    agent = drill.start(*REHEARSE, recipe=recipe(SHOWN))
+    agent.ends_with(0)
+    lines = [line for line in agent.output.splitlines() if "best" in line]
+    assert [line.partition(";")[2] for line in lines if "rehearsed" in line] == [
+        " a restart does not bring back best (report says more)"
+    ]
+    assert drill.values("rehearsed", "not_restored")[1][0] == {"best": "3 then, 8 now"}
+
+
+def test_what_a_restart_computes_can_be_accepted(drill, recipe):
+    agent = drill.start(*REHEARSE, "--accept", recipe=recipe(HIDDEN))
+    agent.ends_with(0)
+    assert drill.values("step_differed", "step", "accepted") == [(3, True), (8, True)]
+
+
+def test_a_script_that_cannot_be_started_twice_is_said_to_be_one(drill, recipe):
+    agent = drill.start(*REHEARSE, recipe=recipe(ONCE))
+    agent.ends_with(1)
+    assert "the script failed when it was started again, as it would be after a fault" in agent.output
+    assert "FileExistsError" in agent.output
+
+
+@pytest.mark.parametrize("when", ["before it is restored", "in the step"])
+def test_a_worker_that_is_killed_in_a_rehearsal_makes_it_an_ordinary_restart(drill, undisturbed, when):
+    gate = "meet-2" if when == "before it is restored" else 3
+    drill.shut("meet-2")
+    agent = drill.start(*REHEARSE)
+    drill.stands("meet-2", ranks=1)
+    if gate == 3:
+        drill.shut(3)
+        drill.open("meet-2")
+        drill.waits_for((drill.gates / "at-3-rank0").exists, "the step that is done again")
+    os.kill(drill.pid_of_rank(0, generation=2), signal.SIGKILL)
+    drill.open("meet-2")
+    drill.open(3)
+    agent.ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("generation_started", "cause", generation=3) == [("failure",)]
+
+
+def test_a_node_that_is_to_leave_in_a_rehearsal_loses_no_step(drill, undisturbed):
+    drill.shut("meet-2")
+    agent = drill.start(*REHEARSE)
+    drill.stands("meet-2", ranks=1)
+    agent.signal(signal.SIGTERM)
+    agent.ends_with(75)
+    assert "step 3 is saved" in agent.output
+    drill.open("meet-2")
+    drill.start(*REHEARSE).ends_with(0)
+    drill.is_like(undisturbed)
