@@ -4,18 +4,12 @@ python benchmarks/steady.py --checks
 
 Without forward and backward, at a world size of one, where one rank makes the calls of all shards.
 A step of 50 ms is the short one to which the shares refer. What each step does alike is the median
-of many rounds. The looks at what the loop remembers come ever more rarely: their figures are means
-over the first thousand steps of a run, in which an epoch has a hundred. The first hundred steps,
-which have most of the looks, also stand by themselves. So does the first step of a process, which
-reads the recipe's code and is in none of the means; and a look before a state is kept, which counts
-into the cost of the snapshot. Seconds are those of the processor, so that other load counts little.
+of many rounds. Seconds are those of the processor, so that other load counts little.
 """
 
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,22 +21,14 @@ from elastic.data import stale_copies
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train import refuse
-from elastic.train.body_changes import BodyChanges
-from elastic.train.body_places import BodyPlaces
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
-from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.derived_weights import compute_again
-from elastic.train.left_behind import Leftovers
-from elastic.train.loop_form import LoopForm
-from elastic.train.loop_memory import LoopMemory
 from elastic.train.modes import StepModes
-from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
-STEPS, FIRST_STEPS, EPOCH = 1000, 100, 100
-KEPT = 100  # steps behind them whose states are kept
+STEPS = 1000
 
 
 def median_s(function: Callable[[], object], *before: Callable[[], object]) -> float:
@@ -133,6 +119,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
         "forwards that change parameters": median_s(forward),
         "modes of each shard": median_s(shards_in_modes),
         "weights that hooks compute": median_s(lambda: compute_again(contract.modules())),
+        "signals that the recipe handles itself": median_s(refuse.own_signal_handlers),
         "a dataset of which processes have copies": median_s(
             lambda: stale_copies.check(copies, stale_copies.attributes_of(of.dataset), set(), 2, 1)
         ),
@@ -175,76 +162,12 @@ def of_copies_s(of: Recipe) -> float:
     return median_s(copy)
 
 
-def steps(memory: LoopMemory, spent_s: list[float], kept_s: list[float]) -> Iterator[int]:
-    """Those of a run, each with its looks.
-
-    spent_s: gets the seconds of each. kept_s: those of a look before a state is kept.
-    """
-    form = LoopForm()
-    for step in range(1, STEPS + 1):
-        begins_epoch = step % EPOCH == 1
-        began_s = time.thread_time()
-        form.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
-        memory.begin(step, begins_epoch=begins_epoch)
-        memory.before_loading(step)
-        memory.body.after_gradients()
-        refuse.own_signal_handlers()
-        spent_s.append(time.thread_time() - began_s)
-        yield step
-    for step in range(STEPS + 1, STEPS + KEPT + 1):
-        memory.begin(step)
-        memory.before_loading(step)
-        memory.body.after_gradients()
-        yield step
-        began_s = time.thread_time()
-        memory.before_saving(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
-        kept_s.append(time.thread_time() - began_s)
-
-
-def of_looks_s(of: Recipe) -> tuple[list[float], float]:
-    """Seconds in each step, at the recipe's variables and at what its body sets.
-
-    And those of a look before a state is kept.
-    """
-    modules = ModuleSettings(state=of.state)
-    body = BodyChanges(state=of.state, dataset=of.dataset, settings=modules)
-    memory = LoopMemory(
-        settings=DatasetSettings(dataset=of.dataset),
-        modules=modules,
-        state=of.state,
-        last_step=10**9,
-        left_out=[of.dataset],
-        report=lambda _found: None,
-        body=body,
-        places=BodyPlaces(of.state, Leftovers(of.state, lambda: False)),
-    )
-    spent_s: list[float] = []
-    kept_s: list[float] = []
-
-    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for step in steps(memory, spent_s, kept_s):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0 * step
-            model.train()
-
-    with ThreadPoolExecutor(1) as alone:  # without the frames of the benchmark, which no recipe has
-        alone.submit(train, of.model, of.optimizer).result()
-    return spent_s, statistics.median(kept_s)
-
-
 def checks() -> Table:
     of = recipe()
     found = of_each_step_s(of) | of_buffers_s(of)
-    (first_s, *looks_s), kept_s = of_looks_s(of)
-    alike_s = sum(found.values())
-    found["looks at what the loop remembers, its form, and what its body sets"] = statistics.mean(looks_s)
     table = Table("checked in every step", "µs", "share of 50 ms", title="ResNet-50, 8 shards on one rank")
     sums = {
         "together": sum(found.values()),
-        f"together, in steps 2 to {FIRST_STEPS} of a process": alike_s
-        + statistics.mean(looks_s[: FIRST_STEPS - 1]),
-        "looks in the first step of a process, once": first_s,
-        "a look at a snapshot, beside these": kept_s,
         "copies of buffers for each shard, beside these": of_copies_s(of),
     }
     for name, seconds in (found | sums).items():

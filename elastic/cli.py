@@ -209,7 +209,7 @@ def _train(words: list[str]) -> int:
         interpreter.restart()  # before imports, which it would repeat
         supervisor.supervise(page, options.drain_signals)
     _tell_of_variables(options, variables)
-    from elastic.agent import preflight, second_loop
+    from elastic.agent import preflight
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
     from elastic.monitoring.open_monitors import check_monitoring, open_monitors
@@ -217,8 +217,7 @@ def _train(words: list[str]) -> int:
 
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
-    if preflight.imports_library(recipe):
-        second_loop.refuse(recipe, recipe.read_bytes())
+    preflight.imports_library(recipe)
     with _named(variables):
         preflight.check_command(options)
         check_monitoring(options)

@@ -180,66 +180,9 @@ class SettingsIgnored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeEdited(Event):
-    """The process that goes on after `step` runs another recipe than the one that trained it.
-
-    `text`: the recipe's text is another one. `numbers`: that its functions read, each with both
-    values.
-    """
+    """The process that goes on after `step` runs another text than the one that trained it."""
 
     step: int
-    text: bool = False
-    numbers: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsavedVariables(Event):
-    """The loop remembers something that no object of the State saves; written by rank 0.
-
-    `changing`: numbers, strings and lists that begin again in each generation. `after_loop`:
-    variables that the loop sets and the code after it reads. `files`: those that a step read and an
-    earlier one had written. `by_loading`: numbers of the dataset or of collate that loading samples
-    changes. `unreadable`: what could not be looked at, each with the error. `step`: at which it was
-    seen.
-    """
-
-    step: int
-    changing: list[str]
-    after_loop: list[str]
-    files: list[str] = field(default_factory=list)
-    by_loading: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldSizeRead(Event):
-    """The recipe's text asks for the number of workers, adds over them, or computes with a rank.
-
-    `places`: each with its file, line and words; all of them, also none, at each beginning.
-    """
-
-    places: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderedByAddress(Event):
-    """The recipe's text orders or computes by addresses, as by `id` or in a set of objects.
-
-    `places`: each with file, line and words.
-    """
-
-    places: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnWithoutSeed(Event):
-    """The recipe draws from the operating system or the clock, as by `default_rng()`.
-
-    `places`: each with file, line and words, as the text or a call showed them. `is_more`: a call
-    in a process that has gone on, or in a step, beside the places before.
-    """
-
-    places: list[str]
-    is_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

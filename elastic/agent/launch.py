@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from elastic.agent import preflight, second_loop
+from elastic.agent import preflight
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
@@ -93,9 +93,6 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
         start, must_spawn = spawner.start, spawner.fork_no_more
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, start, must_spawn)
         declared, is_new = preflight.check_run_dir(options, declared, run, nproc)
-        recipe = Path(options.recipe)
-        if said := second_loop.note(recipe, recipe.read_bytes(), run.url):
-            print(printable(said), flush=True)
     else:
         preflight.check_plain(options)
     # Also those of a run that is set aside: a process of it that wakes up late shares no file.

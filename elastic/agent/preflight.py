@@ -9,14 +9,16 @@ directory, and finds the state that --from names. A script that does not import 
 run twice: nothing is known of it but its text.
 """
 
-import ast
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import tokenize
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from symtable import symtable
 
 from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.open_rendezvous import rendezvous_config
@@ -46,17 +48,30 @@ _STDERR = 2
 def imports_library(recipe: Path) -> bool:
     """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
     try:
-        tree = ast.parse(recipe.read_bytes(), filename=str(recipe))
+        text = recipe.read_bytes()
+        symtable(text, str(recipe), "exec")  # type: ignore[arg-type]  # bytes name their encoding
+        imported = list(_imported(text))
     except FileNotFoundError as error:
         raise UsageError(
             f"expected a recipe, found no file {recipe}; give the path of a Python script"
         ) from error
     except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"expected a Python script in {recipe}, found something else: {error}") from error
-    nodes = [*ast.walk(tree)]
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    return any(name.partition(".")[0] == "elastic" for name in imported)
+    return "elastic" in imported
+
+
+def _imported(text: bytes) -> Iterator[str]:
+    """The first part of each name that a statement imports, or imports from."""
+    before, statement = "", ""  # the token before; the kind of import that goes on
+    for token in tokenize.tokenize(BytesIO(text).readline):
+        word = token.string if token.type in (tokenize.NAME, tokenize.OP) else ""
+        if not word or word == ";":
+            statement = ""
+        elif word in ("import", "from") and before in ("", ";", ":"):
+            statement = word
+        elif (statement, before) in (("import", "import"), ("import", ","), ("from", "from")):
+            yield word
+        before = word
 
 
 def check_command(options: Options) -> None:

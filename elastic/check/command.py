@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from elastic.agent import second_loop
 from elastic.agent.preflight import imports_library
 from elastic.check.check import check
 from elastic.check.plan import GRADIENT
@@ -52,7 +51,6 @@ def _check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> 
             f"expected a recipe that imports elastic, found that {recipe} does not: this library keeps no state of such"
             " a script, and there is nothing to compare"
         )
-    second_loop.refuse(recipe, recipe.read_bytes())
     return check(options, tell, news)
 
 

@@ -173,11 +173,6 @@ def variables() -> dict[str, str]:
     return dict(os.environ)
 
 
-def raw_variables() -> dict[bytes, bytes]:
-    """A copy of all variables as the system has them, in a hundredth of the time."""
-    return dict(vars(os.environ)["_data"])
-
-
 def replace(by: Mapping[str, str]) -> None:
     """Exchange the whole environment, as if this process had been started with `by`."""
     os.environ.clear()

@@ -8,7 +8,7 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 (sample_memory.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, tee
@@ -25,10 +25,6 @@ from elastic.data.loading_processes import KeyedBatches, load_in_processes, slic
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
-from elastic.system.clock import Clock, SystemClock
-
-CHECKED_SAMPLES = 64  # at least, before the first step, if they load fast
-CHECK_S = 2.0  # of loading for that check, after which no more samples are added
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,45 +77,43 @@ class BatchLoader:
     workers: int
     collate: Callable[[list[Any]], Any] | None
     ahead: int = 1
-    clock: Clock = field(default_factory=SystemClock)
 
-    def batches(self, slices: Iterator[Slice], first: Iterator[Slice] | None = None) -> Iterator[Batch]:
+    def batches(self, slices: Iterator[Slice], first: Slice | None = None) -> Iterator[Batch]:
         """One batch of each slice, in order. Loading processes take slices ahead of their use.
 
-        first: slices of which the first few are loaded for a look. Raises UsageError if the dataset
-        remembers their samples.
+        first: is loaded twice before. Raises UsageError if the dataset remembers its samples.
         """
         slices, ahead = tee(slices)
         loading = self._load(ahead)  # its processes have begun, with the dataset as it is
         if first is not None:
             try:
-                self._check_memory(_first_few(first))
+                self._check_memory(first)
             except UsageError:
                 del loading  # its processes end at once, and the garbage collector would wait for them
                 raise
         for each, data in zip(slices, loading, strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
-    def load_again(self, one: Slice) -> Any:
-        """The collated samples of one slice, loaded in this process."""
-        return next(replace(self, workers=0).batches(iter([one]))).data
+    def again(self, one: Slice) -> Batch:
+        """The batch of one slice, loaded in this process."""
+        return next(replace(self, workers=0).batches(iter([one])))
 
     @property
     def is_whole(self) -> bool:
         """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
         return type(self.dataset) is TensorDataset and self.collate is None
 
-    def _check_memory(self, slices: list[Slice]) -> None:
+    def _check_memory(self, first: Slice) -> None:
         """Raises UsageError."""
         if self.is_whole:
             return
 
-        def load(place: int, is_own: bool, collate: sample_memory.Collate) -> Any:
-            one = slices[place] if is_own else slices[place]._replace(epoch=-1)
-            return replace(self, collate=collate).load_again(one)
+        def load(order: Sequence[int], is_own: bool, collate: sample_memory.Collate) -> Any:
+            places, epoch = list(order), first.epoch if is_own else -1
+            one = Slice(epoch, first.shard, first.indices[places], first.streams[places])
+            return replace(self, collate=collate).again(one).data
 
-        samples, end = [each.indices.tolist() for each in slices], self.clock.monotonic() + CHECK_S
-        sample_memory.check(self.dataset, samples, load, self.collate, lambda: self.clock.monotonic() < end)
+        sample_memory.check(len(first.indices), load, self.collate)
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -140,8 +134,7 @@ class BatchLoader:
 class Loader:
     """Loads the shards of one rank; workers and collate as in BatchLoader.
 
-    chosen: what run.data was given to choose samples by, by the name of the argument.
-    of_loading: names of attributes of the dataset, or of collate, that loading was seen to change.
+    of_loading: names of attributes of the dataset that loading was seen to change.
     """
 
     dataset: Any
@@ -149,9 +142,7 @@ class Loader:
     device: torch.device
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
-    chosen: Mapping[str, Any] = field(default_factory=dict)
     of_loading: set[str] = field(default_factory=set)
-    clock: Clock = field(default_factory=SystemClock)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
         """As `steps_of`, of the same shards in each step."""
@@ -181,10 +172,8 @@ class Loader:
             workers=self.workers,
             collate=self.collate,
             ahead=len(at_first),  # while a step computes, the whole next one is loaded
-            clock=self.clock,
         )
-        # The look takes the first step's shards: those of later steps are not known yet.
-        looked_at = self._slices(lambda _step: at_first, first_step) if check_first else None
+        looked_at = next(self._slices(lambda _step: at_first, first_step)) if check_first else None
         batches = loader.batches(self._slices(shards_of, first_step), looked_at)
         for number in range(first_step, self.order.steps + 1):
             shards = shards_of(number)
@@ -221,8 +210,7 @@ class Loader:
         return now
 
     def _attributes(self) -> stale_copies.Attributes:
-        of_method = stale_copies.attributes_of_method(self.collate)
-        return stale_copies.attributes_of(self.dataset, self.collate) | of_method
+        return stale_copies.attributes_of(self.dataset)
 
     def _slices(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[Slice]:
         """A step without shards has one slice, without samples: loading processes count slices, and
@@ -243,17 +231,6 @@ class Loader:
                     torch.from_numpy(order.shard(samples, shard)),
                     torch.from_numpy(order.shard(streams, shard)),
                 )
-
-
-def _first_few(slices: Iterator[Slice]) -> list[Slice]:
-    """The first, and more with twice as many samples, or up to CHECKED_SAMPLES in all."""
-    found = [next(slices)]
-    most = max(CHECKED_SAMPLES, 3 * len(found[0].indices))
-    for each in slices:
-        if sum(len(known.indices) for known in (*found, each)) > most:
-            break
-        found.append(each)
-    return found
 
 
 def to_device(value: Any, device: torch.device) -> Any:

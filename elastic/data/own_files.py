@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +44,9 @@ def _recorded(folder: Path) -> frozenset[str]:
     return frozenset(row[0] for each in records for row in csv.reader(each.splitlines()) if row)
 
 
-def is_own_class(kind: type) -> bool:
-    return kind.__module__ == "__main__" or _is_own_module(kind.__module__)
+def is_own_code(thing: Any) -> bool:
+    """Whether a function or a class, or the class of an object, is the recipe's."""
+    return thing.__module__ == "__main__" or _is_own_module(thing.__module__)
 
 
 @cache

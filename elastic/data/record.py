@@ -31,11 +31,9 @@ class DataRecord:
     the run; order_so_far: of those up to the epoch of the state that the record stands beside; both
     are of the permutation's network where there is one, and empty where samples are sorted.
     contents: of each part of the dataset; None in records of earlier versions. generators: the
-    states of the global generators of random numbers when the loop began, on rank 0. settings: what
-    the loop had set in its dataset and in modules when the state was saved, as JSON by name.
-    evaluated: what run.evaluate was given, by the line of the recipe. frozen: what the functions of
-    a step read and no State saves, by its name. numbers: those that they read, as text by name.
-    recipe: of the recipe's text; empty in earlier records.
+    states of the global generators of random numbers when the loop began, on rank 0. recipe: of the
+    recipe's text; empty in earlier records. Other fields that records of earlier versions have are
+    ignored.
     """
 
     samples: Count
@@ -47,10 +45,6 @@ class DataRecord:
     order_so_far: _Hash = ""
     contents: dict[str, _Hash] | None = None
     generators: dict[str, _Hash] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
-    evaluated: dict[str, _Hash] = field(default_factory=dict)
-    frozen: dict[str, _Hash] = field(default_factory=dict)
-    numbers: dict[str, str] = field(default_factory=dict)
     recipe: _Hash = ""
 
     def to_json(self) -> str:
@@ -197,7 +191,7 @@ def check_ranks(records: list[DataRecord]) -> None:
     """Raises UsageError, with the first difference, unless all ranks have the same data."""
     for rank, record in enumerate(records):
         first = records[0]
-        others = "contents", "generators", "settings", "evaluated", "frozen", "numbers", "recipe"
+        others = "contents", "generators", "recipe"
         names = [name for name in DataRecord.__slots__ if name not in others]
         for name in names:
             if getattr(record, name) != getattr(first, name):

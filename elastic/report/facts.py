@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
-from elastic.observe.began_again import Unsaved
 from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.plain_script import plain_facts
@@ -45,13 +44,8 @@ def report_facts(report: Report) -> dict[str, str]:
             "final digest": value_text(report.final_digest),
         }
         | _lineage(report.lineage)
-        | _began_again(report.began_again)
-        | _unsaved(report.unsaved)
         | _replays(report.replays)
         | _edits(report.edits)
-        | _named("asks for workers or ranks", report.world_size_reads)
-        | _named("orders by addresses", report.ordered_by_address)
-        | _named("draws without a seed", report.drawn_without_seed)
         | _named("logged, of rank 0 alone", report.logged_by_rank)
         | _unreadable(report.unreadable_lines)
     )
@@ -73,23 +67,6 @@ def _slow_ranks(found: list[SlowRank]) -> dict[str, str]:
         for each in found
     ]
     return _listed("slow", lines)
-
-
-def _began_again(names: list[str]) -> dict[str, str]:
-    """One line, if there are such variables."""
-    return {"began again": f"{', '.join(names)}: no State saves what the loop keeps there"} if names else {}
-
-
-def _unsaved(found: Unsaved) -> dict[str, str]:
-    """Up to five lines: names alone, which may be many."""
-    lines = {
-        "changed, not saved": found.changing,
-        "read after the loop": found.after_loop,
-        "files of earlier steps": found.files,
-        "changed by loading": found.by_loading,
-        "not looked at": found.unreadable,
-    }
-    return {label: ", ".join(names) for label, names in lines.items() if names}
 
 
 def _named(label: str, places: list[str]) -> dict[str, str]:
@@ -117,11 +94,7 @@ def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
 
 
 def _edits(found: list[RecipeEdited]) -> dict[str, str]:
-    lines = [
-        f"after step {each.step}: {', '.join([*(['another text of the recipe'] if each.text else []), *each.numbers])}"
-        for each in found
-    ]
-    return _listed("edited", lines)
+    return _listed("edited", [f"after step {each.step}: another text of the recipe" for each in found])
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:

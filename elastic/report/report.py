@@ -12,15 +12,7 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import (
-    Unsaved,
-    asked_for_workers,
-    began_again,
-    drawn_without_seed,
-    logged_by_rank,
-    ordered_by_address,
-    unsaved,
-)
+from elastic.observe.began_again import logged_by_rank
 from elastic.observe.generation_end import Start
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (
@@ -121,13 +113,9 @@ class Report:
     slow_ranks: those for which the group waited (slow_ranks.py). shards_by_rank: how many each rank
     of the newest generation computes, empty where all have as many, but for one.
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
-    states of other runs that this one descends from, oldest first. began_again: variables of the
-    recipe's loop that no State saves, where the run went on from a state after they had changed.
-    unsaved: all such variables.
+    states of other runs that this one descends from, oldest first.
     replays: steps that gave another result when they were done again. edits: where a process with
-    another recipe, or other numbers that it reads, went on. world_size_reads: where the
-    recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
-    drawn_without_seed: where it draws from the operating system or the clock.
+    another text of the recipe went on.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
     agents that a scheduler started, by the time of their starts. unreadable_lines: of the metrics,
     whose steps no figure here has. plain: of a script without this library, which has no steps,
@@ -155,13 +143,8 @@ class Report:
     shards_by_rank: list[int]
     lineage: list[Ancestor]
     divergences: list[Divergence]
-    began_again: list[str]
-    unsaved: Unsaved
     replays: list[kinds.ReplayDiffered]
     edits: list[kinds.RecipeEdited]
-    world_size_reads: list[str]
-    ordered_by_address: list[str]
-    drawn_without_seed: list[str]
     logged_by_rank: list[str]
     scheduled: list[ScheduledNode]
     unreadable_lines: int
@@ -220,13 +203,8 @@ def summarise(
         shards_by_rank=shards_by_rank(events),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
-        began_again=began_again(events),
-        unsaved=unsaved(events),
         replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
         edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
-        world_size_reads=asked_for_workers(events),
-        ordered_by_address=ordered_by_address(events),
-        drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
         scheduled=_scheduled(events),
         unreadable_lines=trained.num_unreadable,

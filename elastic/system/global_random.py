@@ -17,8 +17,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from elastic.system import unseeded_calls
-
 # torch's CPU generator uses 32 bits of a seed. A larger seed is one that no recipe chose.
 RECIPE_SEEDS = 2**32
 UNSEEDED = 0x656C_6173_7469_6300
@@ -28,7 +26,6 @@ BEFORE_START = 0
 def seed_alike() -> None:
     """At the first line of a recipe; a recipe's own seeds come later and count."""
     random.seed(BEFORE_START)
-    unseeded_calls.watch_python()
     for name, seed in _SEEDS.items():
         module = sys.modules.get(name)
         if module is None:
@@ -62,11 +59,6 @@ def seed_at_import() -> None:
         seed_alike()
 
 
-def _seed_numpy(module: Any) -> None:
-    module.seed(BEFORE_START)
-    unseeded_calls.watch_numpy(module)
-
-
 def _seed_torch(torch: Any) -> None:
     generator = torch.default_generator
     if generator.initial_seed() >= RECIPE_SEEDS and not was_drawn_from(torch, generator):
@@ -80,7 +72,7 @@ def was_drawn_from(torch: Any, generator: Any) -> bool:
 
 
 _SEEDS: dict[str, Callable[[Any], object]] = {
-    "numpy.random": _seed_numpy,
+    "numpy.random": lambda numpy_random: numpy_random.seed(BEFORE_START),
     "torch": _seed_torch,
 }
 

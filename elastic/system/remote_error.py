@@ -108,7 +108,7 @@ def _is_plain(value: Any) -> bool:
 def _traceback(stack: tuple[tuple[str, int, str], ...]) -> TracebackType | None:
     trace = None
     for file, line, function in reversed(stack):
-        code = _frame.__code__.replace(co_filename=file, co_name=function, co_qualname=function)
+        code = _frame().f_code.replace(co_filename=file, co_name=function, co_qualname=function)
         trace = TracebackType(trace, FunctionType(code, {"sys": sys})(), _NOWHERE, line)
     return trace
 

@@ -9,13 +9,13 @@ joined the sum. This finds what a comparison of states cannot: a result that all
 that another world size would not have given.
 
 It happens before the sums are assigned, so before the parameters are updated, and leaves random
-streams, buffers and `.grad` as they were; also what the function changes outside (reachable.py),
-but for large tensors. It does not look at sums that no backward follows, nor at the optimizer. In
-the third computation, which only tells a machine from a recipe, functions of earlier sums of the
-step see the variables of the loop as they are by then.
+streams, buffers, modes and `.grad` as they were. What the function leaves elsewhere, such as a
+count in an attribute, stays as the second computation leaves it. It does not look at sums that no
+backward follows, nor at the optimizer. In the third computation, which only tells a machine from a
+recipe, functions of earlier sums of the step see the variables of the loop as they are by then.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -44,16 +44,12 @@ from elastic.train.audit_verdict import (
     judge,
     sentence,
 )
-from elastic.train.backward_code import code_in_backward
 from elastic.train.buffers import Buffers
 from elastic.train.modes import Modes
 from elastic.train.opening_buffers import Contents
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.reachable import kept
 from elastic.train.state import State
 from elastic.worker.heartbeat import HeartbeatSender
-
-COPIED_BYTES = 2**20  # of a tensor or array that an audit could change, at most
 
 Function = Callable[[Batch], Tensor]
 Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
@@ -105,15 +101,11 @@ class Auditor:
         return StepAudit(self, step, compute)
 
     @contextmanager
-    def undisturbed(self, functions: Iterable[Function] = ()) -> Iterator[None]:
-        """Training goes on afterwards as if nothing had been computed meanwhile.
-
-        functions: of the recipe, which are called. What they change outside is put back.
-        """
+    def undisturbed(self) -> Iterator[None]:
+        """Afterwards the State, its gradients and the random streams are as before."""
         buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
         modes = Modes.of(structure.submodules(self.state.modules))
-        outside = kept(self.state, functions, COPIED_BYTES)
-        with random_streams.kept(), self.gradients.paused(), outside:
+        with random_streams.kept(), self.gradients.paused():
             try:
                 yield
             finally:
@@ -187,7 +179,7 @@ class StepAudit:
         """Compute the other shard's part of a sum, whose backward comes later."""
         if self.own is None:
             return
-        with self._timed(), self._auditor.undisturbed([function]):
+        with self._timed(), self._auditor.undisturbed():
             self._call_again(number)
         self._sums.append(number)
 
@@ -196,8 +188,7 @@ class StepAudit:
 
         Raises MachineFault, RecipeNotExact, PeerLost.
         """
-        functions = [call.function for call, _ in self._again.begun.values()]
-        with self._timed(), self._auditor.undisturbed(functions):
+        with self._timed(), self._auditor.undisturbed():
             self._check(self._sums, backward)
         self._sums = []
 
@@ -206,8 +197,7 @@ class StepAudit:
 
         Raises as `check_sums`.
         """
-        functions = [function, *(call.function for call, _ in self._again.begun.values())]
-        with self._timed(), self._auditor.undisturbed(functions):
+        with self._timed(), self._auditor.undisturbed():
             if self.own is not None:
                 self._call_again(number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
@@ -305,7 +295,7 @@ class StepAudit:
         # Of several failures a recipe's comes first: it would only come back.
         audited, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
         if verdict.culprit is Culprit.RECIPE:
-            raise RecipeNotExact(sentence(audited, verdict, code_in_backward(self._auditor.state)))
+            raise RecipeNotExact(sentence(audited, verdict))
         divergence = Divergence(
             generation=self._auditor.generation,
             step=self._step,

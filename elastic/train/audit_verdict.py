@@ -117,11 +117,8 @@ def judge(
     )
 
 
-def sentence(audited: Audited, verdict: Verdict, in_backward: Sequence[str] = ()) -> str:
-    """What was expected, what was found, and what to do.
-
-    in_backward: the recipe's own code that a backward of this rank may call, by name.
-    """
+def sentence(audited: Audited, verdict: Verdict) -> str:
+    """What was expected, what was found, and what to do."""
     where = f"step {audited.step}, shard {audited.shard}"
     differs = f"the first that differs is {verdict.first}, {verdict.different} of {verdict.entries} in all"
     match verdict.culprit:
@@ -141,11 +138,11 @@ def sentence(audited: Audited, verdict: Verdict, in_backward: Sequence[str] = ()
                 ranks = f"by rank {audited.owner} and again by rank {audited.auditor}"
             return (
                 f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same"
-                f" bits, and does not: {differs}. {_cause(verdict, in_backward)}"
+                f" bits, and does not: {differs}. {_cause(verdict)}"
             )
 
 
-def _cause(verdict: Verdict, in_backward: Sequence[str]) -> str:
+def _cause(verdict: Verdict) -> str:
     if verdict.first == DATA:
         return (
             "The data set, or collate, gave something else for the same samples. A random generator, a counter, a running mean or a cache of its"
@@ -166,10 +163,10 @@ def _cause(verdict: Verdict, in_backward: Sequence[str]) -> str:
             " first data that a rank sees: do it before the loop, on fixed samples), in the recipe's use of run.rank, or"
             " as machines: other kinds of processors, or one that computes wrongly every time"
         )
-    if verdict.first.startswith(GRADIENT) and in_backward:
+    if verdict.first.startswith(GRADIENT):
         return (
-            "What the function returned is the same, so that something in the backward remembers what was before. The recipe's own code there is in"
-            f" {', '.join(in_backward)}: what it counts, averages or draws from a generator of its own depends on which shards this worker computed before."
+            "What the function returned is the same, so that something in the backward, such as a hook or a function of autograd, remembers what was before:"
+            " what it counts, averages or draws from a generator of its own depends on which shards this worker computed before."
             " Make it depend on the gradient and on step.number alone, or change .grad after the call, in the loop's body"
         )
     return (

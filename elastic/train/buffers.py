@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.train.backward_changes import Marks, changed_in_backward, differing
 from elastic.train.buffer_copies import BufferCopies
-from elastic.train.buffer_places import BufferPlace, Cache, changed_caches, check_assigned, check_caches
+from elastic.train.buffer_places import Cache, changed_caches, check_assigned, check_caches
 from elastic.train.buffer_sums import BufferSums
 from elastic.train.opening_buffers import Contents, OpeningBuffers
 from elastic.train.reshaped import sized_by_data
@@ -38,6 +37,9 @@ from elastic.train.state import State
 
 STILL_NUMBERS = 2**14  # of a buffer that counts as large
 _VERSION = attrgetter("_version")  # autograd's count of changes in place
+# As torch's normalisations call them. Activation checkpointing runs the forward again, which moves
+# them a second time in a backward: no gradient sees that, and the next load puts them back.
+_AVERAGES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Buffers:
@@ -137,33 +139,26 @@ class Buffers:
         )
         return self._held
 
-    def marks(self) -> Marks:
-        """Of all that a backward may not change, for `check_backward`."""
-        return self._openings.watched.marks()
-
-    def check_backward(self, before: Marks, *, by_content: bool = False) -> None:
-        """Raises UsageError, by name, where a backward changed what was last saved or loaded.
-
-        before: the marks when it began. by_content: compare contents, as the first computation with
-        these places does, and not only those of places whose marks have changed.
-        """
-        watched, after = self._openings.watched, self._openings.watched.marks()
-        if by_content or not watched.is_known:
-            places = watched.places
-        elif after == before:
-            return
-        else:
-            places = [*watched.marked(before, after)]
-        if changed := [*differing(self._saved(places)), *changed_caches(self._caches)]:
+    def check_backward(self) -> None:
+        """In an audited step. Raises UsageError where a backward changed what was last saved."""
+        index = {id(tensor): i for i, tensor in enumerate(self._openings.tensors)}
+        changed = [*changed_caches(self._caches)]
+        for place in self._openings.places:
+            i, found = index.get(id(place.opening)), place.holder.get(place.name)
+            if i is None or found is None or (place.is_average and place.name in _AVERAGES):
+                continue
+            content = self._value(self._held, i)
+            is_alike = (found.shape, found.dtype) == (content.shape, content.dtype)
+            if not is_alike or bool(differ(found, content)):
+                changed.append(place)
+        if changed:
             self.check_sizes()  # a forward that resizes has left it so, and memory holds no copy
             names = [self._state.name_of_place(place.holder, place.name) for place in changed]
-            raise UsageError(changed_in_backward(names))
-
-    def _saved(self, places: Sequence[BufferPlace]) -> list[tuple[BufferPlace, Tensor | None]]:
-        """Those that are part of the state, each with what was last saved or loaded."""
-        index = {id(tensor): i for i, tensor in enumerate(self._openings.tensors)}
-        contents = {of_opening: self._value(self._held, i) for of_opening, i in index.items()}
-        return [(place, contents.get(id(place.opening))) for place in places if place.is_saved]
+            raise UsageError(
+                f"expected the buffers to stay as the forward left them while gradients are computed, found another content in {', '.join(names)}: a hook or "
+                "a function of autograd has written there, or activation checkpointing, which runs the forward again. The next shard, perhaps on another worker, "
+                "would not begin with it. Change such a buffer in the forward, outside of what is checkpointed, or in the loop's body, after step.mean_loss or step.backward"
+            )
 
     def _copy(self, still: list[int], values: list[Tensor]) -> None:
         """Put copies of what is there now among the values. still: which of those as well."""
@@ -353,7 +348,7 @@ class Buffers:
         """
         self.load()
         self._sums.use(total, signs)
-        self._openings.is_new, self._openings.watched.is_known = False, True
+        self._openings.is_new = False
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.

@@ -16,7 +16,6 @@ from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
-from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder
@@ -32,9 +31,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
-from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.flip import flip
-from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.inherit import Inheritance
 from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.loop import Loop
@@ -69,7 +66,6 @@ class LoopBuilder:
     heartbeat: HeartbeatSender
     log: EventLog
     check: CheckRequest | None
-    evaluated: EvaluatedData
     step_functions: StepFunctions
 
     def build(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
@@ -104,9 +100,6 @@ class LoopBuilder:
             faults=faults,
             commits_drains=is_alone(link),
             trace=self._trace(clock),
-            evaluated=self.evaluated,
-            frozen=FrozenInputs(state, [loader.dataset], new_run_from(self.run_dir.url)),
-            looks_for_side_effects=Every.parse(link.audit).kind != "off",
             is_balanced=link.balance == "auto" and self.check is None and groups.device.type == "cpu",
             recipe_sha256=self.identity.recipe_sha256,
             step_functions=self.step_functions,

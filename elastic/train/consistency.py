@@ -116,21 +116,7 @@ class Comparison:
         )
 
 
-_RECORD_TEXT = (
-    "The training state itself is the same. What a function makes at its first call differs between workers, which begin with other shards: make it "
-    "before the loop, alike on every rank, and give it to the State; set in datasets and modules what is the same on every rank"
-)
-_SAME_CALLS = (
-    "The training state itself is the same. Every rank must call the same functions, each on its own shards: leave out run.is_first and run.rank where a "
-    "function is chosen or takes another way. What a function makes at its first call: make it before the loop, and give it to the State"
-)
-_OF_CALLS = "frozen", "numbers"
-_FIELDS = {
-    "frozen": "which a function given to step.mean_loss or step.sum reads and no object of the State saves",
-    "numbers": "a number that a function given to step.mean_loss or step.sum reads",
-    "settings": "which the loop sets in its dataset or in a module",
-    "evaluated": "what run.evaluate was given at this line",
-}
+_RECORD_TEXT = "The training state itself is the same. Make alike in every process what the loop begins with: give a split a generator of its own, and sort lists of files"
 
 
 def _differing(records: Sequence[str]) -> str:
@@ -144,11 +130,7 @@ def _differing(records: Sequence[str]) -> str:
             parts = [each if isinstance(each, dict) else {"": each} for each in of_ranks]
             names = sorted({name for each in parts for name in each})
             name = next(name for name in names if len({repr(each.get(name)) for each in parts}) > 1)
-            what = f"{name or field}, {_FIELDS.get(field, 'which stands beside the state')},"
-            without = [rank for rank, each in enumerate(parts) if name not in each]
-            if field in _OF_CALLS and without:
-                return f"{what} is not there on rank {without[0]}. {_SAME_CALLS}"
-            return f"{what} is not the same on all of them. {_RECORD_TEXT}"
+            return f"{name or field}, which stands beside the state, is not the same on all of them. {_RECORD_TEXT}"
     return ""
 
 

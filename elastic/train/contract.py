@@ -6,9 +6,9 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain, compress
-from operator import not_
+from operator import attrgetter, not_
 from typing import Any
 from weakref import WeakMethod
 
@@ -20,17 +20,14 @@ from elastic.errors import UsageError
 from elastic.reduce.gradient_flags import GradientFlags, left_changed
 from elastic.train import cached_weights, structure
 from elastic.train.forward_changes import ForwardChanges
-from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
-from elastic.train.parameter_marks import marks_of
-from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
-from elastic.train.state_mark import looks_forgotten, mark_of, versions_of, whole_mark_of
 from elastic.train.structure import StateParts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
 
 ALL_CALLS = 2  # steps of a process
+_VERSION = attrgetter("_version")  # autograd's count of changes in place
 
 
 class Contract:
@@ -51,7 +48,6 @@ class Contract:
         self._unsaved = Unsaved(state)
         self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
-        self._places = ParameterPlaces(state)
         self._hooks = (
             register_optimizer_step_pre_hook(_call_weakly(self._before)),
             register_optimizer_step_post_hook(_call_weakly(self._updated)),
@@ -66,13 +62,12 @@ class Contract:
         self._held: list[nn.Parameter] = state.held  # of the trained ones, by optimizers of torch
         self._loose_ones: list[nn.Parameter] = []  # that require a gradient, and that none of them holds
         self._parts: StateParts | None = None  # of the state, where it was begun
-        self._mark: list[Any] = []  # of the state where the step began
+        self._mark: list[int] = []  # of the state where the step began
         self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
         self._flags = GradientFlags([])  # of all parameters, where the computation or pass began
         self._calls = 0  # of the function, in the pass that was begun last
         self._is_in_function = False
         self._forward: ForwardChanges | None = None  # around the last shards
-        self.leftovers = Leftovers(state, lambda: self._is_in_function)
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
@@ -101,7 +96,6 @@ class Contract:
         self._mark = self.mark()
         self._before_update = before_update
         cached_weights.drop()
-        self.leftovers.begin_step(number)
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number
@@ -111,48 +105,35 @@ class Contract:
     def end_step(self) -> str:
         """After the step's body: no gradient that an update has used is left for the next one.
 
-        Returns what to tell the user, each sentence once. Raises UsageError where the body has put
-        functions into a schedule, or changed groups of an optimizer, which no State saves, or
-        into the State what is of one shard.
+        Returns what to tell the user, once. Raises UsageError where the body has put functions into
+        a schedule, which no State saves.
         """
-        left = self.leftovers.end_step()
         self._unsaved.check_functions(self._unused.step)
-        self._places.check_groups(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
         note, self._loose.note = self._loose.note, ""
         if self._has_noted:
             note = ""
         self._has_noted = self._has_noted or bool(note)
-        return "\n".join(filter(None, (note, left)))
+        return note
 
     def check_kept(self) -> None:
-        """Before a state is kept. Raises UsageError for parameters that the body has moved."""
-        parts = self._state.parts()
-        trained, _ = self._state.trained_and_idle(parts)
+        """Before a state is kept. Raises UsageError for trained parameters that it lacks."""
+        trained, _ = self._state.trained_and_idle()
         if trained is not self._trained:
             self._unsaved.check_parameters(trained)
-        self._places.check(self._unused.step, parts, marks_of(list(parts.owned.values())))
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
         return self._unused.has_waiting() or self._loose.has_waiting()
 
     def has_same_mark(self) -> bool:
-        """Whether the step's body has left the state as it was, as far as its mark tells."""
+        """Whether the step's body has left the trained parameters as they were."""
         return self._mark == self.mark()
 
-    def mark(self) -> list[Any]:
-        """Of the state as it is now; costs microseconds, and a millisecond for large Values."""
-        return mark_of(self._trained, self._state.objects.values())
-
-    def whole_mark(self) -> list[Any]:
-        """Of more of it, for a call that may change nothing; costs a look at each module."""
-        return [versions_of(self._trained), whole_mark_of(self._state.objects.values())]
-
-    def looks_forgotten(self) -> AbstractContextManager[None]:
-        """Around such a call: what a look adds to the state of an optimizer goes again."""
-        return looks_forgotten(self._state.objects.values())
+    def mark(self) -> list[int]:
+        """How often each trained parameter was written to, as far as autograd counts."""
+        return list(map(_VERSION, self._trained))
 
     def begin_computation(self, scaler: Scaler | None) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used.
@@ -210,13 +191,11 @@ class Contract:
     def forward(self, parts: StateParts | None = None) -> Iterator[None]:
         """Around the shards of a pass.
 
-        Raises UsageError for a forward that changes parameters or leaves others frozen, and for a
-        body that has moved some.
+        Raises UsageError for a forward that changes parameters or leaves others frozen.
         """
         is_first_step = self._unused.step == self._first_step
         parts = parts or self.parts()
         changes = self._forward = ForwardChanges(self._state, parts, compares_contents=is_first_step)
-        self._places.check(self._unused.step, parts, changes.marks)
         if not self._is_computing:
             self._flags = GradientFlags([*chain(*self._state.trained_and_idle(parts))])
         self._calls = 0

@@ -10,7 +10,6 @@ What the newer `torch.nn.utils.parametrizations` compute is never stored. Hooks 
 are not called: whether one counts, or draws random numbers, cannot be known.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,11 +27,6 @@ def compute_again(modules: list[nn.Module], *, with_graph: bool = True) -> None:
                 if name := _derives(hook):
                     with torch.set_grad_enabled(with_graph):
                         setattr(module, name, _computed(hook, module))
-
-
-def derived_names(module: nn.Module) -> Iterator[str]:
-    """The attributes that such hooks of a module set."""
-    return filter(None, map(_derives, module._forward_pre_hooks.values()))  # noqa: SLF001
 
 
 def _derives(hook: Any) -> str:

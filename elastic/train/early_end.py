@@ -59,7 +59,7 @@ def check_unchanged(
     """The recipe left step `number` before its gradients: the state is to be that before the step.
 
     It is compared with what was restored, if that was the step before, or with the snapshot of that
-    step while a slot still holds it; and by its mark, which needs neither (state_mark.py). Raises
+    step while a slot still holds it; and by its parameters' versions, which need neither. Raises
     UsageError on every rank where one of them has another state.
     """
     is_changed = not has_same_mark

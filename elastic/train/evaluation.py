@@ -8,14 +8,13 @@ have none. So each sample counts once, and the sums have the same bits everywher
 It leaves no trace in the training: no gradients, and random generators, buffers and the modes of
 modules are as before, also for the next block.
 One block of each rank is loaded a second time by its neighbour: a dataset that draws from a
-generator of its own, or counts its calls, is found there. What the function itself keeps from block
-to block is refused at its first call (evaluated_function.py). It does not put modules into
-evaluation mode.
+generator of its own, or counts its calls, is found there. With several ranks the neighbour also
+computes it, so that weights which only one rank has loaded are found. It does not see what the
+function keeps outside its result, and does not put modules into evaluation mode.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,11 +28,8 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
 from elastic.train import cached_weights, structure
-from elastic.train.evaluated_function import FirstBlock
 from elastic.train.modes import Modes
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.reachable import sites_outside
-from elastic.train.same_inputs import SameInputs
 from elastic.train.summands import DTYPES, SummandForm, places_of_integers, put_together, sizes_of, take_apart
 from elastic.train.whole_numbers import Extremes
 from elastic.worker.heartbeat import HeartbeatSender
@@ -44,10 +40,9 @@ class Evaluation:
     """Of one data set.
 
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
-    batch_size: samples of a block. modules: their buffers are put back after each block, and so are
-    those of other modules that the function can call. contents: a hash of what the data set holds,
-    empty where it is not compared. saved: ids of tensors that a comparison of states covers.
-    is_new: the function was not looked at yet.
+    batch_size: samples of a block. modules: their buffers are put back after each block. contents:
+    a hash of what the data set holds, empty where it is not compared. checksum: of what a
+    comparison of states covers, which is called where results differ.
     """
 
     loader: BatchLoader
@@ -57,8 +52,7 @@ class Evaluation:
     groups: ProcessGroups
     heartbeat: HeartbeatSender
     contents: str = ""
-    saved: frozenset[int] = frozenset()
-    is_new: bool = True
+    checksum: Callable[[], str] = str
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
@@ -79,15 +73,12 @@ class Evaluation:
             group=self.groups.gradients,
         )
         form: SummandForm | None = None
-        loads, inputs = _Loads(), SameInputs(function, self.saved)
-        whole = inputs.whole() if world_size > 1 else ""
+        twice = _Twice()
         stacks, extremes = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, Extremes()
         with random_streams.kept(), torch.no_grad():
             own = (block for block in exchange.own_shards if block < num_blocks)
-            buffers = _KeptBuffers([*self.modules, *inputs.modules])
-            sites = sites_outside([*self.modules, *inputs.modules], function) if self.is_new else None
-            first = None if sites is None else FirstBlock(sites)
-            for block, value in self._values(own, function, loads, buffers, first):
+            buffers = _KeptBuffers(self.modules)
+            for block, value in self._values(own, function, twice, buffers):
                 found, vectors = take_apart(value, self.groups.device)
                 if form is not None and found != form:
                     raise _differ(form, found)
@@ -97,9 +88,9 @@ class Evaluation:
                 for dtype, vector in vectors.items():
                     stacks[dtype].push(Block(block, 1), vector)
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
-            if neighbour < num_blocks and not self.loader.is_whole:
-                loads.again = fingerprint(self.loader.load_again(self._slice(neighbour)))
-        form = self._agreed(form, loads, inputs, whole)
+            if neighbour < num_blocks:
+                self._compute_again(neighbour, function, twice, buffers)
+        form = self._agreed(form, twice)
         extremes.check(num_blocks, "run.evaluate", places_of_integers(form))
         totals = {}
         for dtype, sizes in sizes_of(form).items():
@@ -115,20 +106,28 @@ class Evaluation:
         self,
         own: Iterable[int],
         function: Callable[[Batch], Any],
-        loads: "_Loads",
+        twice: "_Twice",
         buffers: "_KeptBuffers",
-        first: FirstBlock | None,
     ) -> Iterator[tuple[int, Any]]:
         """(block, what the function returns for it) of each own block."""
         for batch in self.loader.batches(self._slice(block) for block in own):
             self.heartbeat.beat()
-            if not loads.first and not self.loader.is_whole:
-                loads.first = fingerprint(batch.data)
+            is_first = not twice.first
+            if is_first:
+                twice.first = [fingerprint(batch.data)]
             value = self._call(function, batch, buffers)
-            if first is not None:
-                first.end(partial(self._again, function, batch.shard, buffers))
-                first = None
+            if is_first and self.groups.world_size > 1:
+                twice.first.append(fingerprint(value))
             yield batch.shard, value
+
+    def _compute_again(
+        self, block: int, function: Callable[[Batch], Any], twice: "_Twice", buffers: "_KeptBuffers"
+    ) -> None:
+        """The first block of the next rank; of this one, where it is alone."""
+        batch = self.loader.again(self._slice(block))
+        twice.again = [fingerprint(batch.data)]
+        if self.groups.world_size > 1:
+            twice.again.append(fingerprint(self._call(function, batch, buffers)))
 
     def _call(self, function: Callable[[Batch], Any], batch: Batch, buffers: "_KeptBuffers") -> Any:
         random_streams.enter(self.loader.seed, "block", batch.shard)
@@ -138,50 +137,46 @@ class Evaluation:
         buffers.put_back()
         return value
 
-    def _again(
-        self, function: Callable[[Batch], Any], block: int, buffers: "_KeptBuffers"
-    ) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Two more calls for one block, which is loaded for them now."""
-        loader = replace(self.loader, workers=0)
-        one, other = (next(loader.batches(iter([self._slice(block)]))) for _ in range(2))
-        return partial(self._call, function, one, buffers), partial(self._call, function, other, buffers)
-
     def _slice(self, block: int) -> Slice:
         start = block * self.batch_size
         samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
         return Slice(epoch=0, shard=block, indices=samples, streams=samples)
 
-    def _agreed(
-        self, form: SummandForm | None, loads: "_Loads", inputs: SameInputs, whole: str
-    ) -> SummandForm:
+    def _agreed(self, form: SummandForm | None, twice: "_Twice") -> SummandForm:
         """The form of all ranks' values, also where this rank has no block.
 
-        whole: of `inputs`, before the first block. Raises UsageError where ranks differ in form or
-        inputs, RecipeNotExact where two loads of a block do.
+        Raises UsageError where ranks differ in form, RecipeNotExact where a block's two
+        computations do.
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
         sizes += f" ({self.contents})" if self.contents else ""
         there: list[dict[str, Any]] = self.groups.all_gather(
-            {"sizes": sizes, "form": form, "first": loads.first, "again": loads.again, "inputs": whole}
+            {"sizes": sizes, "form": form, "first": twice.first, "again": twice.again}
         )
         if len(found := {each["sizes"] for each in there}) > 1:
             raise UsageError(
                 f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
                 "data set, whose blocks the ranks divide among themselves, split by a generator of its own"
             )
-        if len({each["inputs"] for each in there}) > 1:
-            inputs.refuse(self.groups)
         forms: list[SummandForm] = [each["form"] for each in there if each["form"] is not None]
         for other in forms:
             if other != forms[0]:
                 raise _differ(forms[0], other)
         for rank, each in enumerate(there):
-            owner = there[(rank + 1) % len(there)]
-            if each["again"] != owner["first"]:
+            owner = (rank + 1) % len(there)
+            first, again = there[owner]["first"], each["again"]
+            if first[:1] != again[:1]:
                 raise RecipeNotExact(
                     "run.evaluate: expected the same samples whenever a block is loaded, found other ones at a second time; the dataset or "
                     "its collate draws from a generator of its own, counts its calls, or reads the clock. Draw from the global generators "
                     "of torch, random or numpy, which are set for each sample"
+                )
+            # States that differ are found by their comparison, which knows a machine's error.
+            if first != again and len(set(self.groups.all_gather(self.checksum()))) == 1:
+                raise RecipeNotExact(
+                    f"run.evaluate: expected one result for a block, found another on rank {rank} than on rank {owner}: the function reads what "
+                    "differs between them, or what it has changed itself, so that the sum would mix the two. Do on every rank what changes it: load the best "
+                    "weights and call eval() on all of them, not below `if run.is_first:`"
                 )
         return forms[0]
 
@@ -194,13 +189,13 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class _Loads:
-    """Fingerprints: of this rank's first block, and of that of the next rank, loaded here; empty
-    where there is none.
+class _Twice:
+    """Fingerprints of the samples and of the result: of this rank's first block, and of that of the
+    next rank, computed here; empty where there is none.
     """
 
-    first: str = ""
-    again: str = ""
+    first: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
 
 
 class _KeptBuffers:

@@ -4,7 +4,8 @@ Only rank 0 writes metrics. A number of one rank's shards (what the function of 
 an attribute, a validation of a part of the data) would stand there as if it were one of the batch,
 and be another one at another number of workers. So ranks compare what they logged after the first
 steps of a generation, then ever more rarely, and after the last step of the run. What only one rank
-logs is its own business, and so is what it measures of itself: a time, a memory (measured_names).
+logs is its own business. A time or a memory that each measures of itself is named too, and the note
+says that it may stay.
 
 With one worker there is no other rank to compare with.
 """

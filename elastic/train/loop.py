@@ -12,18 +12,16 @@ called from outside) or asks for its end (`stop`). A step that the recipe leaves
 gradients were computed, with the state as it is then; a step that it leaves before has not begun.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
-from elastic.events import RecipeEdited, Stopped
+from elastic.events import Stopped
 from elastic.proof.evidence import Evidence
 from elastic.proof.variables import variables_of
 from elastic.snapshot.slots import SnapshotInfo
@@ -33,18 +31,15 @@ from elastic.train import derived_weights, early_end, refuse, step_requests, val
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.balancing import balancing_of, is_held_off
-from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
-from elastic.train.loop_form import LoopForm
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import ResumePoint
-from elastic.train.resume import report_drawn, resume
+from elastic.train.resume import resume
 from elastic.train.saving import SavedState, Saving
-from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
 from elastic.train.step_again import texts_of
 from elastic.train.step_parts import Requests, StepOutcome, StepParts, step_parts
@@ -57,12 +52,11 @@ from elastic.train.whole_batch import FirstGradientCheck
 class Loop:
     """The training loop of one rank in one generation.
 
-    form: how the recipe takes the steps. stopped: where the recipe ended the run early, if it did.
-    digest: of the checkpoint of the last step, once it is committed.
+    stopped: where the recipe ended the run early, if it did. digest: of the checkpoint of the last
+    step, once it is committed.
     """
 
     def __init__(self, parts: LoopParts, stopped: StopRecord | None) -> None:
-        self.form = LoopForm()
         self.stopped = stopped
         self.digest = ""
         self._parts = parts
@@ -79,36 +73,24 @@ class Loop:
         parts, first = self._parts, self._resumed.step + 1
         auditor = step_requests.auditor_of(parts, self._of_steps, self._resumed.step, self._compare_states)
         is_audited = step_requests.is_first_audited(parts, first)
-        of_steps = self._parts_of_steps(auditor)
+        of_steps = replace(self._of_steps, any_shard=lambda step: parts.loader.shard(step, 0))
         batches = self._batches(first)
-        leftovers = self._of_steps.contract.leftovers
-        memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
         def load(number: int) -> list[Batch]:
             self._thread.computes(number)
-            memory.before_loading(number)
-            if number == first:
-                parts.frozen.look_at_loading(*memory.loading())
             return next(batches)
 
-        self.form.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
-        own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
-        parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
             witness = self._witness(number, auditor, is_audited=is_audited)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             self._open(step)
-            begins_epoch = parts.loader.order.position(number)[1] == 0
-            memory.begin(number, begins_epoch=begins_epoch, is_audited=is_audited)
-            with memory.files.watched():
-                yield step
-            self.form.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
+            yield step
             self._check_body_end(number, first)
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)
                 return
             self._progress.close(number)
-            self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
+            self._last = self._finish(step)
             is_audited = step.outcome is not None and step.outcome.requests.audit
             self._divide(step)
             if parts.trace is not None and parts.trace.is_over(number):
@@ -116,17 +98,6 @@ class Loop:
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
-
-    def _parts_of_steps(self, auditor: Auditor) -> StepParts:
-        """With what is built after the State is restored."""
-        parts, loader = self._parts, self._parts.loader
-        side_effects = SideEffects(auditor) if parts.looks_for_side_effects else None
-        return replace(
-            self._of_steps,
-            frozen=parts.frozen,
-            side_effects=side_effects,
-            any_shard=lambda step: loader.shard(step, 0),
-        )
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """Of this rank's shards, for each step from `first` on."""
@@ -235,7 +206,7 @@ class Loop:
         changed = None if output is None else output.evaluated.add(step.number, ends_epoch=step.ends_epoch)
         if output is not None and changed is not None:
             output.log.record(changed)
-        with self._recorder.evaluating(), self._parts.loader.loading(), self._memory.evaluating():
+        with self._recorder.evaluating(), self._parts.loader.loading():
             yield
 
     def checksum(self) -> str:
@@ -354,19 +325,12 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         parts = self._parts
-        self._memory.after_gradients()
-        edited = parts.frozen.compare_ranks(number, parts.groups)
-        if edited and parts.output is not None:
-            parts.output.log.record(RecipeEdited(step=number - 1, numbers=edited))
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
         return step_requests.requests_of(parts, self._agreement, number, self.last_step)
 
-    def _finish(self, step: Step, frame: FrameType | None = None) -> SavedState:
-        """After the recipe's optimizer: leave behind what the step leaves behind, in order.
-
-        frame: of the loop; None where the recipe has left it, and no step will follow.
-        """
+    def _finish(self, step: Step) -> SavedState:
+        """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
         parts, saving = self._parts, self._saving
         outcome = step.outcome or step.end_by_hand()
         if note := self._of_steps.contract.end_step():
@@ -376,14 +340,12 @@ class Loop:
         saving.after_update()
         if step.number == 1:
             self._say_notes(step)
-        if parts.output is not None:
-            report_drawn(parts.output)
-        requests, evidence = self._proved(step, outcome, frame)
+        requests, evidence = self._proved(step, outcome)
         info = self._recorder.record(step, outcome, parts.groups)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)
         if is_last or any(requests._replace(audit=False)):
-            saved = self._keep(step, info, requests, ends=requests.drain or is_last, frame=frame)
+            saved = self._keep(step, info, requests, ends=requests.drain or is_last)
         parts.page.set_step(parts.groups.local_rank, step.number)
         if requests.drain and not is_last:
             if evidence is not None:
@@ -396,31 +358,21 @@ class Loop:
         parts.heartbeat.enter(Phase.BETWEEN)
         return saved
 
-    def _keep(
-        self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool, frame: FrameType | None
-    ) -> SavedState:
+    def _keep(self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool) -> SavedState:
         """Vote for the state after the step, and take the snapshot that is asked for."""
         parts, saving, published = self._parts, self._saving, None
         parts.heartbeat.enter(Phase.SAVE)
         takes_snapshot = ends or requests.snapshot or requests.save
-        began_s = parts.clock.monotonic()
         if takes_snapshot:
             self._of_steps.contract.check_kept()
-        if takes_snapshot and frame is not None:
-            self._memory.before_saving(step.number, frame)
-        info = self._recorder.with_settings(info, self._memory.set_by_loop())
-        looked_s = parts.clock.monotonic() - began_s
-        if takes_snapshot:
             wait = ends or requests.save or parts.again.closing > step.number
-            published = saving.take(info, wait=wait, patient=ends, looked_s=looked_s)
+            published = saving.take(info, wait=wait, patient=ends)
         saving.vote(info, published)
         if takes_snapshot:
             step.fault_point("after-snapshot")
         return SavedState(info=info, published=published)
 
-    def _proved(
-        self, step: Step, outcome: StepOutcome, frame: FrameType | None
-    ) -> tuple[Requests, Evidence | None]:
+    def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, Evidence | None]:
         """What remains to be done of what ranks ask for, and the evidence of a last step.
 
         A generation that ends as planned ends one step later, with the states before and after that
@@ -432,13 +384,13 @@ class Loop:
         if again.path is None or step.number == self.last_step:
             return requests, None
         if is_compared := bool(again.earlier.found):
-            done = again.compare(self._evidence(step, outcome, frame))
+            done = again.compare(self._evidence(step, outcome))
             if self._parts.output is not None and self._parts.output.rehearsals is not None:
                 self._parts.output.rehearsals.compared(done)
         if again.closing:
             again.closing = 0
             if self._agreement.kept_step == step.number - 1:
-                return requests._replace(drain=True), self._evidence(step, outcome, frame)
+                return requests._replace(drain=True), self._evidence(step, outcome)
             if asked.drain:  # there was no room for the state before
                 return requests, None
         is_asked = (asked.rehearse and not is_compared) or (asked.drain and not asked.at_once)
@@ -450,9 +402,10 @@ class Loop:
         again.close_after(step.number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
         return requests._replace(drain=False, snapshot=True), None
 
-    def _evidence(self, step: Step, outcome: StepOutcome, frame: FrameType | None) -> Evidence:
+    def _evidence(self, step: Step, outcome: StepOutcome) -> Evidence:
         parts = self._parts
-        variables = texts_of(variables_of(frame), parts.state, parts.loader.dataset, parts.clock)
+        found = variables_of(sys._getframe())  # noqa: SLF001 - the recipe's frame is above
+        variables = texts_of(found, parts.state, parts.loader.dataset, parts.clock)
         return parts.again.end(step.number, parts.state.flatten(), step.logged, outcome.loss, variables)
 
     def _say_notes(self, step: Step) -> None:

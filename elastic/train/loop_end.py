@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from inspect import CO_GENERATOR
 from opcode import opname
 from types import FrameType
+from typing import Self
 
 from elastic.errors import ElasticError, PeerLost, UsageError
 from elastic.system import forked_child
@@ -32,6 +33,26 @@ LEFT = "the recipe left the loop"
 # What a frame executes when it drops the iterator of a `for` loop that it leaves. Neither can
 # raise, so no exception is on its way.
 _DROPS = ("POP_TOP", "POP_ITER")
+
+
+class OneLoop(Iterator[Step]):
+    """The steps, for one loop over them: what asks for an iterator later begins a second one."""
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self._has_begun = False
+
+    def __iter__(self) -> Self:
+        if self._has_begun:
+            raise UsageError(
+                "a second loop over the steps began, and a process that restarts begins with the first one, at any step: write one loop,"
+                " `for step in run.steps(data, state):`, which asks step.epoch, step.ends_epoch or step.number"
+            )
+        return self
+
+    def __next__(self) -> Step:
+        self._has_begun = True
+        return next(self._steps)
 
 
 class LoopEnd:
@@ -50,9 +71,7 @@ class LoopEnd:
         self._left_as: str | None = None  # checksum of the state when the iterator was dropped
 
     def steps(self) -> Iterator[Step]:
-        iterator = self._steps()
-        self._loop.form.begin(iterator, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
-        return iterator
+        return OneLoop(self._steps())
 
     def _steps(self) -> Iterator[Step]:
         try:
@@ -75,6 +94,10 @@ class LoopEnd:
     @property
     def is_in_step(self) -> bool:
         return self._loop.is_in_step
+
+    def checksum_in_step(self) -> str:
+        """Of the state; empty outside of a step, where no comparison of states follows."""
+        return self._loop.checksum() if self._loop.is_in_step else ""
 
     def evaluating(self) -> AbstractContextManager[None]:
         return self._loop.evaluating()

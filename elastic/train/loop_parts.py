@@ -17,9 +17,6 @@ from elastic.system.control_page import ControlPage
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
-from elastic.train.drawn_places import DrawnPlaces
-from elastic.train.evaluated_data import EvaluatedData
-from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.rehearsals import Rehearsals
 from elastic.train.restore import Restorer
@@ -48,7 +45,6 @@ class Rank0Output:
     comparing: ComparisonSchedule
     evaluated: EvaluatedSteps = field(default_factory=EvaluatedSteps)
     rehearsals: Rehearsals | None = None
-    drawn: DrawnPlaces = field(default_factory=DrawnPlaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +55,8 @@ class LoopParts:
     0 alone. metrics: on rank 0, and where nodes share no folder a copy on each other node.
     snapshotting: on one worker of each node. faults: None without a plan. commits_drains: this
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
-    check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
-    frozen: what the functions of a step read beside the State. looks_for_side_effects: not with
-    `--audit off`. is_balanced: slow ranks may get fewer shards, if all ranks have it so.
-    recipe_sha256: of the recipe's text, as this process runs it. step_functions: of
+    check` tries the recipe, else None. is_balanced: slow ranks may get fewer shards, if all ranks
+    have it so. recipe_sha256: of the recipe's text, as this process runs it. step_functions: of
     run.on_step.
     """
 
@@ -84,9 +78,6 @@ class LoopParts:
     faults: WorkerFaults | None
     commits_drains: bool
     trace: StateTrace | None
-    evaluated: EvaluatedData
-    frozen: FrozenInputs
-    looks_for_side_effects: bool
     is_balanced: bool
     recipe_sha256: str
     step_functions: StepFunctions

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.train import structure
-from elastic.train.backward_changes import WatchedPlaces
 from elastic.train.buffer_places import BufferPlace
 
 
@@ -33,9 +32,9 @@ class OpeningBuffers:
     """Of the modules of one state, followed from one computation to the next.
 
     places: of buffers that are part of the state. holders, names: theirs. outside: places of other
-    buffers. watched: those of both that no backward may change. tensors: the opening ones, each
-    once. data: the same memory, past autograd's count of changes. is_new: the places were looked
-    for again, and their contents are compared until the computation ends.
+    buffers. tensors: the opening ones, each once. data: the same memory, past autograd's count of
+    changes. is_new: the places were looked for again, and their contents are compared until the
+    computation ends.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,6 @@ class OpeningBuffers:
         self.outside: list[BufferPlace] = []
         self.holders: list[dict[str, Tensor | None]] = []
         self.names: list[str] = []
-        self.watched = WatchedPlaces([])
         self.tensors: list[Tensor] = []
         self.data: list[Tensor] = []
         self.is_new = True
@@ -76,7 +74,6 @@ class OpeningBuffers:
         self.places = [
             replace(place, opening=assigned.get(id(place.opening), place.opening)) for place in self.places
         ]
-        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         for i, tensor in written.items():
             self.tensors[i], self.data[i] = tensor, tensor.data
 
@@ -94,7 +91,6 @@ class OpeningBuffers:
                 (self.places if place.is_saved else self.outside).append(place)
         self.holders = [place.holder for place in self.places]
         self.names = [place.name for place in self.places]
-        self.watched = WatchedPlaces([*self.places, *self.outside]).follow(self.watched)
         opening = {id(t): t for place in self.places if (t := place.opening) is not None}
         self.tensors = list(opening.values())
         self.data, self._addresses = [], []

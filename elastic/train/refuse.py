@@ -4,9 +4,10 @@ Each check raises UsageError, which says what was expected, what was found and w
 shows in a step is checked there (contract.py).
 """
 
+import inspect
 import signal
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -14,12 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from elastic.data.own_files import is_own_file
+from elastic.data.own_files import is_own_code
 from elastic.errors import UsageError
 from elastic.reduce.gradient_hooks import not_ours
 from elastic.system import forked_child, stop_signals
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
-from elastic.train.callables import unwrapped
 from elastic.train.state import State
 
 _EMBEDDINGS = nn.Embedding, nn.EmbeddingBag
@@ -94,16 +94,19 @@ def kept_signal_handlers() -> list[str]:
 def _is_of_recipe(handler: Any) -> bool:
     if not callable(handler) or isinstance(handler, signal.Handlers) or handler is signal.default_int_handler:
         return False
-    functions = unwrapped(handler)
-    return not functions or any(is_own_file(each.__code__.co_filename) for each in functions)
+    called = _called(handler)
+    return inspect.isbuiltin(called) or is_own_code(called)
 
 
 def _described_handler(handler: Any) -> str:
-    functions = unwrapped(handler)
-    if not functions:
-        return repr(handler)
-    code = functions[-1].__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_name}"
+    called = _called(handler)
+    return f"{called.__module__}.{getattr(called, '__qualname__', type(called).__qualname__)}"
+
+
+def _called(handler: Any) -> Any:
+    """What it runs, behind partials and decorators."""
+    called = inspect.unwrap(handler)
+    return _called(called.func) if isinstance(called, partial) else called
 
 
 def own_group() -> None:

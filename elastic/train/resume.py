@@ -3,7 +3,6 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
-import sys
 from dataclasses import dataclass, replace
 
 from elastic.checkpoint.stop_record import StopRecord
@@ -21,55 +20,21 @@ from elastic.data.record import (
     record_of,
 )
 from elastic.errors import StoreFailed
-from elastic.events import (
-    DrawnWithoutSeed,
-    EvaluationInterval,
-    OrderedByAddress,
-    RecipeEdited,
-    Restored,
-    RunStarted,
-    SettingsIgnored,
-    WorldSizeRead,
-)
-from elastic.observe.began_again import shown
+from elastic.events import EvaluationInterval, RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
-from elastic.train import (
-    address_order,
-    as_built,
-    refuse,
-    restore_reasons,
-    set_order,
-    unseeded,
-    world_size_reads,
-)
+from elastic.train import as_built, refuse, restore_reasons
 from elastic.train.loop_parts import LoopParts, Rank0Output
-from elastic.train.recipe_text import places_by_names, places_in_recipe
 from elastic.train.replay import Replay
 from elastic.train.replay_check import begin_replay
 from elastic.train.restore import ResumePoint
 
 RECIPE_DIGITS = 16  # of the sha256 of its text
 _EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
-_WORKERS = (
-    "note: the recipe asks for the number of workers, computes with a rank, or adds over them itself, at {places}. What it trains is the same at every number of"
-    " workers only where it does not depend on that: the global batch does not change with the workers, so neither may the learning rate; for"
-    " a metric that decides something use run.evaluate, step.sum or the loss that step.mean_loss returns"
-)
-_ADDRESSES = (
-    "note: the recipe orders or computes by addresses in memory at {places}: they are others in each process, so that a restart or another worker may have"
-    " another order. A set has such an order where its elements have no hash of their own, or are or hold functions, classes or (before Python 3.12) None."
-    " Sort by a name or a number of the thing, or keep the order in which the things were made, in a list or by dict.fromkeys(...)"
-)
-_UNSEEDED = (
-    "note: the recipe draws without a seed at {places}: such a number is another one in each process, and where a step is done again, so that the result is another"
-    " one where it depends on it. Draw from the global generators of torch, NumPy or Python, which every step sets, or give a seed made from step.number; what only"
-    " names a file or a run may stay"
-)
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
 
@@ -116,9 +81,6 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
     if point.data is not None:
         said = check_resume(point.data, now, order, point.step, new_run)
-    if point.data is not None and point.step:
-        parts.evaluated.resume(point.data.evaluated)
-        parts.frozen.resume(point.data.frozen, point.data.numbers)
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
@@ -217,34 +179,9 @@ def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord
 
 
 def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
-    is_edited = point.step > 0 and point.data is not None and point.data.recipe not in ("", recipe)
-    if is_edited:
-        output.log.record(RecipeEdited(step=point.step, text=True))
+    if point.step > 0 and point.data is not None and point.data.recipe not in ("", recipe):
+        output.log.record(RecipeEdited(step=point.step))
         print(_EDITED.format(step=point.step), flush=True)
-    if point.step and not is_edited:
-        report_drawn(output, is_said=False)
-        return
-    places = places_in_recipe(world_size_reads.reads_of)
-    output.log.record(WorldSizeRead(places=places))
-    if places:
-        print(_WORKERS.format(places=shown(places)), flush=True)
-    orders = places_in_recipe(address_order.orders_in)
-    orders += places_by_names(set_order.set_orders_in, sys._getframe())  # noqa: SLF001 - the recipe's is above
-    output.log.record(OrderedByAddress(places=orders))
-    if orders:
-        print(_ADDRESSES.format(places=shown(orders)), flush=True)
-    drawn = output.drawn.new(places_in_recipe(unseeded.unseeded_in))
-    output.log.record(DrawnWithoutSeed(places=drawn))
-    if drawn:
-        print(_UNSEEDED.format(places=shown(drawn)), flush=True)
-
-
-def report_drawn(output: Rank0Output, *, is_said: bool = True) -> None:
-    """What this process has drawn without a seed since the last look."""
-    if output.drawn.has_new() and (places := output.drawn.new()):
-        output.log.record(DrawnWithoutSeed(places=places, is_more=True))
-        if is_said:
-            print(_UNSEEDED.format(places=shown(places)), flush=True)
 
 
 def _report_loaded(parts: LoopParts, output: Rank0Output, step: int) -> None:

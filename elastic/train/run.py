@@ -19,6 +19,7 @@ from elastic.config.identity import Identity
 from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
+from elastic.data.contents import sha256_of
 from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.random_keys import key
@@ -31,15 +32,12 @@ from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse, step_thread
 from elastic.train.build_loop import LoopBuilder, is_alone
-from elastic.train.evaluated_data import EvaluatedData, place_of_call, sha256_of
 from elastic.train.evaluation import Evaluation
 from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.same_inputs import tensors_of
 from elastic.train.sealed import sealed
-from elastic.train.side_effects import key_of
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.step_functions import Function, StepFunctions
@@ -84,8 +82,6 @@ class Run:
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
-        self._evaluated = EvaluatedData(new_run=new_run_from(self._dir.url))
-        self._evaluated_functions: set[object] = set()  # their keys
         self._step_functions = StepFunctions()
         self._builder = LoopBuilder(
             groups=self._groups,
@@ -96,7 +92,6 @@ class Run:
             heartbeat=self._heartbeat,
             log=log,
             check=check,
-            evaluated=self._evaluated,
             step_functions=self._step_functions,
         )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
@@ -148,7 +143,6 @@ class Run:
                 device=self.device,
                 workers=workers,
                 collate=collate,
-                chosen={"weights": weights, "order": order},
             )
         )
 
@@ -225,10 +219,9 @@ class Run:
         function uses, end with the buffers that they had, so BatchNorm in training mode changes no
         average. Random numbers are keyed by the batch and the sample, and the generators go on as
         if nothing had been drawn. Raises UsageError inside the function of a step's sum, for values
-        that cannot be added, for another data set than on other ranks or before a resume (the
-        indices of a split, tensors, targets), and for modules, tensors or numbers that the function
-        reads and that are others on another rank. Each rank loads one batch a second time:
-        RecipeNotExact where its samples are then other ones.
+        that cannot be added, and for another data set than on other ranks (the indices of a split,
+        tensors, targets). One batch of each rank is computed a second time, on another rank where
+        there is one: RecipeNotExact where its samples or its sums are then other ones.
         """
         self._step_functions.refuse_inside("run.evaluate")
         self._settle()
@@ -248,28 +241,18 @@ class Run:
             workers=workers,
             collate=collate,
         )
-        contents = sha256_of(dataset)
-        self._evaluated.add(place_of_call(), contents)
         evaluation = Evaluation(
             loader=loader,
-            contents=contents,
+            contents=sha256_of(dataset),
+            checksum=str if self._loop_end is None else self._loop_end.checksum_in_step,
             samples=samples,
             batch_size=size,
             modules=[] if self._state is None else self._state.modules,
             groups=self._current_groups,
             heartbeat=self._heartbeat,
-            saved=self._saved_in_step(),
-            is_new=self._is_new(function),
         )
         with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
             return evaluation.sum(function)
-
-    def _is_new(self, function: Callable[..., Any]) -> bool:
-        """Whether run.evaluate was not given this one yet."""
-        key = key_of(function)
-        is_new = key not in self._evaluated_functions
-        self._evaluated_functions.add(key)
-        return is_new
 
     def print(self, *words: object) -> None:
         """print, on rank 0 only."""
@@ -320,12 +303,6 @@ class Run:
             self._loop_end.note_error(error, is_of_all_ranks=is_of_all_ranks)
         elif is_of_all_ranks:
             self._error = self._error or error
-
-    def _saved_in_step(self) -> frozenset[int]:
-        """The ids of what a comparison of states covers: within a step the modules' tensors."""
-        if self._state is None or self._loop_end is None or not self._loop_end.is_in_step:
-            return frozenset()
-        return frozenset(id(each) for module in self._state.submodules() for each in tensors_of(module))
 
     @property
     def _current_groups(self) -> ProcessGroups:

@@ -34,16 +34,11 @@ class Saving:
     parts: LoopParts
     agreement: Agreement
 
-    def take(
-        self, info: SnapshotInfo, *, wait: bool, patient: bool, looked_s: float = 0.0
-    ) -> PublishedSnapshot | None:
-        """A snapshot of the state as it is; wait and patient: as in `Snapshotting.take`.
-
-        looked_s: what was spent before, because the state is to be kept.
-        """
+    def take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
+        """A snapshot of the state as it is; wait and patient: as in `Snapshotting.take`."""
         parts = self.parts
         if parts.output is not None:
-            parts.output.schedule.requested(info.step, looked_s)
+            parts.output.schedule.requested(info.step)
         halfway = None if parts.faults is None else parts.faults.in_snapshot(info.step)
         if parts.snapshotting is None:
             if halfway is not None:  # another worker of this node copies

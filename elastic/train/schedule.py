@@ -77,7 +77,7 @@ class SnapshotSchedule:
         self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
         self._last: int | None = None
-        self._looked_s = self._elapsed_s = 0.0
+        self._elapsed_s = 0.0
         self._before_evaluations = 0
         self.interval = int(every.value) or None  # None: not known yet, or never
 
@@ -108,18 +108,15 @@ class SnapshotSchedule:
         """The median of the last steps; None before the first."""
         return median(self._steps) if self._steps else None
 
-    def requested(self, step: int, looked_s: float = 0.0) -> None:
-        """All ranks tried to take a snapshot after this step, with or without success.
-
-        looked_s: what training waited for before, because of it; a part of its cost.
-        """
-        self._last, self._looked_s = step, looked_s
+    def requested(self, step: int) -> None:
+        """All ranks tried to take a snapshot after this step, with or without success."""
+        self._last = step
 
     def add_cost(self, cost_s: float) -> SnapshotInterval | None:
         """A snapshot cost training so long. Returns the new interval if it changed."""
         if self._every.kind != "auto" or not self._steps:
             return None
-        self._costs.append(self._looked_s + cost_s)
+        self._costs.append(cost_s)
         cost_s, step_s = median(self._costs), median(self._steps)
         before, self.interval = self.interval, affordable_interval(cost_s, step_s, self.interval)
         changed = SnapshotInterval(every=self.interval, cost_s=cost_s, step_s=step_s)

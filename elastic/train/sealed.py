@@ -1,34 +1,37 @@
 """A recipe adds no attribute to objects of this library: no state would save what is in it.
 
 `run.best = loss` and `state.ema = ...` look as if they were kept. They are refused where they are
-written. Attributes that the class itself assigns, and those of a recipe's own subclass, are free.
+written. Attributes that the constructor sets, and those of a recipe's own subclass, are free.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 from elastic.errors import UsageError
-from elastic.train.callables import is_wrapper, unwrapped
-from elastic.train.own_code import attributes
 
 C = TypeVar("C", bound=type)
 
 
-def sealed(word: str, *others: str) -> Callable[[C], C]:
-    """word: what recipes call such an object. others: names that other modules of ours assign."""
+def sealed(word: str) -> Callable[[C], C]:
+    """word: what recipes call such an object."""
 
     def seal(kind: C) -> C:
-        methods = [each for made in vars(kind).values() if is_wrapper(made) for each in unwrapped(made)]
-        names = frozenset(others).union(*(attributes(each.__code__)[1] for each in methods))
-        names |= {name for name, made in vars(kind).items() if isinstance(made, property)}
-        put = object.__setattr__
+        construct, put = kind.__init__, object.__setattr__  # type: ignore[misc]
+
+        @wraps(construct)
+        def construct_and_seal(self: Any, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
+            put(self, "_is_sealed", True)
 
         def set_attribute(self: Any, name: str, value: Any) -> None:
-            if name not in names and type(self) is kind:
+            known = vars(self)
+            is_new = name not in known and not isinstance(getattr(kind, name, None), property)
+            if is_new and "_is_sealed" in known and type(self) is kind:
                 raise UsageError(_refusal(word, name))
             put(self, name, value)
 
-        kind.__setattr__ = set_attribute  # type: ignore[method-assign,assignment]
+        kind.__init__, kind.__setattr__ = construct_and_seal, set_attribute  # type: ignore[misc,method-assign,assignment]
         return kind
 
     return seal

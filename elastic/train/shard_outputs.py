@@ -5,7 +5,9 @@ first sum of its kind in a generation all ranks tell each other the shapes and t
 shards' outputs. In later steps each rank compares its own with what was agreed, without a message.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,6 @@ from torch import Tensor
 
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
-from elastic.train.callables import code_key
 
 MAX_DIMENSIONS = 8
 INTEGERS = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
@@ -71,7 +72,7 @@ class AgreedForms:
     def __init__(self, exchange: Exchange, device: torch.device) -> None:
         self._exchange = exchange
         self._device = device
-        self._agreed: dict[tuple[int, object], OutputForm] = {}
+        self._agreed: dict[tuple[int, str], OutputForm] = {}
 
     def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> OutputForm:
         """The form of the sum's summands, the same on every rank.
@@ -81,7 +82,7 @@ class AgreedForms:
         another rank is gone.
         """
         # A recipe may call one function in one step and another one in the next.
-        key = number, code_key(function)
+        key = number, _name_of(function)
         agreed = self._agreed.get(key)
         if agreed is None:
             found = self._agreed[key] = self._check_all(outputs)
@@ -123,7 +124,15 @@ class AgreedForms:
         return OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
 
 
-ADVICE = "sum over the samples inside the function, or pad to one size"
+ADVICE = "sum over the samples inside the function, or pad to one size; functions of two forms need two names"
+
+
+def _name_of(function: Any) -> str:
+    """The same in every step and on every rank, also where a step makes its function anew."""
+    function = inspect.unwrap(function)
+    if isinstance(function, partial):
+        return _name_of(function.func)
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def _form(row: list[float]) -> str:

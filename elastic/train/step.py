@@ -11,7 +11,6 @@ recipe's, with plain PyTorch on the gradients in `.grad`.
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,6 @@ from elastic.observe.step_line import OWN_NAMES
 from elastic.system.phase import Phase
 from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
-from elastic.train.first_call import FirstCall
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.modes import Modes, StepModes
@@ -42,7 +40,7 @@ from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.train.whole_numbers import Extremes
 
 
-@sealed("step", "fault_point", "has_line")
+@sealed("step")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
@@ -87,7 +85,6 @@ class Step:
         self._is_open = False  # a pass was made, and its computation has not ended
         self._modes = StepModes()
         self._passes = 0
-        self._calls: list[Call] = []  # the last one of each pass
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
@@ -210,10 +207,7 @@ class Step:
         self._follow_body()
         self._begin_gradients(scaler)
         buffers, audit = self._parts.buffers, self.audit
-        marks = buffers.marks()
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-        if buffers.marks() != marks:
-            buffers.check_backward(marks)
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
         for parameter in direct:
@@ -224,11 +218,11 @@ class Step:
             gradients.before_backward(batch.shard)
             # Activation checkpointing computes the forward again, from what the buffers are.
             buffers.load(self._buffers_after[batch.shard])
-            marks = buffers.marks()
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
-            buffers.check_backward(marks, by_content=audit is not None and audit.own == batch.shard)
+            if audit is not None and audit.own == batch.shard:
+                buffers.check_backward()
         if not self._batches:
             gradients.send_nothing()
         if self.audit is not None:
@@ -261,11 +255,11 @@ class Step:
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
             gradients.before_backward(batch.shard)
-            marks = buffers.marks()
             backward(loss)
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
-            buffers.check_backward(marks, by_content=audit is not None and audit.own == batch.shard)
+            if audit is not None and audit.own == batch.shard:
+                buffers.check_backward()
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if not losses:
@@ -347,11 +341,6 @@ class Step:
         parts = self._parts.contract.parts()
         self._open_buffers(parts.modules)
         batches = self._batches
-        if self._parts.frozen is not None:
-            self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
-        first_call, call = self._look_at(function), None
-        leftovers = self._parts.contract.leftovers
-        leftovers.begin_pass(self.number)
         modes = self._modes.begin_pass(parts.modules, parts.attributes)
         with self._parts.contract.forward(parts):
             for batch in batches:
@@ -367,17 +356,10 @@ class Step:
                 self._buffers_after[batch.shard] = self._parts.buffers.save()
                 if audit is not None:
                     audit.after(call.number, output)
-                if first_call is not None:
-                    found = first_call.end(self.number, call, batch.shard, self._compute_again)
-                    leftovers.add(found, sys._getframe())  # noqa: SLF001 - the recipe's is above
-                    first_call = None
                 yield batch, output
             if not batches:
-                call = self._call_for_effects(function, modes, first_call)
-        leftovers.end_pass()
+                self._call_for_effects(function, modes)
         self._modes.end_pass()
-        if call is not None:
-            self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 
     def _open_buffers(self, modules: list[nn.Module]) -> None:
@@ -387,9 +369,7 @@ class Step:
             self._parts.buffers.begin(modules)
         self._is_open = True
 
-    def _call_for_effects(
-        self, function: Callable[[Batch], Tensor], modes: Modes, first_call: FirstCall | None
-    ) -> Call:
+    def _call_for_effects(self, function: Callable[[Batch], Tensor], modes: Modes) -> None:
         """In a rank without a shard: what a call leaves behind is there on every rank.
 
         Also of a function that has left nothing behind so far: it may begin at any step. What a
@@ -400,11 +380,7 @@ class Step:
         call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
         self._parts.heartbeat.enter(Phase.STEP)
         self._compute(call, load(self.number))
-        if first_call is not None:
-            found = first_call.end(self.number, call, 0, self._compute_again)
-            self._parts.contract.leftovers.add(found, sys._getframe(1))  # noqa: SLF001
         self._parts.buffers.load()
-        return call
 
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
@@ -414,13 +390,6 @@ class Step:
         self._buffers_after = dict(zip(after, found, strict=False))
         if isinstance(audit, StepAudit) and again:
             audit.buffers_again = found[len(after) :]
-
-    def _look_at(self, function: Callable[[Batch], Tensor]) -> FirstCall | None:
-        """In the first step of a run, where a shard is computed again anyway, and of a new one."""
-        effects = self._parts.side_effects
-        if effects is None:
-            return None
-        return effects.begin(function, self.number, self._calls, is_audited=self.audit is not None)
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""

@@ -198,7 +198,7 @@ def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock:
         collector.add(name, value)
     for name, thing in state.objects.items():
         if isinstance(thing, nn.Module):
-            for path, module in structure.named_submodules(name, thing):
+            for path, module in thing.named_modules(prefix=name):
                 collector.add_attributes(path, module)
     collector.add_attributes("the dataset", dataset)
     return collector.texts

@@ -29,9 +29,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.events import OnStepFailed
 from elastic.observe.log import EventLog, read_rare
 from elastic.observe.step_line import StepLine
-from elastic.system import unseeded_calls
 from elastic.system.phase import Phase
-from elastic.train import left_out_code
 from elastic.worker.heartbeat import HeartbeatSender
 
 Function = Callable[[dict[str, Any]], object]
@@ -64,7 +62,6 @@ class StepFunctions:
         if iscoroutinefunction(function):
             raise _async_refused()
         self._functions.append(function)
-        left_out_code.add(function)
 
     def refuse_inside(self, name: str) -> None:
         """Raises UsageError for a call in which all ranks meet: only rank 0 is here."""
@@ -129,7 +126,7 @@ class StepFunctions:
         phase, self._is_running = heartbeat.phase, True
         heartbeat.enter(Phase.BETWEEN)  # the recipe's own code, as slow as it may be there
         try:
-            with random_streams.kept(), unseeded_calls.unwatched():
+            with random_streams.kept():
                 yield
         finally:
             self._is_running = False

@@ -13,11 +13,9 @@ from elastic.reduce.gradients import Gradients
 from elastic.train.agreement import Agreement
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
-from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.pace import Pace
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.shard_outputs import AgreedForms
-from elastic.train.side_effects import SideEffects
 from elastic.train.state import State
 from elastic.train.step_again import Collected
 from elastic.worker.heartbeat import HeartbeatSender
@@ -56,10 +54,9 @@ class StepOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """agreement: None where no ranks are compared. collected: of a step whose computations are.
-    side_effects: None where nothing is audited.
 
-    frozen: what functions read beside the State; None where no later generation is. any_shard:
-    loads a shard of a step for a call whose result nothing uses; None where each rank has shards.
+    any_shard: loads a shard of a step for a call whose result nothing uses; None where each rank
+    has shards.
     """
 
     exchange: Exchange
@@ -73,8 +70,6 @@ class StepParts:
     order: SampleOrder
     agreement: Agreement | None = None
     collected: Collected | None = None
-    side_effects: SideEffects | None = None
-    frozen: FrozenInputs | None = None
     any_shard: Callable[[int], Batch] | None = None
 
 

@@ -5,7 +5,6 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,9 +20,7 @@ from elastic.train import logged_numbers
 from elastic.train.contract import Contract
 from elastic.train.logged_numbers import LoggedNumbers
 from elastic.train.loop_parts import LoopParts
-from elastic.train.measured_names import measured_names
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.recipe_text import recipe_texts
 from elastic.train.replay_check import ReplayCheck
 from elastic.train.resume import Resumed
 from elastic.train.step import Step
@@ -135,10 +132,7 @@ class StepRecorder:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
         parts = self._parts
         if parts.output is not None and parts.trace is None and parts.step_functions:
-            with self._contract.looks_forgotten():
-                parts.step_functions.report(
-                    line, parts.heartbeat, parts.output.log, self._contract.whole_mark
-                )
+            parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._contract.mark)
 
     def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
         """Name numbers that are others on other ranks. Raises PeerLost."""
@@ -148,8 +142,7 @@ class StepRecorder:
             return
         known = read_rare(output.events, LoggedByRank) if self._parts.generation > 1 else []
         self._said.update(name for each in known for name in each.event.names)
-        measured = frozenset[str]().union(*(measured_names(text) for _, text in recipe_texts()))
-        new = {name: found[name] for name in found if name not in self._said | measured}
+        new = {name: found[name] for name in found if name not in self._said}
         self._said |= found.keys()
         if new:
             output.log.record(LoggedByRank(step=step, names=list(new)))
@@ -169,16 +162,6 @@ class StepRecorder:
             line=None if line is None else line.to_json(),
             data=self._data_of(epoch),
         )
-
-    def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
-        """settings: what the loop has set in its dataset and in modules by now."""
-        evaluated, frozen = self._parts.evaluated.saved(), self._parts.frozen.saved()
-        numbers = self._parts.frozen.numbers()
-        if not settings and not evaluated and not frozen and not numbers:
-            return info
-        self._data_of(info.epoch)
-        record = replace(self._data[1], settings=settings, evaluated=evaluated, frozen=frozen)
-        return replace(info, data=replace(record, numbers=numbers).to_json())
 
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step

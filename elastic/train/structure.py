@@ -45,23 +45,6 @@ def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
     return list(found.values())
 
 
-def named_submodules(path: str, root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The same of one root, each with its path, which begins with `path`.
-
-    As `root.named_modules(prefix=path)`, in a third of its time.
-    """
-    found: dict[int, tuple[str, nn.Module]] = {}
-    stack = [(path, root)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = path, module
-            if children := module._modules:  # noqa: SLF001 - as nn.Module's own methods walk
-                named = reversed(list(children.items()))
-                stack.extend((f"{path}.{name}", child) for name, child in named if child is not None)
-    return list(found.values())
-
-
 class Items(NamedTuple):
     """What several dicts hold, one after another. sizes: of each of them."""
 

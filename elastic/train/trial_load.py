@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from elastic.data.attributes import space_of
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.train.flat_state import FlatState
 from elastic.train.loading import has_own_load, load_module, order_of
@@ -80,7 +79,7 @@ def _check_sets(state: State) -> None:
     for name, thing in state.objects.items():
         if not has_own_load(thing) or isinstance(thing, nn.Module):
             continue
-        attributes = space_of(thing)
+        attributes = getattr(thing, "__dict__", {})
         sets = {
             key: each for key, each in attributes.items() if type(each) in (set, frozenset) and len(each) > 1
         }

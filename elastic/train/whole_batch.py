@@ -79,7 +79,7 @@ class WholeBatchGradient:
         """Nothing to record."""
 
     def add_sum(self, function: Function, number: int) -> None:
-        with self._parts.undisturbed([function]):
+        with self._parts.undisturbed():
             self._call(function, number)
 
     def check_sums(self, backward: Backward) -> None:
@@ -87,7 +87,7 @@ class WholeBatchGradient:
             self._compare(backward, 1.0)
 
     def check_loss(self, function: Function, number: int, backward: Callable[[Tensor], None]) -> None:
-        with self._parts.undisturbed([function]):
+        with self._parts.undisturbed():
             self._call(function, number)
             # `backward` takes a shard's loss, whose weight in the mean is one over the shards.
             self._compare(lambda outputs: backward(outputs[-1]), float(self._shards))

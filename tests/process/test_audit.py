@@ -23,19 +23,16 @@ def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     assert report["audits"] == {"done": 0, "failed": 1}
 
 
-@pytest.mark.parametrize(("audit", "code"), [("auto", 2), ("off", 0)])
-def test_a_forward_that_counts_its_calls_is_refused_in_the_first_step(drill, audit, code):
-    """By two workers, which agree with each other: each counts half of the calls. No step after the
-    first is needed, and with `--audit off` nothing is called twice. A hook on a gradient is said
-    once, after the first step.
+@pytest.mark.parametrize(("audit", "code"), [("auto", 1), ("off", 0)])
+def test_a_forward_that_counts_its_calls_is_found_in_the_first_steps(drill, audit, code):
+    """By two workers, which agree with each other: each counts half of the calls. With `--audit
+    off` nothing is called twice. A hook on a gradient is said once, after the first step.
     """
     env = {"TINY_REMEMBER": "attribute", "TINY_HOOK": "1"}
     agent = drill.start("--nproc-per-node", "2", "--audit", audit, env=env)
     agent.ends_with(code)
-    said = "step 1: model.6.calls changes with each call of the function given to step.mean_loss"
-    assert (said in agent.output) == (code == 2)
-    assert bool(drill.events("checkpoint_committed")) == (code == 0)
-    assert agent.output.count("model.0.weight has a hook on its gradient") == (code == 0)
+    assert ("The function remembers something from call to call" in agent.output) == (code == 1)
+    assert agent.output.count("model.0.weight has a hook on its gradient") == 1
 
 
 def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp_path):

@@ -55,4 +55,3 @@ def test_loop_and_script_read_the_weight_of_the_current_parameters_in_every_proc
     (expected,), (found,) = (each.values("run_finished", "steps", "digest") for each in (calm, stormy))
     assert found == expected
     assert (tmp_path / "stormy/run/seen").read_text() == (tmp_path / "calm/run/seen").read_text()
-    assert not calm.events("unsaved_variables")

@@ -55,7 +55,6 @@ def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(habit, drills, t
     for agent in agents:
         agent.ends_with(0)
 
-    assert not calm.events("unsaved_variables")
     assert len(stormy.events("fault_injected")) == 1
     (expected,), (found,) = (each.values("run_finished", "steps", "digest") for each in (calm, stormy))
     assert found == expected

@@ -151,13 +151,12 @@ def test_a_cut_that_changes_at_every_step_leaves_the_same_bits(trained, world_si
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_audits_agree_where_ranks_have_no_shard(trained, world_size, form):
-    """Every step is audited and looked at: an audit that missed a rank would hang, or blame it."""
+    """Every step is audited: an audit that missed a rank would hang, or blame it."""
     alone = trained(1, "equal", form, False, ())
-    more = ("audits", True), ("looks", True)
-    assert trained(world_size, "turning", form, False, more) == alone * world_size
+    assert trained(world_size, "turning", form, False, (("audits", True),)) == alone * world_size
 
 
-def train_idle(member, begins, looks):
+def train_idle(member, begins):
     """begins: the step at which the function begins to leave something behind.
 
     Rank 1 has no shard from step 2 on. In each step: its calls, and what the function left."""
@@ -173,7 +172,7 @@ def train_idle(member, begins, looks):
     calls, compute = [], Step._compute
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "_compute", lambda *given: calls.append(1) or compute(*given))
-        for step in cut_anew.steps(member, State(net=net, optimizer=optimizer), cut_anew.idle, looks=looks):
+        for step in cut_anew.steps(member, State(net=net, optimizer=optimizer), cut_anew.idle):
             calls.clear()
             step.mean_loss(loss)
             found.append([len(calls), net.strength])
@@ -182,13 +181,12 @@ def train_idle(member, begins, looks):
 
 
 @pytest.mark.parametrize("begins", [1, 5])
-@pytest.mark.parametrize("looks", [True, False])
-def test_an_idle_rank_has_what_the_function_leaves_behind(ranks, begins, looks):
+def test_an_idle_rank_has_what_the_function_leaves_behind(ranks, begins):
     """An attribute that each call sets is of this step on both ranks, by one call in vain.
 
-    Also where the function begins with it long after a look has found nothing.
+    Also where the function begins with it later.
     """
     expected = [step / 10 * (step >= begins) for step in range(1, 7)]
-    one, idle = ranks.run(2, train_idle, begins, looks)
+    one, idle = ranks.run(2, train_idle, begins)
     assert [left for _, left in one] == [left for _, left in idle] == expected
     assert [calls for calls, _ in idle[1:]] == [1] * 5

@@ -10,7 +10,6 @@ from elastic.errors import PeerLost, UsageError
 from elastic.train import loop_end as loop_end_module
 from elastic.train.leaving import StepPlace, agree, explain_loss
 from elastic.train.loop_end import LEFT, LoopEnd
-from elastic.train.loop_form import LoopForm
 from elastic.train.process_groups import ProcessGroups
 
 END = 6
@@ -24,7 +23,6 @@ class Loop:
         self.left = None
         self.weight = 0
         self.said = []
-        self.form = LoopForm()
         self.caught = None
         self.place = StepPlace(step=1, passes=0, computed=False)
         self.groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
@@ -233,7 +231,54 @@ def test_an_iterator_that_a_variable_holds_ends_with_the_script_which_is_said():
     end.script_ended()
     assert ended == [(LEFT, 0)]
     assert "still holds the iterator" in loop.said[0]
-    steps.close()
+
+
+def two_loops(steps):
+    for _ in range(2):
+        for number in steps:
+            if number == 3:
+                break
+
+
+def in_slices(steps):
+    for _ in range(2):
+        list(itertools.islice(steps, 2))
+
+
+def first_and_rest(steps):
+    next(steps)
+    for _ in steps:
+        pass
+
+
+@pytest.mark.parametrize("way", [two_loops, in_slices, first_and_rest])
+def test_a_second_loop_over_the_steps_is_refused(way):
+    """A process that restarts at a later step begins with the first loop."""
+    _, end, _ = ending()
+    steps = end.steps()
+    with pytest.raises(UsageError, match=r"a second loop over the steps began.*write one loop"):
+        way(steps)
+
+
+def by_hand(steps):
+    it = iter(steps)
+    while True:
+        try:
+            next(it)
+        except StopIteration:
+            break
+
+
+def of_an_iterator(steps):
+    for _ in enumerate(iter(iter(steps))):
+        pass
+
+
+@pytest.mark.parametrize("way", [by_hand, of_an_iterator])
+def test_one_loop_in_any_form_is_let_through(way):
+    loop, end, ended = ending()
+    way(end.steps())
+    assert (ended, loop.left) == ([None], None)
 
 
 def test_a_loop_that_reaches_its_last_step_is_not_left():

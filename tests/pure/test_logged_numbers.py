@@ -1,9 +1,6 @@
-"""What ranks log of the batch is compared between them; what each measures of itself is not."""
-
-import pytest
+"""What ranks log of the batch is compared between them."""
 
 from elastic.train.logged_numbers import LoggedNumbers, differing, note
-from elastic.train.measured_names import measured_names
 
 
 def test_a_number_that_differs_in_the_same_step_is_found_with_what_ranks_logged():
@@ -34,39 +31,3 @@ def test_a_metric_of_an_epochs_end_waits_for_the_next_comparison():
     assert [step for step, _ in due] == [1, 2, 4, 8]
     assert due[-1][1] == {"val": (5, "0.5")}
     assert logged.is_due(is_last=True)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "step.log(x=time.time() - start)",
-        "begin = perf_counter()\nstep.log(x=n / (perf_counter() - begin))",
-        "x = n / (time.monotonic() - start)\nstep.log(x=x)",
-        "meter.update(time.time() - end)\nstep.log(x=meter.avg)",
-        "self.times.append(time.time() - end)\nstep.log(x=sum(self.times) / len(self.times))",
-        "metrics = {'loss': loss, 'x': time.time() - end}\nstep.log(**metrics)",
-        "metrics['x'] = torch.cuda.max_memory_allocated() / 2**20\nstep.log(**metrics)",
-        "step.log(x=psutil.Process().memory_info().rss)",
-        "def since(t):\n    return time.time() - t\nstep.log(x=since(start))",
-        "step.log(x=bar.format_dict['rate'])",
-        "meters['x'].update(time.time() - end)\nstep.log(**{k: m.avg for k, m in meters.items()})",
-        "data_s, x = 0, time.time()\nstep.log(x=x)",
-    ],
-)
-def test_a_number_from_a_clock_or_of_memory_is_told_by_the_text(line):
-    assert "x" in measured_names(line.encode())
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "step.log(x=parts['acc'])",
-        "metrics = {'x': loss, 'seconds': time.time() - end}\nstep.log(**metrics)",
-        "torch.manual_seed(int(time.time()))\nstep.log(x=torch.tensor(1.0))",
-        "time = 3\nstep.log(x=time)",
-        "print(time.time())\nmeter.update(loss)\nstep.log(x=meter.avg, seconds=time.time())",
-        "def (x=time.time()",
-    ],
-)
-def test_a_number_of_the_batch_beside_a_clock_is_told_apart(line):
-    assert "x" not in measured_names(line.encode())

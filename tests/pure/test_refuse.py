@@ -178,7 +178,7 @@ def test_a_recipe_that_handles_a_warning_of_a_stop_is_told_what_else_it_means():
         (sentence,) = refuse.kept_signal_handlers()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert sentence.startswith("the recipe handles SIGUSR1 itself (test_refuse.py:")
+    assert sentence.startswith(f"the recipe handles SIGUSR1 itself ({Flag.__module__}.Flag)")
     assert refuse.kept_signal_handlers() == []
 
 

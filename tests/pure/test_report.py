@@ -340,58 +340,13 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "shards_by_rank": [],
         "lineage": [],
         "divergences": [],
-        "began_again": [],
-        "unsaved": {"changing": [], "after_loop": [], "files": [], "by_loading": [], "unreadable": []},
         "replays": [],
         "edits": [],
-        "world_size_reads": [],
-        "ordered_by_address": [],
-        "drawn_without_seed": [],
         "logged_by_rank": [],
         "scheduled": [],
         "unreadable_lines": 0,
         "plain": None,
     }
-
-
-def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events():
-    """Also where nothing began again; the console names few of them."""
-    nothing = {name: [] for name in ("changing", "after_loop", "files", "by_loading", "unreadable")}
-    several = {"changing": ["best", "z"], "after_loop": ["loss"], "files": ["best.pt"]}
-    of_looks = {"by_loading": ["dataset.epoch"], "unreadable": ["x (KeyError)"]}
-    said = [
-        logged("unsaved_variables", 3.0, **nothing | {"changing": ["best", *"abcdefgh"]}),
-        logged("unsaved_variables", 4.0, **nothing | several),
-        logged("unsaved_variables", 5.0, **nothing | of_looks),
-    ]
-    found = summarise(said, [])
-    assert found["unsaved"] == {
-        "changing": ["best", *"abcdefgh", "z"],
-        "after_loop": ["loss"],
-        "files": ["best.pt"],
-        "by_loading": ["dataset.epoch"],
-        "unreadable": ["x (KeyError)"],
-    }
-
-
-def test_a_run_that_went_on_says_in_its_last_line_that_a_count_of_loading_began_again():
-    found = logged(
-        "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=[], by_loading=["dataset.epoch"]
-    )
-    assert told_at_the_end([*KILLED, found], 10).startswith("; at a restart dataset.epoch began again")
-    calm = [each for each in KILLED if each.generation == 1]
-    assert told_at_the_end([*calm, found], 10) == ""
-
-
-def test_a_run_that_went_on_says_in_its_last_line_that_a_step_read_a_file_of_another():
-    """An undisturbed run does not: there each step finds what the steps before it wrote."""
-    found = logged(
-        "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=["best.pt"], by_loading=[]
-    )
-    said = told_at_the_end([*KILLED, found], 10)
-    assert "a step read the file best.pt, which may have been of a later step" in said
-    calm = [each for each in KILLED if each.generation == 1]
-    assert told_at_the_end([*calm, found], 10) == ""
 
 
 def test_a_run_that_went_on_after_its_last_step_says_what_its_last_process_lacked():
@@ -401,40 +356,11 @@ def test_a_run_that_went_on_after_its_last_step_says_what_its_last_process_lacke
 
 
 def test_edits_of_a_recipe_are_listed_with_the_step_they_came_after():
-    said = [
-        logged("recipe_edited", 3.0, step=4, text=True),
-        logged("recipe_edited", 4.0, step=4, numbers=["sigma is 0.5 and was 0.1"]),
-    ]
-    found = report.summarise([*KILLED, *said], KILLED_STEPS, None)
+    said = logged("recipe_edited", 3.0, step=4)
+    found = report.summarise([*KILLED, said], KILLED_STEPS, None)
     text = io.StringIO()
     Console(file=text, width=120).print(report_tables("run", found))
     assert "after step 4: another text of the recipe" in text.getvalue()
-    assert "after step 4: sigma is 0.5 and was 0.1" in text.getvalue()
-
-
-def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
-    """A run that was never restarted, and one that went on from a state, found the same ones."""
-    found = [
-        logged(
-            "unsaved_variables",
-            112.5,
-            2,
-            step=9,
-            changing=["best", "count"],
-            after_loop=["loss"],
-            files=[],
-            by_loading=[],
-        )
-    ]
-    assert summarise([*KILLED, *found], KILLED_STEPS)["began_again"] == ["best", "count"]
-    calm = [each for each in KILLED if each.generation == 1]
-    assert summarise([*calm, *found], KILLED_STEPS)["began_again"] == []
-    told = told_at_the_end([*KILLED, *found], 10)
-    assert told.startswith("; at a restart best, count began again")
-    assert told.endswith(
-        "; loss, which the script reads after the loop, has only what the steps since the restart have set"
-    )
-    assert told_at_the_end([*calm, *found], 10) == ""
 
 
 def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():

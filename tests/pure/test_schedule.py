@@ -166,15 +166,6 @@ def test_auto_takes_the_first_snapshot_and_spaces_the_next_by_its_cost():
     assert changes == [True, False, False, False]
 
 
-def test_a_look_that_a_snapshot_needs_counts_into_its_cost():
-    """Also where no slot was free, and the look of the next one is another."""
-    schedule = SnapshotSchedule(AUTO)
-    schedule.add_step(1.0)
-    schedule.requested(1, 9.0)
-    schedule.requested(2, 0.03)
-    assert schedule.add_cost(0.05).every == 8
-
-
 def test_a_fixed_interval_stays_whatever_a_snapshot_costs():
     schedule = SnapshotSchedule(Every.parse("3steps"))
     taken, changes = snapshots_at(schedule, range(5, 15), step_s=0.001, cost_s=10.0)

@@ -27,8 +27,7 @@ LOADERS = {"torch", "np", "numpy"}  # they are imported under these names only
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle: these modules use them between a process and its own children. One
 # more only asks whether an object of the recipe's is a number in shared memory.
-# stale_copies: the type of its shared values alone, for those that read them
-USERS_OF_MULTIPROCESSING = {"data/loading_processes.py", "testing/ranks.py", "data/stale_copies.py"}
+USERS_OF_MULTIPROCESSING = {"data/loading_processes.py", "testing/ranks.py"}
 
 
 def unsafe(tree: ast.AST) -> list[str]:

@@ -118,7 +118,7 @@ def audited_by_hand(member, audits):
     net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     state = {"net": net, "optimizer": optimizer}
-    for step in Training(member, state, audits=audits, looks=audits).steps():
+    for step in Training(member, state, audits=audits).steps():
         set_gradients(net, step.sum(lambda batch: clipped(net, batch)))
         optimizer.step()
     return checksum_of(State(**state).flatten()).whole

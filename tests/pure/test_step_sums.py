@@ -104,11 +104,15 @@ def test_a_sum_whose_form_depends_on_shard_or_step_is_refused_on_every_rank(rank
 def test_two_sums_of_other_forms_may_take_turns():
     """An actor's and a critic's losses, say, each in every second step."""
     net = net_of()
+
+    def actor(batch):
+        return net(batch.data[0]).sum(0)
+
+    def critic(batch):
+        return net(batch.data[0]).sum()
+
     for step in steps(ALONE, State(net=net)):
-        if step.number % 2:
-            step.sum(lambda batch: net(batch.data[0]).sum(0))
-        else:
-            step.sum(lambda batch: net(batch.data[0]).sum())
+        step.sum(actor if step.number % 2 else critic)
     assert step.number == 4
 
 
@@ -118,14 +122,20 @@ def taking_turns(member, kind):
     net = net_of()
     found = []
     for step in steps(member, State(net=net)):
-        two, three = (lambda batch: net(batch.data[0]).sum(0)), (lambda batch: net(batch.data[0]).sum())
+
+        def two(batch):
+            return net(batch.data[0]).sum(0)
+
+        def three(batch):
+            return net(batch.data[0]).sum()
+
         found.append(step.sum(wrap(two if step.number % 2 else three)).tolist())
     return found
 
 
 @pytest.mark.parametrize("kind", ["partial", "no_grad"])
 def test_partials_and_decorated_functions_of_other_forms_may_take_turns(ranks, kind):
-    """All partials are of one type, and all decorated functions have the decorator's code.
+    """All partials are of one type, and each step makes its functions anew.
 
     Each rank must find a function known in the same steps as the others, lest one waits for ever.
     """

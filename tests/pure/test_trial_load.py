@@ -8,14 +8,8 @@ import torch
 from torch import nn
 
 from elastic.errors import StateDoesNotFit, UsageError
-from elastic.train.body_changes import BodyChanges
-from elastic.train.body_places import BodyPlaces
 from elastic.train.contract import Contract
-from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import checksum_of
-from elastic.train.left_behind import Leftovers
-from elastic.train.loop_memory import LoopMemory
-from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 from elastic.train.trial_load import load_as_built, load_own_again
 
@@ -204,25 +198,6 @@ def test_an_array_that_a_load_replaces_is_refused_only_where_a_name_still_holds_
     held = getattr(replay, part)
     load_as_built(State(replay=replay))
     assert held is getattr(replay, part)
-
-
-def test_a_look_at_the_loop_does_not_count_as_a_name_that_holds_an_array():
-    """What state_dict gave to the look were views of the array, which keep it alive."""
-    state = State(replay=Replay(in_place=False))
-    load_as_built(state)
-    modules = ModuleSettings(state=state)
-    memory = LoopMemory(
-        state=state,
-        last_step=9,
-        left_out=[],
-        report=print,
-        body=BodyChanges(state=state, dataset=[], settings=modules),
-        settings=DatasetSettings(dataset=[]),
-        modules=modules,
-        places=BodyPlaces(state, Leftovers(state, lambda: False)),
-    )
-    memory.begin(1)
-    load_own_again(state)
 
 
 def test_what_a_step_has_looked_up_does_not_count_as_a_name_that_holds_an_array():

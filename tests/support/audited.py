@@ -1,7 +1,6 @@
 """The trainer's steps with audits, without restores, snapshots and saves."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,6 @@ from elastic.system.clock import SystemClock
 from elastic.testing.ranks import Member
 from elastic.train.audit import Auditor
 from elastic.train.flat_state import checksum_of
-from elastic.train.side_effects import SideEffects
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.step_parts import StepParts
@@ -70,7 +68,7 @@ def auditor_of(
 class Training:
     """The trainer's loop without restores, snapshots and saves.
 
-    audits: every step is audited. looks: side effects are looked for.
+    audits: every step is audited.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class Training:
         collate: Any = None,
         workers: int = 0,
         audits: bool = True,
-        looks: bool = False,
     ) -> None:
         order = SampleOrder(
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD
@@ -107,8 +104,6 @@ class Training:
             log=None if member.rank else self.log,
         )
         self.audits = audits
-        if looks:
-            self.parts = replace(self.parts, side_effects=SideEffects(self.auditor))
 
     def compare(self) -> None:
         """As the loop does: raise if the ranks' states differed before the step."""

@@ -14,7 +14,6 @@ from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.reduce.tree import span, spans_of
 from elastic.testing.ranks import Member
-from elastic.train.side_effects import SideEffects
 from elastic.train.state import State
 from elastic.train.step import Step
 
@@ -55,7 +54,6 @@ def steps(
     dataset: Any = None,
     workers: int = 0,
     audits: bool = False,
-    looks: bool = False,
 ) -> Iterator[Step]:
     """Six steps in three epochs."""
     torch.set_num_threads(1)
@@ -64,8 +62,6 @@ def steps(
     loader = Loader(dataset=dataset, order=order, device=CPU, workers=workers)
     parts = replace(parts_of(state, order, member), any_shard=lambda number: loader.shard(number, 0))
     auditor = auditor_of(state, parts, loader, member=member)
-    if looks:
-        parts = replace(parts, side_effects=SideEffects(auditor))
     batches = loader.steps_of(lambda number: spans_of(cut(number))[member.rank], 1)
     for number in range(1, order.steps + 1):
         parts.exchange.divide(spans_of(cut(number)))

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import elastic
 from elastic.data.own_files import is_own_file
-from elastic.train.own_code import filled_by_hooks, updated_attributes
 
 PACKAGE = Path(elastic.__file__).parent
 
@@ -55,41 +53,3 @@ def test_what_pip_installs_beside_a_recipe_is_no_file_of_it(tmp_path):
     record.write_text('bar/std.py,sha256=x,1\n"bar/a,b.py",,\n')
     assert not is_own_file(f"{tmp_path}/bar/std.py") and not is_own_file(f"{tmp_path}/bar/a,b.py")
     assert is_own_file(f"{tmp_path}/recipe.py") and is_own_file(f"{tmp_path}/bar/mine.py")
-
-
-class Center:
-    def __init__(self):
-        self.built = self.built + 1
-
-    @torch.no_grad()
-    def update(self, x):
-        self.decorated = self.decorated + x
-
-    @property
-    def value(self):
-        self.read = self.read + 1
-        return self.read
-
-    @value.setter
-    def value(self, x):
-        self.written += x
-
-    @staticmethod
-    def of(center):
-        center.static += 1
-
-
-def test_the_attributes_that_decorated_methods_update_count():
-    assert updated_attributes(Center) == {"decorated", "read", "written", "static"}
-
-
-def test_what_a_decorated_hook_fills_is_its_output():
-    """torch's wrapper has its own variables; the hook's lie behind it."""
-    found, module = {}, nn.Linear(1, 1)
-
-    @torch.no_grad()
-    def hook(module, inputs, output):
-        found["y"] = output
-
-    module.register_forward_hook(hook)
-    assert id(found) in filled_by_hooks([module])
