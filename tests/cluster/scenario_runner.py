@@ -47,7 +47,7 @@ from elastic.config.interpreter import MALLOC
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.
-SAVES = ("--save-every", "4steps", "--keep", "99")
+SAVES = ("--save-every", "4steps", "--keep", "99", "--rehearse", "off")
 STANDING = (*SAVES, "--snapshot-every", "1", "--last-call", "10min")
 _ENV = {
     "TINY_GATES": f"{SHARED}/gates",

@@ -145,6 +145,14 @@ class Agent:
         assert self.wait() == code, self.output
 
 
+def without_rehearsals(words: list[str]) -> list[str]:
+    """Of a command that says nothing of them: each would be a generation more."""
+    if "--run-dir" not in words or "--rehearse" in words:
+        return words
+    place = words.index("--run-dir")
+    return [*words[:place], "--rehearse", "off", *words[place:]]
+
+
 class Drill:
     """One run directory, and everything that a test does to it."""
 
@@ -177,6 +185,8 @@ class Drill:
     ) -> Agent:
         """Fork an agent with these arguments and no others. console: takes its output."""
 
+        words = without_rehearsals(words)
+
         def fork(out: IO[bytes]) -> AgentProcess:
             to = out.fileno() if console is None else console
             start = ProcessStart(command=(str(AGENT), *words), env=self._env(env), stdout=to, stderr=to)
@@ -200,6 +210,8 @@ class Drill:
         return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])
 
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
+        words = without_rehearsals(words)
+
         def begin(out: IO[bytes]) -> AgentProcess:
             return subprocess.Popen(
                 words,

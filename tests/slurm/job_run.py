@@ -47,7 +47,17 @@ class JobRun:
         variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", **(user or {})}
         output = str(self.folder / "job-%j.out")
         sbatch = ("sbatch", "--parsable", f"--output={output}", *words, str(SCRIPTS / script))
-        ours = (str(TINY), "--run-dir", str(self.url), "--save-every", "4steps", "--last-call", "60")
+        ours = (
+            str(TINY),
+            "--run-dir",
+            str(self.url),
+            "--save-every",
+            "4steps",
+            "--last-call",
+            "60",
+            "--rehearse",
+            "off",
+        )
         job = self.slurm.call(*sbatch, *ours, *options, **variables)
         self.jobs.append(job)
         return job
