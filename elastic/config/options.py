@@ -42,7 +42,7 @@ the run:
                            [auto]
   --rehearse N             steps between rehearsals, in which all workers are started anew to do a step
                            again, whose result must be the same; auto (early, then rarely), or off
-                           [off]
+                           [auto]
   --accept                 go on where a step that was done again differs, with what a restart computes
   --keep N                 number of checkpoints to keep, the newest ones [3]
   --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %
@@ -216,7 +216,7 @@ class Options:
     keep: _AtLeastOne = 3
     snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
     audit: Annotated[Every, _every_nth] = Every(kind="auto")
-    rehearse: Annotated[Every, _every_nth] = Every(kind="off")
+    rehearse: Annotated[Every, _every_nth] = Every(kind="auto")
     accept: bool = False
     balance: Annotated[Literal["auto", "off"], _balance] = "auto"
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
