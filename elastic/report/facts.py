@@ -6,7 +6,7 @@ Texts of a run are foreign here; they are escaped where they are shown.
 from collections.abc import Mapping
 
 from elastic.config.parent import Ancestor
-from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
+from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, StepDiffered, Stopped
 from elastic.observe.loss_words import loss_words
 from elastic.observe.slow_ranks import SlowRank
 from elastic.report.plain_script import plain_facts
@@ -44,6 +44,8 @@ def report_facts(report: Report) -> dict[str, str]:
             "final digest": value_text(report.final_digest),
         }
         | _lineage(report.lineage)
+        | _listed("not restored", [f"{name}: {values}" for name, values in report.not_restored.items()])
+        | _accepted(report.accepted)
         | _replays(report.replays)
         | _edits(report.edits)
         | _named("logged, of rank 0 alone", report.logged_by_rank)
@@ -91,6 +93,14 @@ def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
         for each in found
     ]
     return _listed("done again", lines)
+
+
+def _accepted(found: list[StepDiffered]) -> dict[str, str]:
+    lines = [
+        f"step {each.step} was done again and differed, first in {each.entries[0]}; --accept took what came then"
+        for each in found
+    ]
+    return _listed("accepted", lines)
 
 
 def _edits(found: list[RecipeEdited]) -> dict[str, str]:

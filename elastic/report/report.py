@@ -114,6 +114,8 @@ class Report:
     of the newest generation computes, empty where all have as many, but for one.
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first.
+    not_restored: variables that a restart did not bring back, with both values. accepted: steps
+    that differed when they were done again, after which the run went on.
     replays: steps that gave another result when they were done again. edits: where a process with
     another text of the recipe went on.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. scheduled: the
@@ -136,6 +138,8 @@ class Report:
     audits: AuditCounts
     rehearsals: ComparedSteps
     overlaps: ComparedSteps
+    not_restored: dict[str, str]
+    accepted: list[kinds.StepDiffered]
     snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
@@ -155,6 +159,16 @@ def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlappe
     found = [each.event for each in of_kind(events, kind)]
     alike = sum(each.verdict == "alike" for each in found)
     return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
+
+
+def _not_restored(events: Events) -> dict[str, str]:
+    """Variables of the recipe that a restart did not bring back, each as it was found last."""
+    found: dict[str, str] = {}
+    for of_group in of_kind(events, kinds.Overlapped):
+        found |= of_group.event.not_restored
+    for rehearsed in of_kind(events, kinds.Rehearsed):
+        found |= rehearsed.event.not_restored
+    return found
 
 
 def summarise(
@@ -196,6 +210,8 @@ def summarise(
         ),
         rehearsals=_compared(events, kinds.Rehearsed),
         overlaps=_compared(events, kinds.Overlapped),
+        not_restored=_not_restored(events),
+        accepted=[each.event for each in of_kind(events, kinds.StepDiffered) if each.event.accepted],
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, trained),
         recoveries=[] if plain else recoveries(events, trained),

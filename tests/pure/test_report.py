@@ -334,6 +334,8 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "audits": {"done": 0, "failed": 0},
         "rehearsals": {"count": 0, "alike": 0, "seconds": 0},
         "overlaps": {"count": 0, "alike": 0, "seconds": 0},
+        "not_restored": {},
+        "accepted": [],
         "generations": [],
         "recoveries": [],
         "slow_ranks": [],

@@ -1,0 +1,70 @@
+"""The sizes of this project fall, and never grow."""
+
+import ast
+import io
+import tokenize
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+# Of code lines: those with a token that is neither comment nor docstring.
+MOST_LINES = {
+    "elastic": 32_940,
+    "elastic/train": 8_890,
+    "elastic/proof": 260,
+    "tests": 48_200,
+}
+MOST_FILES = {"elastic": 360, "elastic/train": 88}
+MOST_WORDS = 76_700  # of README and docs, without decisions
+_QUIET = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
+_WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+@cache
+def code_lines(path: Path) -> int:
+    text = path.read_text()
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _QUIET:
+            found.update(range(token.start[0], token.end[0] + 1))
+    return len(found - docstrings)
+
+
+@pytest.mark.parametrize("folder", MOST_LINES)
+def test_no_code_is_added_without_code_that_goes(folder):
+    lines = sum(code_lines(path) for path in (ROOT / folder).rglob("*.py"))
+    assert lines <= MOST_LINES[folder], "what do you delete for it?"
+
+
+@pytest.mark.parametrize("folder", MOST_FILES)
+def test_no_file_is_added_without_one_that_goes(folder):
+    files = [path for path in (ROOT / folder).rglob("*.py") if path.stat().st_size]
+    assert len(files) <= MOST_FILES[folder], "what do you delete for it?"
+
+
+def test_no_words_are_added_without_words_that_go():
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(len(path.read_text().split()) for path in documents) <= MOST_WORDS, (
+        "what do you delete for it?"
+    )
+
+
+def test_code_is_counted_without_comments_and_docstrings(tmp_path):
+    path = tmp_path / "counted.py"
+    path.write_text(
+        '"""One.\n\nTwo."""\n\n# three\nx = (\n    1,  # four\n)\n\n\ndef f():\n    """Five."""\n    return x\n'
+    )
+    assert code_lines(path) == 5
