@@ -14,6 +14,7 @@ from elastic.system.untrusted import decode
 
 # How the text of a variable begins: it must come back after a restart, or may be only shown.
 STATE, SHOWN = "state ", "shown "
+MOST_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +80,15 @@ def results(found: Sequence[Evidence]) -> list[dict[str, str]]:
 
 def not_restored(first: Evidence, second: Evidence) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
-    unsteady = {*first.unsteady, *second.unsteady}
     texts = first.variables, second.variables
+    names = dict.fromkeys(differences(*texts))
+    for name in (*first.unsteady, *second.unsteady):
+        names.pop(name, None)
+    # Of a list that is longer than it was, no element says more.
+    shown = [name for name in names if f"len({name.rpartition('[')[0]})" not in names]
     return {
         name: " then, ".join(each.get(name, "nothing").removeprefix(SHOWN) for each in texts) + " now"
-        for name in differences(*texts)
-        if name not in unsteady
+        for name in shown[:MOST_SHOWN]
     }
 
 

@@ -1,10 +1,10 @@
 """What the recipe's own variables hold at the end of a step, as texts that can be compared.
 
-Roots are the variables of the frame that takes the steps and of those above it in the recipe's
-files, and the State's modules and the dataset. What is reached from them lies at most DEPTH
-attributes or elements away. It reads no code: two executions are compared, and a name tells what
-differs. It does not see what no variable reaches, what a longer list holds, and what comes after
-the bounds below.
+Roots are the variables of the frame that takes the steps, of those above it in the recipe's files
+and of their modules, and the State's modules and the dataset. What is reached from them lies at
+most DEPTH attributes or elements away. It reads no code: two executions are compared, and a name
+tells what differs. It does not see what no variable reaches, what a longer list holds, and what
+comes after the bounds below.
 """
 
 import hashlib
@@ -45,12 +45,13 @@ def is_recipes_own(file: str | None) -> bool:
 
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:
-    """Of the recipe's frames from this one up; the innermost of a name counts."""
+    """Of the recipe's frames from this one up, and of their modules; the innermost of a name
+    counts.
+    """
     found: dict[str, Any] = {}
     while frame is not None:
         if is_recipes_own(frame.f_globals.get("__file__")):
-            own = frame.f_globals if frame.f_locals is frame.f_globals else frame.f_locals
-            for name, value in dict(own).items():
+            for name, value in (frame.f_globals | frame.f_locals).items():
                 if not name.startswith("__") and not isinstance(value, _NO_DATA):
                     found.setdefault(name, value)
         frame = frame.f_back

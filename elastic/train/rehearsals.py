@@ -22,6 +22,7 @@ class Rehearsals:
         overlapped = [each.event for each in read_rare(events, Overlapped)]
         found = [_as_rehearsed(each) for each in done if each.recipe == recipe]
         found += [_as_rehearsed(each) for each in overlapped if each.recipe == recipe]
+        self._asked = 0  # the step of the last that was asked for, and may not have come
         self._before = sorted(found, key=lambda each: each.step)
         now_s = clock.wall()
         started = [each.time for each in read_rare(events, GenerationStarted)]
@@ -31,17 +32,19 @@ class Rehearsals:
     def is_due(self, step: int) -> bool:
         """Asked in each step."""
         last = self._before[-1] if self._before else None
-        if last is not None and step <= last.step:
+        if step < 2 * self._asked or (last is not None and step <= last.step):
             return False
         if self._every.kind == "steps":
             return step % int(self._every.value) == 0
-        return is_due(
+        due = is_due(
             step,
             epoch_end=self._epoch_end,
             before=self._before,
             cost_s=self._start_s if last is None else last.seconds,
             trained_s=self._clock.wall() - self._began_s,
         )
+        self._asked = step if due else self._asked
+        return due
 
     @property
     def deals_anew(self) -> bool:

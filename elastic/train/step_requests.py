@@ -26,13 +26,15 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
     save = output.checkpointing.is_due(number)
+    rehearsals, rehearse = None if drain else output.rehearsals, False
     if parts.snapshotting is not None and parts.snapshotting.is_waiting:
         snapshot = save = False  # due until there is memory
+    elif rehearsals is not None:
+        rehearse = rehearsals.is_due(number + 1)
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
     compare = snapshot or save or is_due or agreement.is_wanted(number)
     audit = output.audits.is_due(number + 1)
     at_once = at_once or (output.schedule.step_s or 0.0) > LONGEST_STEP_S
-    rehearse = not drain and output.rehearsals is not None and output.rehearsals.is_due(number + 1)
     return Requests(
         drain=drain,
         snapshot=snapshot,

@@ -1,0 +1,175 @@
+"""What two or three computations of a step say, when they are made, and what variables hold."""
+
+import random
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elastic.proof.evidence import (
+    NOTHING,
+    SHOWN,
+    STATE,
+    Earlier,
+    Evidence,
+    Verdict,
+    differences,
+    not_restored,
+    results,
+    roots,
+    take,
+    verdict,
+    write,
+)
+from elastic.proof.schedule import Rehearsed, is_due
+from elastic.proof.variables import MOST_ELEMENTS, Collector, variables_of
+from elastic.train.audit_evidence import tensor_checksum
+
+ENTRIES = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=1)
+
+
+def evidence(**fields):
+    empty = Evidence(step=3, generation=1, world_size=1, wall_s=0.0, entries={"a": "x"})
+    return replace(empty, **fields)
+
+
+def texts(name, value, held=frozenset()):
+    collector = Collector(tensor_checksum, lambda: 0.0, set(held))
+    collector.add(name, value)
+    return collector.texts
+
+
+@given(ENTRIES, ENTRIES, ENTRIES)
+def test_three_computations_say_what_two_cannot(first, second, third):
+    assert verdict([first, second]) is (Verdict.ALIKE if first == second else Verdict.UNCLEAR)
+    if first == second:
+        return
+    expected = Verdict.RANDOM
+    if third == first:
+        expected = Verdict.ONCE
+    elif third == second:
+        expected = Verdict.HIDDEN
+    assert verdict([first, second, third]) is expected
+
+
+@given(ENTRIES, ENTRIES)
+def test_two_computations_are_alike_if_nothing_differs(first, second):
+    names = differences(first, second)
+    assert (not names) == (first == second)
+    assert names == [name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
+
+
+def test_a_variable_with_state_counts_where_it_is_in_all_and_alike_on_all_ranks():
+    one, two = STATE + "1", STATE + "2"
+    first = evidence(variables={"w": one, "made": one, "clock": one, "n": SHOWN + "1"}, unsteady=["clock"])
+    second = evidence(variables={"w": two, "clock": two, "n": SHOWN + "2"})
+    assert results([first, second]) == [
+        {"a": "x", "the variable w": one},
+        {"a": "x", "the variable w": two},
+    ]
+    assert list(not_restored(first, second)) == ["w", "made", "n"]
+    assert not_restored(first, second)["n"] == "1 then, 2 now"
+
+
+def test_a_list_that_grew_is_named_by_its_length_alone():
+    first = evidence(variables=texts("losses", [1.0, 2.0]) | texts("best", 1.0))
+    second = evidence(variables=texts("losses", [1.5]) | texts("best", 1.0))
+    found = not_restored(first, second)
+    assert found == {"len(losses)": "2 then, 1 now"}
+    assert roots(found) == ["losses"]
+
+
+def test_evidence_counts_once_and_a_damaged_file_for_nothing(tmp_path):
+    path, earlier = tmp_path / "evidence", Earlier(is_rehearsal=True, found=[evidence()])
+    assert take(path) == NOTHING
+    write(path, earlier)
+    assert (take(path), take(path)) == (earlier, NOTHING)
+    path.write_text("{")
+    assert take(path) == NOTHING
+    assert (NOTHING.step, earlier.step) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "cost_s", "trained_s", "due"),
+    [
+        (2, [], 1.0, 10.0, False),
+        (3, [], 1.0, 10.0, True),
+        (3, [], 6.0, 10.0, False),
+        (3, [], 6.0, 600.0, True),
+        (4, [3], 1.0, 10.0, False),
+        (12, [3], 1.0, 10.0, True),
+        (15, [12], 1.0, 10.0, False),
+        (24, [3, 12], 1.0, 10.0, False),
+        (24, [3, 12], 1.0, 100.0, True),
+    ],
+)
+def test_rehearsals_come_early_and_then_cost_at_most_one_percent(step, before, cost_s, trained_s, due):
+    done = [Rehearsed(step=each, seconds=1.0) for each in before]
+    assert is_due(step, epoch_end=10, before=done, cost_s=cost_s, trained_s=trained_s) is due
+
+
+def test_what_must_come_back_is_told_from_what_may_be_shown():
+    class Meter:
+        def __init__(self):
+            self.total, self.seen = 0.5, [torch.ones(2)]
+
+    Meter.__module__ = __name__
+    found = {
+        name: text.partition(" ")[0] + " "
+        for name, value in {
+            "n": 1,
+            "weights": torch.ones(2),
+            "array": np.ones(2),
+            "net": nn.Linear(1, 1),
+            "draws": random.Random(0),
+            "numpy_draws": np.random.default_rng(0),
+            "torch_draws": torch.Generator(),
+            "best": {"w": torch.ones(1)},
+            "meter": Meter(),
+        }.items()
+        for name, text in texts(name, value).items()
+    }
+    shown = {"n", "len(best)", "meter.total", "len(meter.seen)"}
+    assert {name for name, kind in found.items() if kind == SHOWN} == shown
+    assert {name for name, kind in found.items() if kind == STATE} == {
+        "weights",
+        "array",
+        "net.weight",
+        "net.bias",
+        "draws",
+        "numpy_draws",
+        "torch_draws",
+        "best['w']",
+        "meter.seen[0]",
+    }
+
+
+def test_what_the_state_holds_and_what_has_no_data_is_left_out():
+    model, loop = nn.Linear(1, 1), []
+    loop.append(loop)
+    assert texts("model", model, held={id(model)}) == {}
+    assert texts("sys", sys) == texts("print", print) == texts("kind", SimpleNamespace) == {}
+    assert texts("loop", loop) == {"len(loop)": SHOWN + "1"}
+    assert list(texts("many", list(range(MOST_ELEMENTS + 1)))) == ["len(many)"]
+
+
+def test_variables_are_those_of_the_frames_of_the_recipe():
+    def train():
+        inner, outer = 1, "hidden by the inner one"
+        return call(inner, outer)
+
+    def call(inner, _outer):
+        own = inner + 1
+        assert own == 2
+        return variables_of(sys._getframe())
+
+    found = train()
+    assert (found["own"], found["inner"], found["outer"]) == (2, 1, "hidden by the inner one")
+    assert "ENTRIES" in found, "the script's own variables"
+    assert not {"pytest", "evidence", "Evidence"} & found.keys(), "modules, functions and classes"
