@@ -26,7 +26,8 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
     save = output.checkpointing.is_due(number)
-    rehearsals, rehearse = None if drain else output.rehearsals, False
+    is_busy = drain or bool(parts.again.earlier.found) or parts.again.closing > 0
+    rehearsals, rehearse = None if is_busy else output.rehearsals, False
     if parts.snapshotting is not None and parts.snapshotting.is_waiting:
         snapshot = save = False  # due until there is memory
     elif rehearsals is not None:
