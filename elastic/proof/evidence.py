@@ -64,11 +64,13 @@ class Verdict(Enum):
     RANDOM = "random"  # no two are alike
 
 
-def results(found: Sequence[Evidence]) -> list[dict[str, str]]:
+def results(found: Sequence[Evidence], *, with_variables: bool) -> list[dict[str, str]]:
     """Of each computation what must be the same: its entries, and the variables that hold state.
 
     A variable counts where it is there in all of them, and was the same on all ranks.
     """
+    if not with_variables:
+        return [each.entries for each in found]
     unsteady = {name for each in found for name in each.unsteady}
     held = [
         name

@@ -15,8 +15,8 @@ def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: 
     return f"{what}: same bits, {seconds:.1f} s{left}"
 
 
-def accepted(step: int) -> str:
-    return f"step {step} was done again and differs, which --accept takes: the run goes on with what it computed now"
+def accepted(step: int, names: Sequence[str], excuse: str) -> str:
+    return f"step {step} was done again and differs in {named(names)}; the run goes on with what it computed now, since {excuse}"
 
 
 def once_more(step: int, names: Sequence[str]) -> str:
@@ -35,7 +35,7 @@ def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdi
     step = first.step
     why = (
         "Workers that were started anew agree with each other and not with those before: the script keeps "
-        "something outside its State, or reads what has changed since"
+        "something outside its State, or reads what has changed since (or the machine computed wrongly the first time)"
         if judged is Verdict.HIDDEN
         else "No two of three computations are alike: the script draws without a seed, reads the clock, or allows "
         "algorithms that are not deterministic"

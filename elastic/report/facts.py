@@ -97,7 +97,7 @@ def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
 
 def _accepted(found: list[StepDiffered]) -> dict[str, str]:
     lines = [
-        f"step {each.step} was done again and differed, first in {each.entries[0]}; --accept took what came then"
+        f"step {each.step} was done again and differed, first in {next(iter(each.entries), 'its result')}; --accept took what came then"
         for each in found
     ]
     return _listed("accepted", lines)

@@ -274,7 +274,7 @@ class Loop:
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped, parts.again.look())
-        parts.again.restored(resumed.point.step)
+        parts.again.restored(resumed.point.step, is_doubtful=resumed.point.divergence is not None)
         # A run goes on in the order in which it began, which may be that of an earlier version.
         order = resumed.order
         parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))

@@ -20,6 +20,7 @@ from elastic.train.loop_parts import LoopParts
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.replay import FirstTime, Replay, first_times
 from elastic.train.restore import ResumePoint
+from elastic.train.step_again import no_determinism
 
 
 class ReplayCheck:
@@ -43,7 +44,7 @@ class ReplayCheck:
         self._steps = {}  # a chain value stays another one
         loss, excuse = replay.finite(line.loss), ""
         if self._log is not None:
-            excuse = self._excuse or _no_determinism()
+            excuse = self._excuse or no_determinism()
             self._log.record(
                 ReplayDiffered(
                     step=line.step,
@@ -97,12 +98,3 @@ def _told_by_rank0(found: list[FirstTime], groups: ProcessGroups) -> dict[int, F
     values = json.loads(text) if size_bytes else []
     names = FirstTime.__slots__
     return {each[0]: FirstTime(**dict(zip(names, each, strict=True))) for each in values}
-
-
-def _no_determinism() -> str:
-    if (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-    ):
-        return ""
-    return "the recipe allows algorithms that are not deterministic (torch.use_deterministic_algorithms)"

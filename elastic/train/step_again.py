@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elastic.errors import EXIT_AGAIN, RecipeNotExact
@@ -79,9 +80,12 @@ class StepAgain:
         self.earlier = next((each for each in of_ranks if each.found), NOTHING)
         return self.earlier
 
-    def restored(self, step: int) -> None:
-        """A generation that begins elsewhere, after a fault, compares nothing here."""
-        if self.earlier.step != step + 1:
+    def restored(self, step: int, *, is_doubtful: bool) -> None:
+        """A generation that begins elsewhere, after a fault, compares nothing here.
+
+        is_doubtful: ranks differed then, so that one of them computed something else.
+        """
+        if self.earlier.step != step + 1 or is_doubtful:
             self.earlier = NOTHING
         self.collected.begin(self.earlier.step)
 
@@ -99,16 +103,16 @@ class StepAgain:
         variables: dict[str, str],
     ) -> Evidence:
         """The evidence of the step that was collected, on every rank."""
-        of_all = self.groups.all_gather(variables)
+        shown = {f"the log's {name}": evidence.SHOWN + repr(value) for name, value in logged.items()}
+        variables, *of_others = self.groups.all_gather(variables | shown)
         unsteady = [
-            name for name, text in variables.items() if any(each.get(name) != text for each in of_all)
+            name for name, text in variables.items() if any(each.get(name) != text for each in of_others)
         ]
         of_ranks = self.groups.all_gather(self.collected.losses)
         losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
         entries = {name: losses[name] for name in sorted(losses, key=lambda name: (len(name), name))}
         entries |= {"the loss": loss.hex()} | self.collected.gradients
         entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
-        entries |= {f"what is logged as {name}": repr(value) for name, value in logged.items()}
         self.collected.step = 0
         return Evidence(
             step=step,
@@ -116,7 +120,7 @@ class StepAgain:
             world_size=self.groups.world_size,
             wall_s=self.clock.wall(),
             entries=entries,
-            variables=of_all[0],
+            variables=variables,
             unsteady=unsteady,
         )
 
@@ -131,8 +135,10 @@ class StepAgain:
         """
         earlier, self.earlier = self.earlier, NOTHING
         all_found = [*earlier.found, found]
-        judged = verdict(of_each := evidence.results(all_found))
         first = earlier.found[0]
+        # A function may leave what it computed last in a variable.
+        has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
+        judged = verdict(of_each := evidence.results(all_found, with_variables=has_same_shards))
         if judged is Verdict.UNCLEAR:
             self._write(replace(earlier, found=all_found))
             if self.log is not None:
@@ -140,12 +146,17 @@ class StepAgain:
             raise SystemExit(EXIT_AGAIN)
         if judged in (Verdict.ALIKE, Verdict.ONCE):
             return self._alike(earlier, found, judged)
-        names = differences(of_each[0], of_each[-1])
+        names, excuse = (
+            differences(of_each[0], of_each[-1]),
+            "--accept says so" if self.accepts else no_determinism(),
+        )
         if self.log is not None:
             self.log.record(
-                StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=self.accepts)
+                StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=bool(excuse))
             )
-        if self.accepts:
+        if excuse:
+            if self.log is not None:
+                print(sentences.accepted(found.step, names, excuse), flush=True)
             return self._alike(earlier, found, judged)
         self.groups.all_gather(0)  # only now may another rank end
         raise RecipeNotExact(sentences.differs(first, found, names, judged))
@@ -162,12 +173,10 @@ class StepAgain:
         before = read_rare(self.events, Rehearsed)  # each variable is named once
         said = {name for each in before for name in roots(each.event.not_restored)}
         self.log.record(event)
-        if judged in (Verdict.HIDDEN, Verdict.RANDOM):
-            print(sentences.accepted(found.step), flush=True)
-        elif judged is Verdict.ONCE:
+        if judged is Verdict.ONCE:
             names = differences(earlier.found[0].entries, earlier.found[1].entries)
             print(sentences.wrong_once(found.step, names), flush=True)
-        else:
+        elif judged is Verdict.ALIKE:
             print(
                 sentences.alike(
                     found.step,
@@ -202,3 +211,13 @@ def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock:
                 collector.add_attributes(path, module)
     collector.add_attributes("the dataset", dataset)
     return collector.texts
+
+
+def no_determinism() -> str:
+    """Why results may differ, as the recipe has it; empty for no reason."""
+    if (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        return ""
+    return "the recipe allows algorithms that are not deterministic (torch.use_deterministic_algorithms)"

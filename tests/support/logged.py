@@ -12,6 +12,7 @@ _EXAMPLES: dict[Any, Any] = {
     str: "x",
     bool: False,
     list[str]: ["x"],
+    dict[str, str]: {"x": "y"},
     list[int]: [1],
     list[list[int]]: [[0], [1]],
 }
