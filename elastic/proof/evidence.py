@@ -14,6 +14,7 @@ from elastic.system.untrusted import decode
 
 # How the text of a variable begins: it must come back after a restart, or may be only shown.
 STATE, SHOWN = "state ", "shown "
+CUT = ""  # the name that says that there are more variables than were looked at
 MOST_SHOWN = 50
 
 
@@ -84,6 +85,8 @@ def not_restored(first: Evidence, second: Evidence) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
     texts = first.variables, second.variables
     names = dict.fromkeys(differences(*texts))
+    if CUT in texts[0] or CUT in texts[1]:  # what is missing was perhaps not looked at
+        names = {name: None for name in names if name in texts[0] and name in texts[1]}
     for name in (*first.unsteady, *second.unsteady):
         names.pop(name, None)
     # Of a list that is longer than it was, no element says more.

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elastic.proof.evidence import SHOWN, STATE
+from elastic.proof.evidence import CUT, SHOWN, STATE
 
-DEPTH, MOST_VALUES, MOST_ELEMENTS, MOST_BYTES, LONGEST_S = 3, 2000, 100, 64 << 20, 0.02
+DEPTH, MOST_VALUES, MOST_ELEMENTS, MOST_BYTES, LONGEST_S = 3, 2000, 100, 64 << 20, 0.1
 LONGEST_TEXT = 200
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -73,6 +73,7 @@ class Collector:
 
     def add(self, name: str, value: Any, depth: int = 0) -> None:
         if len(self.texts) >= MOST_VALUES or self._monotonic() > self._until_s:
+            self.texts[CUT] = SHOWN
             return
         if isinstance(value, _PLAIN):
             self.texts[name] = SHOWN + _shortened(repr(value))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic.proof.evidence import (
+    CUT,
     NOTHING,
     SHOWN,
     STATE,
@@ -84,6 +85,15 @@ def test_a_list_that_grew_is_named_by_its_length_alone():
     found = not_restored(first, second)
     assert found == {"len(losses)": "2 then, 1 now"}
     assert roots(found) == ["losses"]
+
+
+def test_what_was_perhaps_not_looked_at_is_not_missing():
+    first = evidence(variables=texts("a", 1) | texts("b", 1) | texts("c", 1))
+    late = Collector(tensor_checksum, iter([0.0, 0.0, 1.0, 1.0]).__next__, set())
+    for name, value in (("a", 1), ("b", 2), ("c", 1)):
+        late.add(name, value)
+    assert list(late.texts) == ["a", CUT]
+    assert not_restored(first, evidence(variables=late.texts)) == {}
 
 
 def test_evidence_counts_once_and_a_damaged_file_for_nothing(tmp_path):
