@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm hangs soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm hangs proof soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ slurm: $(READY)
 # SIGTERM in each cell of the table of what can hang and when, three cells at a time; about eight minutes.
 hangs: $(READY)
 	$(BIN)/python -m pytest -n 3 -m "hangs or not hangs" tests/process/test_what_hangs.py
+
+# Which comparison finds which kind of hidden state: makes docs/proof.md, in half an hour.
+proof: $(READY)
+	$(BIN)/python tests/hidden_state/measure.py
 
 # Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)

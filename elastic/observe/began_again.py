@@ -1,7 +1,20 @@
 """A run that may not have the result of an undisturbed run says so where it ends."""
 
-from elastic.events import LoggedByRank, ReplayDiffered, Restored
+from elastic.events import (
+    GenerationStarted,
+    LoggedByRank,
+    Overlapped,
+    Rehearsed,
+    ReplayDiffered,
+    Restored,
+    StepDiffered,
+)
+from elastic.observe.generation_end import NODE_LOST
 from elastic.observe.logged_event import Events, last, of_kind
+from elastic.proof.evidence import roots
+from elastic.proof.sentences import MOST_NAMES
+
+_FAULTS = ("failure", NODE_LOST, "resume")
 
 
 def told_at_the_end(events: Events, steps: int) -> str:
@@ -10,6 +23,11 @@ def told_at_the_end(events: Events, steps: int) -> str:
         f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
         for each in of_kind(events, ReplayDiffered)[-1:]
     )
+    if any(each.event.accepted for each in of_kind(events, StepDiffered)):
+        replays += "; a step that was done again differed, and --accept took what came then"
+    names = roots(not_restored(events))
+    if names and any(each.event.cause in _FAULTS for each in of_kind(events, GenerationStarted)):
+        replays += f"; a restart did not bring back {', '.join(names[:MOST_NAMES])} (report says more)"
     began = last(events, Restored)
     if began is not None and began.event.step == steps:
         replays += (
@@ -17,6 +35,16 @@ def told_at_the_end(events: Events, steps: int) -> str:
             " attribute or in a hook's dict, was not there for the code after the loop"
         )
     return replays
+
+
+def not_restored(events: Events) -> dict[str, str]:
+    """Variables of the recipe that a restart did not bring back, each as it was found last."""
+    found: dict[str, str] = {}
+    for of_group in of_kind(events, Overlapped):
+        found |= of_group.event.not_restored
+    for rehearsed in of_kind(events, Rehearsed):
+        found |= rehearsed.event.not_restored
+    return found
 
 
 def logged_by_rank(events: Events) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import logged_by_rank
+from elastic.observe.began_again import logged_by_rank, not_restored
 from elastic.observe.generation_end import Start
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (
@@ -161,16 +161,6 @@ def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlappe
     return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
 
 
-def _not_restored(events: Events) -> dict[str, str]:
-    """Variables of the recipe that a restart did not bring back, each as it was found last."""
-    found: dict[str, str] = {}
-    for of_group in of_kind(events, kinds.Overlapped):
-        found |= of_group.event.not_restored
-    for rehearsed in of_kind(events, kinds.Rehearsed):
-        found |= rehearsed.event.not_restored
-    return found
-
-
 def summarise(
     events: Events,
     lines: Sequence[StepLine] | StepColumns,
@@ -210,7 +200,7 @@ def summarise(
         ),
         rehearsals=_compared(events, kinds.Rehearsed),
         overlaps=_compared(events, kinds.Overlapped),
-        not_restored=_not_restored(events),
+        not_restored=not_restored(events),
         accepted=[each.event for each in of_kind(events, kinds.StepDiffered) if each.event.accepted],
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, trained),

@@ -129,7 +129,7 @@ def document(outcomes: dict[str, Outcome]) -> str:
         [
             "# What finds hidden state",
             "",
-            "`python tests/hidden_state/measure.py` makes this table: each kind of state outside `State`, where it acts, and",
+            "`make proof` makes this table: each kind of state outside `State`, where it acts, and",
             "by what it was found in an undisturbed run of three epochs of six steps with one worker, with two, and by",
             "`elastic-train check` where one worker did not find it. *named*: the run goes on, since every result was the",
             "same, and the rehearsal's line says what a restart does not bring back. Each has a twin that does the same",
