@@ -1,4 +1,4 @@
-"""Time and environment are each read in few modules; all other code takes them as arguments."""
+"""Time, environment and code are each read in few modules; all other code takes them as arguments."""
 
 import ast
 from functools import cache
@@ -40,6 +40,14 @@ def reads_environment(tree: ast.AST) -> list[str]:
     ]
 
 
+def reads_code(tree: ast.AST) -> list[str]:
+    """Of a recipe: its bytecode or its syntax."""
+    found = [name for name in imported(tree) if name.split(".")[0] in ("ast", "dis")]
+    return found + [
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "__code__"
+    ]
+
+
 def imported(tree: ast.AST) -> list[str]:
     found = []
     for node in ast.walk(tree):
@@ -58,6 +66,11 @@ def test_only_the_clock_reads_time_or_sleeps():
 def test_only_two_modules_read_or_change_the_environment():
     """Looks at every module."""
     assert {name for name in MODULES if reads_environment(parsed(name))} == MAY_READ_ENVIRONMENT
+
+
+def test_no_module_reads_a_recipe_but_for_its_imports():
+    """Two executions are compared instead. Looks at every module."""
+    assert {name for name in MODULES if reads_code(parsed(name))} == {"worker/find_imports.py"}
 
 
 @cache
@@ -81,3 +94,8 @@ def test_the_search_finds_a_module_that_reads_time(text):
 def test_the_search_finds_a_module_that_reads_the_environment(text):
     """HOME among it: expanduser reads it."""
     assert reads_environment(ast.parse(text))
+
+
+@pytest.mark.parametrize("text", ["import dis", "from ast import walk", "function.__code__.co_names"])
+def test_the_search_finds_a_module_that_reads_code(text):
+    assert reads_code(ast.parse(text))
