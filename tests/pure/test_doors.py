@@ -1,4 +1,4 @@
-"""Time, environment and code are each read in few modules; all other code takes them as arguments."""
+"""Time, environment and code are each read in few modules; all others take them as arguments."""
 
 import ast
 from functools import cache
