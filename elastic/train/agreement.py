@@ -46,7 +46,6 @@ class Agreement:
     known: Divergence | None
     kept_step: int = 0  # the last one whose state every node is known to keep in memory
     _began: int = field(init=False)  # the step whose state the generation began with
-    _beside: str = ""  # what stands beside the state of the last vote
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
@@ -64,12 +63,8 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
-    def add(self, step: int, checksum: str | LiveChecksum, beside: str = "") -> None:
-        """Vote: the state after `step` has this checksum. Every rank adds one of the same step.
-
-        beside: the record beside the state, as JSON, which the checksum covers too.
-        """
-        self._beside = beside
+    def add(self, step: int, checksum: str | LiveChecksum) -> None:
+        """Vote: the state after `step` has this checksum. Every rank adds one of the same step."""
         if isinstance(checksum, LiveChecksum):
             self._live = step, checksum
             if self.comparison.groups.device.type == "cpu":
@@ -154,7 +149,6 @@ class Agreement:
             agreed=self.step,
             began=self._began,
             known=self.known,
-            beside=self._beside,
         )
         self.comparison.raise_difference(checksum_of(self.flatten()), votes, voted)
 

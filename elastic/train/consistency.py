@@ -3,15 +3,13 @@
 What follows is decided by what the steps, done again, bring (divergence.py). The first time, the
 workers end for their agents to begin again from the last agreed state. If the ranks differ again in
 steps that are done again, it is the recipe, and the run ends. So does a difference that comes as
-many steps after the beginning as the one before it, which may be the recipe's or a machine's; and
-one in what stands beside the state, which no machine makes. It does not find a difference that all
-ranks share, such as a wrong sum of gradients.
+many steps after the beginning as the one before it, which may be the recipe's or a machine's. It
+does not find a difference that all ranks share, such as a wrong sum of gradients.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from elastic.divergence import Divergence, is_repeated, may_come_as_late, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
@@ -26,8 +24,7 @@ class Voted:
     """What ranks voted on: their states after `step`, which `when` says in words.
 
     agreed: the last step on which they agreed. began: the one with whose state the generation
-    began. known: the difference because of which steps are done again. beside: the record beside
-    this rank's state, as JSON.
+    began. known: the difference because of which steps are done again.
     """
 
     when: str
@@ -35,7 +32,6 @@ class Voted:
     agreed: int
     began: int
     known: Divergence | None
-    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +71,11 @@ class Comparison:
         names = sorted({name for of_rank in details for name in of_rank})
         different = [name for name in names if len({of_rank.get(name) for of_rank in details}) > 1]
         entry = different[0] if different else ""
-        of_record = "" if different else _differing(self.groups.all_gather(voted.beside))
         alike = [
             [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
         ]
         # Before step 1 the script alone has made the objects: no machine is blamed.
-        is_recipe = step == 0 or bool(of_record) or is_repeated(known, step)
+        is_recipe = step == 0 or is_repeated(known, step)
         is_late = may_come_as_late(self.redo, began=voted.began, agreed=agreed, step=step)
         is_unclear = any(self.groups.all_gather(is_late)) and not is_recipe
         if self.log is not None:
@@ -93,8 +88,6 @@ class Comparison:
             f"{entry or 'the state'} differs between ranks {' | '.join(map(str, alike))} {voted.when}"
             + f" ({len(different)} entries do)" * (len(different) > 1)
         )
-        if of_record:
-            raise RecipeNotExact(f"{of_record} (ranks {' | '.join(map(str, alike))}, {voted.when})")
         if is_unclear:
             raise RecipeNotExact(f"{found}. {_unclear_text(step - voted.began)}")
         if is_recipe:
@@ -114,24 +107,6 @@ class Comparison:
                 began=voted.began,
             ),
         )
-
-
-_RECORD_TEXT = "The training state itself is the same. Make alike in every process what the loop begins with: give a split a generator of its own, and sort lists of files"
-
-
-def _differing(records: Sequence[str]) -> str:
-    """The first thing that differs beside the ranks' states, and what to do; empty for none."""
-    if len(set(records)) <= 1 or not all(records):
-        return ""
-    fields: list[dict[str, Any]] = [json.loads(each) for each in records]
-    for field in fields[0]:
-        of_ranks = [each.get(field) for each in fields]
-        if any(each != of_ranks[0] for each in of_ranks):
-            parts = [each if isinstance(each, dict) else {"": each} for each in of_ranks]
-            names = sorted({name for each in parts for name in each})
-            name = next(name for name in names if len({repr(each.get(name)) for each in parts}) > 1)
-            return f"{name or field}, which stands beside the state, is not the same on all of them. {_RECORD_TEXT}"
-    return ""
 
 
 def _unclear_text(steps: int) -> str:

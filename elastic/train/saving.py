@@ -70,9 +70,9 @@ class Saving:
         """Have this rank's state compared with the others', from its copy if there is one."""
         parts, began_s, cost_s = self.parts, self.parts.clock.monotonic(), None
         if published is not None:
-            self.agreement.add(info.step, published.snapshot.info.checksum, info.data)
+            self.agreement.add(info.step, published.snapshot.info.checksum)
         else:
-            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)), info.data)
+            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
             parts.output.comparing.compared(info.step, cost_s, parts.output.schedule.step_s)
