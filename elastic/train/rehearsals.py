@@ -22,8 +22,8 @@ class Rehearsals:
         overlapped = [each.event for each in read_rare(events, Overlapped)]
         found = [_as_rehearsed(each) for each in done if each.recipe == recipe]
         found += [_as_rehearsed(each) for each in overlapped if each.recipe == recipe]
-        self._asked = 0  # the step of the last that was asked for, and may not have come
         self._before = sorted(found, key=lambda each: each.step)
+        self._from = 1 + max((each.step for each in found), default=0)  # none is due before this step
         now_s = clock.wall()
         started = [each.time for each in read_rare(events, GenerationStarted)]
         self._start_s = now_s - max(started, default=now_s)
@@ -31,9 +31,9 @@ class Rehearsals:
 
     def is_due(self, step: int) -> bool:
         """Asked in each step."""
-        last = self._before[-1] if self._before else None
-        if step < 2 * self._asked or (last is not None and step <= last.step):
+        if step < self._from:
             return False
+        last = self._before[-1] if self._before else None
         if self._every.kind == "steps":
             return step % int(self._every.value) == 0
         due = is_due(
@@ -43,7 +43,7 @@ class Rehearsals:
             cost_s=self._start_s if last is None else last.seconds,
             trained_s=self._clock.wall() - self._began_s,
         )
-        self._asked = step if due else self._asked
+        self._from = 2 * step if due else step + 1
         return due
 
     @property
@@ -53,6 +53,7 @@ class Rehearsals:
 
     def compared(self, done: RehearsedEvent | Overlapped) -> None:
         self._before.append(_as_rehearsed(done))
+        self._from = done.step + 1
 
 
 def _as_rehearsed(done: RehearsedEvent | Overlapped) -> Rehearsed:

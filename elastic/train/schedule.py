@@ -79,6 +79,7 @@ class SnapshotSchedule:
         self._last: int | None = None
         self._elapsed_s = 0.0
         self._before_evaluations = 0
+        self.last_step_s = 0.0
         self.interval = int(every.value) or None  # None: not known yet, or never
 
     def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
@@ -101,6 +102,7 @@ class SnapshotSchedule:
     def add_step(self, seconds: float) -> None:
         """A step took so long, with all that its body does."""
         self._steps.append(seconds)
+        self.last_step_s = seconds
         self._elapsed_s += seconds
 
     @property

@@ -35,7 +35,7 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
     compare = snapshot or save or is_due or agreement.is_wanted(number)
     audit = output.audits.is_due(number + 1)
-    at_once = at_once or (output.schedule.step_s or 0.0) > LONGEST_STEP_S
+    at_once = at_once or output.schedule.last_step_s > LONGEST_STEP_S
     return Requests(
         drain=drain,
         snapshot=snapshot,
