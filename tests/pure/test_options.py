@@ -32,6 +32,7 @@ def all_options(draw) -> Options:
         recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
         run_dir=draw(words),
         fresh=draw(st.booleans()),
+        accept=draw(st.booleans()),
         from_=draw(st.none() | words.map(lambda word: Origin.parse(f"{word}/"))),
         min_nodes=low,
         max_nodes=high,
@@ -70,10 +71,11 @@ def _text(value: object) -> str:
 
 def written(options: Options) -> list[list[str]]:
     """Every option that is set, as a user would type it."""
-    parts = [["--fresh"]] if options.fresh else []
+    flags = "fresh", "accept"  # options without a value
+    parts = [[flag(name)] for name in flags if getattr(options, name)]
     for field in fields(Options):
         value = getattr(options, field.name)
-        if field.name not in ("recipe", "recipe_args", "fresh") and value is not None:
+        if field.name not in ("recipe", "recipe_args", *flags) and value is not None:
             parts.append([flag(field.name), _text(value)])
     return parts
 
