@@ -1,6 +1,6 @@
 """What a check has found, as values. The fields are the keys of `check --json`.
 
-docs/recipes.md describes that document: change both together.
+docs/operations.md describes that document: change both together.
 """
 
 from dataclasses import dataclass, field
