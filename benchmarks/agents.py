@@ -59,7 +59,15 @@ class Machine:
         for stream in (1, 2):
             os.dup2(out, stream)
         os.environ |= {"AGENTS_LOG": str(self.folder / "lines"), "OMP_NUM_THREADS": "1"}
-        sys.argv = ["elastic-train", str(SCRIPT), "--run-dir", str(self.folder / "run"), *self.options]
+        sys.argv = [
+            "elastic-train",
+            str(SCRIPT),
+            "--rehearse",
+            "off",
+            "--run-dir",
+            str(self.folder / "run"),
+            *self.options,
+        ]
         cli.command()
 
     def runs(self, size: int, since_s: float) -> Callable[[], bool]:

@@ -28,7 +28,16 @@ COMMAND = Path(sys.executable).parent / "elastic-train"
 def metrics(world_size: int, steps: int, shard_s: float) -> list[dict[str, float]]:
     """The lines of a run's metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [COMMAND, HERE / "sleeping_recipe.py", "--run-dir", f"{folder}/run", "--audit", "auto"]
+        words = [
+            COMMAND,
+            HERE / "sleeping_recipe.py",
+            "--rehearse",
+            "off",
+            "--run-dir",
+            f"{folder}/run",
+            "--audit",
+            "auto",
+        ]
         words += ["--nproc-per-node", world_size, "--save-every", "100000steps", "--", steps, shard_s]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([str(word) for word in words], env=environment, check=True, stdout=subprocess.DEVNULL)

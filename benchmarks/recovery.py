@@ -50,7 +50,14 @@ OURS = "ours"
 
 def ours(args: argparse.Namespace) -> Launcher:
     def command(folder: Path, _port: int, _nodes: int) -> list[str]:
-        words = [str(BIN / "elastic-train"), str(HERE / "recovery_ours.py"), "--run-dir", str(folder / "run")]
+        words = [
+            str(BIN / "elastic-train"),
+            str(HERE / "recovery_ours.py"),
+            "--rehearse",
+            "off",
+            "--run-dir",
+            str(folder / "run"),
+        ]
         words += ["--min-nodes", "1", "--max-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "100"]
         return [*words, *shlex.split(args.ours_options), "--", str(args.global_batch), str(args.shards)]
 

@@ -43,6 +43,8 @@ def train(args: argparse.Namespace, every: str, folder: Path) -> None:
     words = [
         BIN / "elastic-train",
         HERE / "resnet_ours.py",
+        "--rehearse",
+        "off",
         "--run-dir",
         folder,
         "--save-every",

@@ -76,7 +76,14 @@ def command(side: Side, cell: Cell, folder: Path) -> Command:
     words: list[object]
     match side:
         case Side.OURS:
-            words = [BIN / "elastic-train", HERE / "steady_ours.py", "--run-dir", folder / "run"]
+            words = [
+                BIN / "elastic-train",
+                HERE / "steady_ours.py",
+                "--rehearse",
+                "off",
+                "--run-dir",
+                folder / "run",
+            ]
             words += ["--nproc-per-node", cell.workers, "--save-every", "1000000steps"]
             # Snapshots lie in memory that the worker shares with its agent, and would count.
             words += ["--snapshot-every", "off"] if cell.is_of_memory else []

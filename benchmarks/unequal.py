@@ -52,7 +52,16 @@ def turn(
     """The median step in seconds, and the shards of each rank at the end, if some were moved."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        command = [BIN / "elastic-train", HERE / "unequal_recipe.py", "--run-dir", run, "--balance", how]
+        command = [
+            BIN / "elastic-train",
+            HERE / "unequal_recipe.py",
+            "--rehearse",
+            "off",
+            "--run-dir",
+            run,
+            "--balance",
+            how,
+        ]
         command += [
             "--nproc-per-node",
             2,

@@ -42,7 +42,16 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, folder: Path, *options: str) -> None:
         self.folder, self.printed = folder / "run", folder / "printed"
-        words = ["--run-dir", self.folder, "--nproc-per-node", args.world, "--save-every", "1000000steps"]
+        words = [
+            "--rehearse",
+            "off",
+            "--run-dir",
+            self.folder,
+            "--nproc-per-node",
+            args.world,
+            "--save-every",
+            "1000000steps",
+        ]
         recipe = ["--", args.world, args.samples, STEPS, EPOCHS]
         with self.printed.open("w") as out:
             command = [BIN / "elastic-train", HERE / "resnet_ours.py", *words, *options, *recipe]

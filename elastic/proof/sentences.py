@@ -50,8 +50,8 @@ def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdi
         f"{why}.{kept}"
         + (f"\n{len(shards)} shards differ." if shards else "")
         + "\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
-        f"\nThe state of step {step - 1} is saved: mend the script and give the same command, or go on with what a "
-        "restart computes by --accept"
+        f"\nThe state of step {step - 1} is saved. Mend the script and give the same command (where its State has other "
+        "entries then, begin from this run: --from RUN --run-dir NEW); or --accept goes on with what a restart computes"
     )
 
 
