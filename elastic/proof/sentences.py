@@ -50,8 +50,15 @@ def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdi
         f"{why}.{kept}"
         + (f"\n{len(shards)} shards differ." if shards else "")
         + "\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
-        f"\nThe state of step {step - 1} is saved. Mend the script and give the same command (where its State has other "
+        "\nMend the script and give the same command (where its State has other "
         "entries then, begin from this run: --from RUN --run-dir NEW); or --accept goes on with what a restart computes"
+    )
+
+
+def ends_now(step: int) -> str:
+    return (
+        f"step {step} was done again and the loop is left in it, which it was not the first time: what ends the loop is kept outside the State. "
+        "Give it to elastic.Values, or make it from step.number and from losses"
     )
 
 

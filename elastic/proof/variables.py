@@ -8,6 +8,7 @@ comes after the bounds below.
 """
 
 import hashlib
+import os
 import random
 import sys
 import sysconfig
@@ -41,7 +42,7 @@ def is_recipes_own(file: str | None) -> bool:
     if not file or file.startswith("<"):
         return False
     path = str(Path(file).resolve())
-    return not path.startswith((*_INSTALLED, _LIBRARY))
+    return not path.startswith(tuple(f"{each}{os.sep}" for each in (*_INSTALLED, _LIBRARY)))
 
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:
@@ -81,11 +82,13 @@ class Collector:
         if id(value) in self._seen or isinstance(value, _NO_DATA):
             return
         self._seen.add(id(value))
-        if (text := self._state_text(value)) is not None:
-            self.texts[name] = STATE + text
-        elif depth < DEPTH:
-            for part, each in self._parts(name, value):
-                self.add(part, each, depth + 1)
+        # The recipe's objects may raise whatever they like; then they say nothing.
+        with suppress(Exception):
+            if (text := self._state_text(value)) is not None:
+                self.texts[name] = STATE + text
+            elif depth < DEPTH:
+                for part, each in self._parts(name, value):
+                    self.add(part, each, depth + 1)
 
     def add_attributes(self, name: str, thing: object) -> None:
         """The plain ones of a module of the State, or of the dataset: a load does not set them."""
@@ -105,15 +108,12 @@ class Collector:
             return _digest(repr(value.get_state()))
         if not isinstance(value, Tensor | np.ndarray):
             return None
-        size_bytes = value.nbytes
-        self._bytes += size_bytes
+        self._bytes += value.nbytes
         if self._bytes > MOST_BYTES or (isinstance(value, np.ndarray) and value.dtype.hasobject):
-            return f"{value.dtype} {tuple(value.shape)}"
-        with suppress(RuntimeError, NotImplementedError, TypeError):  # of a layout without memory
-            return self._checksum(
-                torch.from_numpy(value) if isinstance(value, np.ndarray) else value.detach()
-            )
-        return f"{value.dtype} {tuple(value.shape)}"
+            self.texts[CUT] = SHOWN
+            return None
+        tensor = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.detach()
+        return self._checksum(tensor)
 
     def _parts(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, nn.Module):

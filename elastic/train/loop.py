@@ -37,6 +37,7 @@ from elastic.train.leaving import StepPlace, agree
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.rehearsals import Rehearsals
 from elastic.train.restore import ResumePoint
 from elastic.train.resume import resume
 from elastic.train.saving import SavedState, Saving
@@ -242,6 +243,7 @@ class Loop:
         """
         step, heartbeat = self._progress.open, self._parts.heartbeat
         assert step is not None
+        self._parts.again.refuse_end(step.number)
         heartbeat.enter(Phase.AFTER)  # the others may still evaluate something of their own
         self._close()  # before the groups, which a thread uses
         is_done = step.outcome is not None
@@ -380,27 +382,43 @@ class Loop:
         RecipeNotExact where this step was done again and differs.
         """
         again, asked = self._parts.again, outcome.requests
-        requests = asked._replace(rehearse=False, at_once=False)
-        if again.path is None or step.number == self.last_step:
+        requests = asked
+        if asked.rehearse or asked.at_once:
+            requests = asked._replace(rehearse=False, at_once=False)
+        if not again.is_on or step.number == self.last_step:
             return requests, None
-        if is_compared := bool(again.earlier.found):
-            done = again.compare(self._evidence(step, outcome))
-            if self._parts.output is not None and self._parts.output.rehearsals is not None:
-                self._parts.output.rehearsals.compared(done)
-        if again.closing:
+        if again.earlier.found:
+            self._compare_again(step, outcome)
+        elif again.closing:
             again.closing = 0
+            # The votes on the state before rode in this step's sum: every node keeps it.
             if self._agreement.kept_step == step.number - 1:
+                again.is_rehearsal &= not asked.drain
                 return requests._replace(drain=True), self._evidence(step, outcome)
-            if asked.drain:  # there was no room for the state before
-                return requests, None
-        is_asked = (asked.rehearse and not is_compared) or (asked.drain and not asked.at_once)
-        if not is_asked or step.number + 1 >= self.last_step:
-            return requests, None
-        output, is_rehearsal = self._parts.output, asked.rehearse and not asked.drain
-        rehearsals = None if output is None else output.rehearsals
-        is_dealt_anew = is_rehearsal and rehearsals is not None and rehearsals.deals_anew
-        again.close_after(step.number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
-        return requests._replace(drain=False, snapshot=True), None
+        elif asked.rehearse or (asked.drain and not asked.at_once):
+            return self._close_later(step, requests), None
+        return requests, None
+
+    def _compare_again(self, step: Step, outcome: StepOutcome) -> None:
+        done = self._parts.again.compare(self._evidence(step, outcome))
+        if self._rehearsals is not None:
+            self._rehearsals.compared(done)
+
+    def _close_later(self, step: Step, requests: Requests) -> Requests:
+        """Whatever was asked for is done after the next step."""
+        again, closing = self._parts.again, step.number + 1
+        if closing >= self.last_step:
+            return requests
+        is_rehearsal, is_dealt_anew = not requests.drain, False
+        if is_rehearsal and self._rehearsals is not None:
+            self._rehearsals.asked(closing)
+            is_dealt_anew = self._rehearsals.deals_anew
+        again.close_after(closing, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
+        return requests._replace(drain=False, snapshot=True)
+
+    @property
+    def _rehearsals(self) -> Rehearsals | None:
+        return None if self._parts.output is None else self._parts.output.rehearsals
 
     def _evidence(self, step: Step, outcome: StepOutcome) -> Evidence:
         parts = self._parts

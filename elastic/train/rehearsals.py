@@ -36,15 +36,17 @@ class Rehearsals:
         last = self._before[-1] if self._before else None
         if self._every.kind == "steps":
             return step % int(self._every.value) == 0
-        due = is_due(
+        return is_due(
             step,
             epoch_end=self._epoch_end,
             before=self._before,
             cost_s=self._start_s if last is None else last.seconds,
             trained_s=self._clock.wall() - self._began_s,
         )
-        self._from = 2 * step if due else step + 1
-        return due
+
+    def asked(self, step: int) -> None:
+        """All ranks know of it. It may find no room: the next one is not due at once."""
+        self._from = 2 * step
 
     @property
     def deals_anew(self) -> bool:

@@ -193,9 +193,9 @@ class Restorer:
         rejected: list[RejectedState],
         again: Earlier,
     ) -> ResumePoint:
-        # A fault while a step is compared loses none; one that differs counts no more.
-        newest = found.step if len(again.found) > 1 else max(found.step, again.step)
-        self.local.discard_newer(newest)
+        # A step that is compared counts no more; but a node that left may wait for its state.
+        keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
+        self.local.discard_newer(again.step if keeps_it else found.step)
         has_older = any(each.is_stored and each.step < found.step for each in candidates)
         doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
         doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""

@@ -95,7 +95,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
             print(f"this run was {stopped}: no step is left", flush=True)
         _resume_schedules(output, point)
         # Not those up to `first_new`: a fault before this one may have counted them already.
-        is_again = again.step == point.step + 1  # a step that nothing has lost
+        is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
         lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
         output.log.record(
             Restored(

@@ -8,6 +8,7 @@ deterministic, and from a machine that was wrong once.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class StepAgain:
     recipe: str  # its text and arguments, as a checksum
     accepts: bool  # what a restart computes, where it differs
     earlier: Earlier = NOTHING
+    is_on: bool = False  # on all ranks
     closing: int = 0  # the step after which this generation ends as planned; 0 while none is
     is_rehearsal: bool = False  # why it ends
     is_dealt_anew: bool = False  # the shards of that step, when it is done again
@@ -73,12 +75,23 @@ class StepAgain:
 
     def look(self) -> Earlier:
         """What is known of the step that is to be done again, on every rank."""
-        found = NOTHING
+        found, is_on = NOTHING, self.path is not None
         if self.path is not None and self.groups.local_rank == 0:
             found = evidence.take(self.path)
-        of_ranks = self.groups.all_gather(found)
-        self.earlier = next((each for each in of_ranks if each.found), NOTHING)
+        of_ranks = [each for each in self.groups.all_gather(found) if each.found]
+        # A node that was away may have one of an older generation.
+        self.earlier = max(of_ranks, key=lambda each: each.found[-1].generation, default=NOTHING)
+        # Nodes may be started with other options.
+        of_options = self.groups.all_gather([is_on, self.accepts])
+        self.is_on, self.accepts = all(each[0] for each in of_options), of_options[0][1]
         return self.earlier
+
+    def refuse_end(self, step: int) -> None:
+        """The recipe leaves the loop in this step. Raises RecipeNotExact, on every rank, where the
+        step is done again, since it did not leave the loop the first time.
+        """
+        if self.is_on and step == self.earlier.step:
+            raise RecipeNotExact(sentences.ends_now(step))
 
     def restored(self, step: int, *, is_doubtful: bool) -> None:
         """A generation that begins elsewhere, after a fault, compares nothing here.
@@ -114,6 +127,7 @@ class StepAgain:
         entries |= {"the loss": loss.hex()} | self.collected.gradients
         entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
         self.collected.step = 0
+        entries = self.groups.from_rank0(entries)  # the votes tell where another rank has others
         return Evidence(
             step=step,
             generation=self.generation,
@@ -138,18 +152,23 @@ class StepAgain:
         first = earlier.found[0]
         # A function may leave what it computed last in a variable.
         has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
-        judged = verdict(of_each := evidence.results(all_found, with_variables=has_same_shards))
+        of_each = evidence.results(all_found, with_variables=has_same_shards)
+        judged, of_entries = verdict(of_each), [each.entries for each in all_found]
+        if judged is Verdict.RANDOM:  # variables that differ each time, such as clocks, may be shown
+            is_shown = all(each == first.entries for each in of_entries)
+            judged = Verdict.ALIKE if is_shown else verdict(of_entries)
         if judged is Verdict.UNCLEAR:
             self._write(replace(earlier, found=all_found))
             if self.log is not None:
                 print(sentences.once_more(found.step, differences(*of_each)), flush=True)
+            # Only now may another rank end: its agent kills those of its node.
+            self.groups.all_gather(0)
             raise SystemExit(EXIT_AGAIN)
         if judged in (Verdict.ALIKE, Verdict.ONCE):
             return self._alike(earlier, found, judged)
-        names, excuse = (
-            differences(of_each[0], of_each[-1]),
-            "--accept says so" if self.accepts else no_determinism(),
-        )
+        names = differences(of_each[0], of_each[-1])
+        excuse = no_determinism() if judged is Verdict.RANDOM else ""
+        excuse = "--accept says so" if self.accepts else excuse
         if self.log is not None:
             self.log.record(
                 StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=bool(excuse))
@@ -164,7 +183,7 @@ class StepAgain:
     def _alike(self, earlier: Earlier, found: Evidence, judged: Verdict) -> Rehearsed | Overlapped:
         seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
         kind = Rehearsed if earlier.is_rehearsal else Overlapped
-        left = evidence.not_restored(earlier.found[-1], found)
+        left = evidence.not_restored(earlier.found[0], found)
         event = kind(
             step=found.step, seconds=seconds, verdict=judged.value, not_restored=left, recipe=self.recipe
         )
@@ -174,7 +193,7 @@ class StepAgain:
         said = {name for each in before for name in roots(each.event.not_restored)}
         self.log.record(event)
         if judged is Verdict.ONCE:
-            names = differences(earlier.found[0].entries, earlier.found[1].entries)
+            names = differences(*evidence.results(earlier.found, with_variables=True))
             print(sentences.wrong_once(found.step, names), flush=True)
         elif judged is Verdict.ALIKE:
             print(
@@ -190,7 +209,8 @@ class StepAgain:
 
     def _write(self, earlier: Earlier) -> None:
         if self.path is not None and self.groups.local_rank == 0:
-            evidence.write(self.path, earlier)
+            with suppress(OSError):  # a full disk: nothing is compared
+                evidence.write(self.path, earlier)
 
 
 def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock: Clock) -> dict[str, str]:

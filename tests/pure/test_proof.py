@@ -161,6 +161,17 @@ def test_what_must_come_back_is_told_from_what_may_be_shown():
     }
 
 
+def test_values_that_cannot_be_read_say_nothing():
+    class Raises(dict):
+        def items(self):
+            raise OSError
+
+    sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (2,))
+    assert texts("sparse", sparse) == {}
+    assert texts("raises", Raises(a=1)) == {"len(raises)": SHOWN + "1"}
+    assert texts("turned", np.arange(3)[::-1])["turned"].startswith(STATE)
+
+
 def test_what_the_state_holds_and_what_has_no_data_is_left_out():
     model, loop = nn.Linear(1, 1), []
     loop.append(loop)
