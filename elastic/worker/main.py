@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
@@ -113,12 +114,17 @@ def run_recipe(
         end_failed(launch, error)
 
 
-def disturb_memory() -> list[bytes]:
-    """Objects that are to be kept: those that follow lie at other addresses than without them.
+def disturb_memory() -> list[list[bytes]]:
+    """Objects that are to be kept: between them are holes, in an order by chance, which those that
+    follow fill.
 
     Forks of one process have the same addresses, by which Python orders a set of modules.
     """
-    return [bytes(size) for size in range(1, 512, 16) for _ in range(os.urandom(1)[0])]
+    kept = [[bytes(size) for _ in range(512)] for size in range(1, 480, 16)]
+    for of_size in kept:
+        SystemRandom().shuffle(of_size)
+        del of_size[256:]
+    return kept
 
 
 def is_of_recipe(launch: Launch) -> bool:

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from kept_by_functions import KINDS as BY_FUNCTIONS
-from kept_by_the_loop import KINDS as BY_THE_LOOP
-from kind import Acts, Kind
+from tests.hidden_state.kept_by_functions import KINDS as BY_FUNCTIONS
+from tests.hidden_state.kept_by_the_loop import KINDS as BY_THE_LOOP
+from tests.hidden_state.kind import Acts, Kind
 
 HERE = Path(__file__).parent
 OUTCOMES, DOCUMENT = HERE / "outcomes.json", HERE.parent.parent / "docs" / "proof.md"

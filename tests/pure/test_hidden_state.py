@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "hidden_state"))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-import measure
-from kind import Acts
-from measure import KINDS, Outcome
+from tests.hidden_state import measure
+from tests.hidden_state.kind import Acts
+from tests.hidden_state.measure import KINDS, Outcome
 
 OUTCOMES = {name: Outcome(**each) for name, each in json.loads(measure.OUTCOMES.read_text()).items()}
 EARLY = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]

@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 32_940,
-    "elastic/train": 8_890,
-    "elastic/proof": 260,
-    "tests": 48_200,
+    "elastic": 32_980,
+    "elastic/train": 8_905,
+    "elastic/proof": 265,
+    "tests": 48_420,
 }
 MOST_FILES = {"elastic": 360, "elastic/train": 88}
-MOST_WORDS = 76_700  # of README and docs, without decisions
+MOST_WORDS = 74_900  # of README and docs, without decisions
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
