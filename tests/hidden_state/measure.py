@@ -133,7 +133,7 @@ def document(outcomes: dict[str, Outcome]) -> str:
             "by what it was found in an undisturbed run of three epochs of six steps with one worker, with two, and by",
             "`elastic-train check` where one worker did not find it. *named*: the run goes on, since every result was the",
             "same, and the rehearsal's line says what a restart does not bring back. Each has a twin that does the same",
-            "rightly, of which no word is said.",
+            "rightly, which goes on to its end; the rehearsal's line may name what it only shows.",
             "",
             f"Of the {len(early)} kinds that act within the first epoch and its end, or never, {found} are found in the",
             "undisturbed run with one worker.",
