@@ -21,11 +21,11 @@ from elastic.data import stale_copies
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train import refuse
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.derived_weights import compute_again
-from elastic.train.modes import StepModes
-from elastic.train.state import State
+from elastic.train.state.state import State
+from elastic.train.step.buffers import Buffers
+from elastic.train.step.contract import Contract
+from elastic.train.step.derived_weights import compute_again
+from elastic.train.step.modes import StepModes
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
 STEPS = 1000

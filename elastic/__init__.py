@@ -16,10 +16,10 @@ __all__ = ["Batch", "Run", "State", "Step", "UsageError", "Values", "start"]
 _MODULES = {
     "Batch": "elastic.data.loader",
     "Run": "elastic.train.run",
-    "State": "elastic.train.state",
-    "Step": "elastic.train.step",
+    "State": "elastic.train.state.state",
+    "Step": "elastic.train.step.step",
     "UsageError": "elastic.errors",
-    "Values": "elastic.train.values",
+    "Values": "elastic.train.state.values",
     "start": "elastic.train.start",
 }
 

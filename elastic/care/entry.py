@@ -16,7 +16,7 @@ _NAMED_AT_MOST = 6
 def tensors_of(document: dict[str, Any], entry: str) -> dict[str, str]:
     """By name in the entry, in its order: each tensor's name in the image.
 
-    document: JSON of all objects of a State, as train/state_document.py writes it. Raises
+    document: JSON of all objects of a State, as train/state/document.py writes it. Raises
     UsageError for an entry that is not there, or that has other values than tensors.
     """
     leaves: dict[str, str | None] = {}

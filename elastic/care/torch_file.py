@@ -6,7 +6,7 @@ from typing import BinaryIO
 import torch
 
 from elastic.snapshot import image as images
-from elastic.train.state_document import with_layer_versions
+from elastic.train.state.document import with_layer_versions
 
 
 def write(

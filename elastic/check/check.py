@@ -2,7 +2,7 @@
 
 Each run is a process of its own, with a run directory in a temporary folder (runs.py), and each one
 breaks something else (plan.py). Nothing else is written, unless the recipe writes elsewhere than to
-`run.path`. What is compared was written by the workers (train/trace.py).
+`run.path`. What is compared was written by the workers (proof/trace.py).
 """
 
 import tempfile

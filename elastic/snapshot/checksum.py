@@ -11,7 +11,7 @@ A state has three fingerprints, each for one question:
 - The checksum of an *image* (`of_image`, `ImageChecksum`, here): one pass over an image as it lies
   in a slot. It tells whether a snapshot is still what was written, and whether two nodes hold the
   same one.
-- The checksum of a *state* (`checksum_of`, train/state.py), entry by entry, over `tensor_sums`
+- The checksum of a *state* (`checksum_of`, train/state/flat.py), entry by entry, over `tensor_sums`
   (here). It tells whether two ranks train the same state, and which entry differs first.
 
 A payload in storage has a sha256 of its parts besides (image_hash.py), because storage may be

@@ -31,8 +31,8 @@ _names_of = cache(runpy.run_path)  # a file runs once in each rank, not once for
 # once for all ranks.
 PRELOAD = [
     "torch._dynamo",
-    "elastic.train.step",
-    "elastic.train.state",
+    "elastic.train.step.step",
+    "elastic.train.state.state",
     "elastic.testing.ranks",
     "hypothesis",
     "pytest",

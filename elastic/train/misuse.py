@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from elastic.errors import ElasticError, UsageError
-from elastic.train.graph_errors import explained
+from elastic.train.step.graph_errors import explained
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from elastic.errors import UsageError
 from elastic.reduce.gradient_hooks import not_ours
 from elastic.system import forked_child, stop_signals
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 _EMBEDDINGS = nn.Embedding, nn.EmbeddingBag
 _EXCHANGES = (

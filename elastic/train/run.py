@@ -30,17 +30,18 @@ from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
-from elastic.train import refuse, step_thread
-from elastic.train.build_loop import LoopBuilder, is_alone
-from elastic.train.evaluation import Evaluation
-from elastic.train.loop import Loop
-from elastic.train.loop_end import LoopEnd
+from elastic.train import refuse
+from elastic.train.evaluate.evaluation import Evaluation
+from elastic.train.groups import ProcessGroups
+from elastic.train.loop import step_thread
+from elastic.train.loop.build import LoopBuilder, is_alone
+from elastic.train.loop.ends import LoopEnd
+from elastic.train.loop.loop import Loop
+from elastic.train.loop.on_step import Function, StepFunctions
 from elastic.train.misuse import public
-from elastic.train.process_groups import ProcessGroups
 from elastic.train.sealed import sealed
-from elastic.train.state import State
-from elastic.train.step import Step
-from elastic.train.step_functions import Function, StepFunctions
+from elastic.train.state.state import State
+from elastic.train.step.step import Step
 from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender

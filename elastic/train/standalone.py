@@ -36,7 +36,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.scratch import open_scratch
 from elastic.system.untrusted import printable
-from elastic.train.process_groups import ProcessGroups
+from elastic.train.groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 

@@ -30,8 +30,8 @@ from elastic.system import forked_child
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train import refuse, standalone
+from elastic.train.groups import ProcessGroups, open_process_groups
 from elastic.train.misuse import public
-from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import CtrlC, link_without_agent, run_without_agent
 from elastic.uploader.state_check import check_state

@@ -8,16 +8,16 @@ from steps import groups_of
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import StatesDiffer
 from elastic.observe.log import EventLog, read_events
+from elastic.proof.agreement import Agreement
+from elastic.proof.consistency import Comparison
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage, Settled
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
-from elastic.train.agreement import Agreement
-from elastic.train.consistency import Comparison
-from elastic.train.flat_state import FlatState
-from elastic.train.snapshotting import Snapshotting, layout_of
+from elastic.train.state.flat import FlatState
+from elastic.train.state.snapshotting import Snapshotting, layout_of
 
 ALONE = Member(rank=0, world_size=1, group=None)
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from elastic.errors import CheckpointDamaged
-from elastic.train.alignment import BOUNDARY, alignment, copy_at
-from elastic.train.state import State
-from elastic.train.trial_load import load_as_built
-from elastic.train.values import Values
+from elastic.train.state.alignment import BOUNDARY, alignment, copy_at
+from elastic.train.state.state import State
+from elastic.train.state.trial_load import load_as_built
+from elastic.train.state.values import Values
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 

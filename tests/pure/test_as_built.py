@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import elastic
 from elastic.errors import CheckpointDamaged, UsageError
 from elastic.snapshot import image, image_hash
-from elastic.train.as_built import Built, as_built, check_alike
-from elastic.train.flat_state import FlatState, checksum_of
-from elastic.train.state import State
+from elastic.train.state.built import Built, as_built, check_alike
+from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.state import State
 
 
 def saved(state):

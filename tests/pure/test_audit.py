@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from elastic.errors import MachineFault, RecipeNotExact, StatesDiffer
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 
 def classify(net, batch):

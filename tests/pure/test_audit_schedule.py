@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config.durations import Every
-from elastic.train.audit_schedule import AuditSchedule
+from elastic.train.loop.audit_schedule import AuditSchedule
 
 
 def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):

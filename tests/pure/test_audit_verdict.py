@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.reduce.tree import span
-from elastic.train.audit_verdict import (
+from elastic.proof.audit_verdict import (
     DATA,
     Audited,
     Culprit,
@@ -16,6 +15,7 @@ from elastic.train.audit_verdict import (
     judge,
     sentence,
 )
+from elastic.reduce.tree import span
 
 NAMES = [DATA, "what call 1 of the step returned", "the buffer m.mean", "the gradient of m.weight"]
 evidence = st.tuples(*[st.sampled_from(["a", "b"])] * len(NAMES)).map(

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.train.buffer_copies import BufferCopies
-from elastic.train.same_bits import differ
+from elastic.train.step.buffer_copies import BufferCopies
+from elastic.train.step.same_bits import differ
 
 SHAPES = st.sampled_from([(), (0,), (1,), (5,), (2, 3), (4, 1)])
 TYPES = st.sampled_from(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic.errors import UsageError
-from elastic.train.buffers import Buffers
-from elastic.train.state import State
+from elastic.train.state.state import State
+from elastic.train.step.buffers import Buffers
 
 CPU = torch.device("cpu")
 

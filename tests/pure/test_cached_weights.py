@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import parametrize
 
 from elastic.data.loader import BatchLoader
-from elastic.train.evaluation import Evaluation
-from elastic.train.state import State
+from elastic.train.evaluate.evaluation import Evaluation
+from elastic.train.state.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
 

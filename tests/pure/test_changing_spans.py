@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.step import Step
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.step.step import Step
 
 CLASSES, SHARDS, LATE = 3, 6, 4
 

@@ -28,7 +28,7 @@ from elastic.errors import UsageError
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.system.clock import SystemClock
-from elastic.train.state import State
+from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
 
 CLOCK = SystemClock()

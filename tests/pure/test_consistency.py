@@ -8,8 +8,8 @@ from steps import groups_of
 
 from elastic.divergence import Divergence
 from elastic.errors import RecipeNotExact, StatesDiffer
-from elastic.train.consistency import Comparison, Voted
-from elastic.train.flat_state import FlatState, checksum_of
+from elastic.proof.consistency import Comparison, Voted
+from elastic.train.state.flat import FlatState, checksum_of
 
 
 def answers_of(member, values, step, known_step, entry="model.b"):

@@ -57,7 +57,7 @@ def test_links_lead_to_files_that_exist(document):
 @pytest.mark.parametrize("document", list(filter(is_present, DOCUMENTS)), ids=name)
 def test_modules_that_a_document_names_exist(document):
     """A module is written as in an import from the package, its folder included:
-    `train/step.py`.
+    `train/step/step.py`.
     """
     named = re.findall(r"(?<![\w/.])((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)\b", document.read_text())
     places = (ROOT, ROOT / "elastic", ROOT / "elastic/rendezvous")

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 from elastic.data.loader import BatchLoader
 from elastic.errors import RecipeNotExact, UsageError
 from elastic.testing.ranks import Member
-from elastic.train.evaluation import Evaluation
-from elastic.train.flat_state import checksum_of
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import State
+from elastic.train.evaluate.evaluation import Evaluation
+from elastic.train.groups import ProcessGroups
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")

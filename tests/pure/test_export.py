@@ -21,7 +21,7 @@ from torch import nn
 
 import elastic
 from elastic.cli import main
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 RECIPES = Path(barlow.__file__).parent
 

@@ -8,8 +8,8 @@ import torch
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.testing.fakes import FakeClock
-from elastic.train.flat_state import FlatState
-from elastic.train.snapshotting import Snapshotting
+from elastic.train.state.flat import FlatState
+from elastic.train.state.snapshotting import Snapshotting
 
 
 class Died(Exception):  # noqa: N818 - nothing is wrong

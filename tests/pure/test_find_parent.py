@@ -20,7 +20,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.train.state import State
+from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
 
 CLOCK = SystemClock()

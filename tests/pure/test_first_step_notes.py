@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
-from elastic.train.first_step_notes import notes
-from elastic.train.state import State
+from elastic.train.loop.first_step_notes import notes
+from elastic.train.state.state import State
 
 
 class Queue(nn.Module):

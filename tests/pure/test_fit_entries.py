@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import SGD, AdamW, NAdam, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
-from elastic.train.fit_entries import load_entries
-from elastic.train.flat_state import FlatState, checksum_of
-from elastic.train.state import State
+from elastic.inherit.entries import load_entries
+from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.state import State
 
 
 def net(seed: int, width: int = 4) -> nn.Sequential:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from elastic.errors import UsageError
-from elastic.train.flip import flip, flip_bit
-from elastic.train.state import State
+from elastic.train.loop.flip import flip, flip_bit
+from elastic.train.state.state import State
 
 
 def bytes_of(tensor):

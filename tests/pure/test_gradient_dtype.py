@@ -8,7 +8,7 @@ from steps import ALONE, FEATURES, steps
 from torch import nn
 
 from elastic.errors import UsageError
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "grad_dtype"), reason="before torch 2.11 a gradient has its parameter's dtype"

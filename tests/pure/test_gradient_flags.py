@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy, softplus
 
 from elastic.errors import UsageError
 from elastic.reduce.gradient_flags import GradientFlags
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 
 def network():

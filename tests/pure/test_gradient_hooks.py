@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from elastic.errors import UsageError
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 
 def network():

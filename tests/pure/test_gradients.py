@@ -10,8 +10,8 @@ from elastic.errors import UsageError
 from elastic.reduce import bucket as bucket_module
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import IDLE_COMPUTATIONS, Gradients
-from elastic.train.contract import Contract
-from elastic.train.state import State
+from elastic.train.state.state import State
+from elastic.train.step.contract import Contract
 
 SHARDS = 7
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 
 def begun():

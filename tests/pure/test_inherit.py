@@ -15,16 +15,16 @@ import elastic
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
+from elastic.inherit.inherit import Inheritance
+from elastic.proof.consistency import Comparison
 from elastic.storage.local import LocalStore
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
-from elastic.train.consistency import Comparison
-from elastic.train.inherit import Inheritance
-from elastic.train.local_snapshots import LocalSnapshots
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import Restorer
-from elastic.train.state import State
+from elastic.train.groups import ProcessGroups
+from elastic.train.state.local_snapshots import LocalSnapshots
+from elastic.train.state.restore import Restorer
+from elastic.train.state.state import State
 
 LEFT = "left"  # a pipe
 ALONE = Member(rank=0, world_size=1, group=None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from saved_state import saved
 from torch import nn
 
-from elastic.train.key_order import in_order, key_orders
-from elastic.train.state import State
+from elastic.train.state.key_order import in_order, key_orders
+from elastic.train.state.state import State
 
 names = st.text("abc", min_size=1, max_size=2) | st.integers(0, 12)
 values = st.recursive(

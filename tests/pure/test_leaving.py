@@ -7,10 +7,10 @@ import pytest
 import torch.distributed as dist
 
 from elastic.errors import PeerLost, UsageError
-from elastic.train import loop_end as loop_end_module
-from elastic.train.leaving import StepPlace, agree, explain_loss
-from elastic.train.loop_end import LEFT, LoopEnd
-from elastic.train.process_groups import ProcessGroups
+from elastic.train.groups import ProcessGroups
+from elastic.train.loop import ends as loop_end_module
+from elastic.train.loop.ends import LEFT, LoopEnd
+from elastic.train.loop.leaving import StepPlace, agree, explain_loss
 
 END = 6
 

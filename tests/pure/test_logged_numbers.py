@@ -1,6 +1,6 @@
 """What ranks log of the batch is compared between them."""
 
-from elastic.train.logged_numbers import LoggedNumbers, differing, note
+from elastic.proof.logged_numbers import LoggedNumbers, differing, note
 
 
 def test_a_number_that_differs_in_the_same_step_is_found_with_what_ranks_logged():

@@ -19,8 +19,8 @@ from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
 from elastic.observe.step_line import StepLine
 from elastic.system import growing_file
 from elastic.testing.fakes import FakeClock
-from elastic.train import resume
-from elastic.train.restore import ResumePoint
+from elastic.train.state import resume
+from elastic.train.state.restore import ResumePoint
 
 
 def lines(steps) -> bytes:

@@ -10,11 +10,11 @@ from steps import ALONE, CLASSES, FEATURES, steps
 import elastic
 from elastic.data.data import check_loading
 from elastic.errors import UsageError
-from elastic.train.loop_end import LoopEnd
+from elastic.train.loop.ends import LoopEnd
+from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
-from elastic.train.step import Step
-from elastic.train.step_functions import StepFunctions
+from elastic.train.step.step import Step
 
 
 @public("run.data")

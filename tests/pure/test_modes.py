@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from elastic.errors import UsageError
-from elastic.train.flat_state import checksum_of
-from elastic.train.modes import Modes, are_equal
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.step.modes import Modes, are_equal
 
 FORMS = "one mean", "one sum", "two sums", "eval between sums"
 

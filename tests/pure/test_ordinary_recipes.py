@@ -25,8 +25,8 @@ from torchvision.transforms import v2
 
 import elastic
 from elastic.data.order import Tail
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 STEPS, RESUMED_AT = 6, 4
 WIDTH = 8

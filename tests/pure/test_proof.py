@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic.proof.audit_evidence import tensor_checksum
 from elastic.proof.evidence import (
     CUT,
     NOTHING,
@@ -30,7 +31,6 @@ from elastic.proof.evidence import (
 )
 from elastic.proof.schedule import Rehearsed, is_due
 from elastic.proof.variables import MOST_ELEMENTS, Collector, variables_of
-from elastic.train.audit_evidence import tensor_checksum
 
 ENTRIES = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=1)
 

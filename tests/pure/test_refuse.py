@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from elastic.errors import UsageError
 from elastic.system import global_random
 from elastic.train import refuse
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 CPU = torch.device("cpu")
 

@@ -17,12 +17,12 @@ from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import StepLine
+from elastic.proof.replay import FirstTime, Replay, finite, first_times, sentence
+from elastic.proof.replay_check import ReplayCheck, _told_by_rank0, begin_replay
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
-from elastic.train.replay import FirstTime, Replay, finite, first_times, sentence
-from elastic.train.replay_check import ReplayCheck, _told_by_rank0, begin_replay
-from elastic.train.restore import ResumePoint
+from elastic.train.state.restore import ResumePoint
 
 ALONE = Member(rank=0, world_size=1, group=None)
 

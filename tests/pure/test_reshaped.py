@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from elastic.errors import StateNotSavable
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 
 def begun(model, **objects):

@@ -13,17 +13,17 @@ from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
+from elastic.proof.consistency import Comparison
 from elastic.snapshot import image
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
-from elastic.train.consistency import Comparison
-from elastic.train.local_snapshots import LocalSnapshots
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import Restorer
-from elastic.train.restore_order import RESTORES_OF_ONE_STATE
-from elastic.train.state import State
+from elastic.train.groups import ProcessGroups
+from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
+from elastic.train.state.local_snapshots import LocalSnapshots
+from elastic.train.state.restore import Restorer
+from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
 
 ALONE = Member(rank=0, world_size=1, group=None)

@@ -9,7 +9,7 @@ from records import RECORD
 
 from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
-from elastic.train.restore_order import (
+from elastic.train.state.candidates import (
     RESTORES_OF_ONE_STATE,
     AvailableStates,
     Candidate,

@@ -11,9 +11,9 @@ from saved_state import saved
 from torch import nn
 from torch.optim import lr_scheduler
 
-from elastic.train.flat_state import checksum_of
-from elastic.train.same_objects import SameObjects
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.same_objects import SameObjects
+from elastic.train.state.state import State
 
 
 class Box:

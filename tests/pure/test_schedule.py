@@ -10,8 +10,7 @@ from elastic.events import EvaluationInterval
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
-from elastic.train.checkpointing import Checkpointing
-from elastic.train.schedule import (
+from elastic.train.loop.schedule import (
     COMPARISON_SHARE,
     CREDIT_S,
     FAULT_EVERY_S,
@@ -26,7 +25,8 @@ from elastic.train.schedule import (
     is_save_due,
     save_interval_s,
 )
-from elastic.train.snapshotting import PublishedSnapshot
+from elastic.train.state.checkpointing import Checkpointing
+from elastic.train.state.snapshotting import PublishedSnapshot
 from elastic.uploader.protocol import SaveResult, SaveState
 
 AUTO = Every(kind="auto")

@@ -7,7 +7,7 @@ from steps import ALONE, steps
 import elastic
 from elastic.errors import UsageError
 from elastic.train.run import Run
-from elastic.train.step import Step
+from elastic.train.step.step import Step
 
 
 @pytest.mark.parametrize(("kind", "word"), [(Run, "run"), (Step, "step"), (elastic.State, "state")])

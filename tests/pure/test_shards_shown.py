@@ -7,7 +7,7 @@ from logged import logged
 from elastic.events import GenerationStarted, ShardsMoved
 from elastic.observe.logged_event import LoggedEvent
 from elastic.report.shards import shards_by_rank, shards_text
-from elastic.train.balancing import has_failed
+from elastic.train.step.balancing import has_failed
 
 
 def at(generation, event):

@@ -15,8 +15,8 @@ from elastic.observe.step_line import StepLine, parse
 from elastic.reduce.tree import span
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.train.pace import Pace
-from elastic.train.step_record import slowest_of
+from elastic.train.loop.record import slowest_of
+from elastic.train.step.pace import Pace
 from elastic.worker.heartbeat import HeartbeatSender
 
 

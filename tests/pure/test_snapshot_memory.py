@@ -14,8 +14,8 @@ from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage
 from elastic.testing.fakes import FakeClock
-from elastic.train.flat_state import FlatState
-from elastic.train.snapshotting import AgentSlots, Snapshotting
+from elastic.train.state.flat import FlatState
+from elastic.train.state.snapshotting import AgentSlots, Snapshotting
 
 STATE_BYTES = 1 << 20
 HEADERS_BYTES = 1 << 16  # more than a page for the memory and one for each slot

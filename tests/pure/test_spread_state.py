@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from elastic.system.sealed_memory import SealedMemory, open_sealed
-from elastic.train import spread_state
-from elastic.train.process_groups import PIECE_BYTES, ProcessGroups
-from elastic.train.spread_state import Copy, spread
+from elastic.train.groups import PIECE_BYTES, ProcessGroups
+from elastic.train.state import spread as spread_state
+from elastic.train.state.spread import Copy, spread
 
 SIZE_BYTES = 2 * PIECE_BYTES + 3
 

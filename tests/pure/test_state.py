@@ -17,8 +17,8 @@ from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.snapshot import image
-from elastic.train.flat_state import FlatState, checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.state import State
 
 
 class Holder:

@@ -10,9 +10,9 @@ from torch.optim import lr_scheduler, swa_utils
 
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot import image
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.trial_load import load_as_built
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.state.trial_load import load_as_built
 
 
 def tied():

@@ -13,10 +13,10 @@ from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.reduce import bucket as bucket_module
 from elastic.testing.ranks import Member
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.step import Step
-from elastic.train.step_parts import Requests
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.step.parts import Requests
+from elastic.train.step.step import Step
 
 SAMPLES, BATCH, CLASSES = 60, 24, 3
 DRAIN_AT, OVERFLOW_AT = 3, 2

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from elastic.errors import UsageError
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 
 class Scaled(nn.Module):

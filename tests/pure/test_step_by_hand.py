@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 NORM, SHARDS = 1.0, 8
 

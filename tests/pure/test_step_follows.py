@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from elastic.errors import UsageError
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
 
 WIDTH = 8
 

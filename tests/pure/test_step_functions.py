@@ -11,7 +11,7 @@ from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
-from elastic.train.step_functions import StepFunctions
+from elastic.train.loop.on_step import StepFunctions
 from elastic.worker.heartbeat import HeartbeatSender
 
 

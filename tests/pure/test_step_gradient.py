@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import UsageError
-from elastic.train.state import State
-from elastic.train.step import Step
+from elastic.train.state.state import State
+from elastic.train.step.step import Step
 
 SHARDS, STEPS, BATCH, CLASSES = 6, 2, 24, 3
 

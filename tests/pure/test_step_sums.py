@@ -11,7 +11,7 @@ from torch import nn
 
 from elastic.errors import UsageError
 from elastic.observe.step_line import OWN_NAMES
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 
 def net_of():

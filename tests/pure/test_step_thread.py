@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from elastic.errors import UsageError
-from elastic.train import step_thread
-from elastic.train.step_thread import StepThread
+from elastic.train.loop import step_thread
+from elastic.train.loop.step_thread import StepThread
 from elastic.worker import script_end
 
 ASIDE = "step 1 was taken by a thread of its own .*without having computed a gradient: .* without a generator in the background"

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, SequentialLR, StepLR
 
 from elastic.errors import UsageError
-from elastic.train.state import State
+from elastic.train.state.state import State
 
 
 def net_of():

@@ -13,8 +13,8 @@ from torch import nn
 
 from elastic.errors import UsageError
 from elastic.reduce.tree import Block, fold, span
-from elastic.train.buffers import STILL_NUMBERS, Buffers
-from elastic.train.state import State
+from elastic.train.state.state import State
+from elastic.train.step.buffers import STILL_NUMBERS, Buffers
 
 CPU = torch.device("cpu")
 LARGE = STILL_NUMBERS + 3

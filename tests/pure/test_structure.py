@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from elastic.train import structure
-from elastic.train.state import State
+from elastic.train.state import structure
+from elastic.train.state.state import State
 
 
 class Holding:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from elastic.errors import StateDoesNotFit, UsageError
-from elastic.train.contract import Contract
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.trial_load import load_as_built, load_own_again
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.state.trial_load import load_as_built, load_own_again
+from elastic.train.step.contract import Contract
 
 
 class Lookahead:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 from elastic.errors import StateNotSavable, UsageError
-from elastic.train.state import State
-from elastic.train.unsavable import advice
+from elastic.train.state.state import State
+from elastic.train.state.unsavable import advice
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - the plain kind, as recipes have it
 

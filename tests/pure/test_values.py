@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import elastic
 from elastic.errors import StateDoesNotFit, UsageError
-from elastic.train.state import State
-from elastic.train.values import check_all
+from elastic.train.state.state import State
+from elastic.train.state.values import check_all
 
 
 class Level(IntEnum):

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.step import Step
-from elastic.train.whole_batch import FirstGradientCheck
+from elastic.proof.first_gradient import FirstGradientCheck
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.step.step import Step
 
 
 def first_step(net, *, watched=True, collate=None, **others):

@@ -12,13 +12,13 @@ from torch.utils.data import TensorDataset
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import StatesDiffer
+from elastic.proof.audit import Auditor
 from elastic.system.clock import SystemClock
 from elastic.testing.ranks import Member
-from elastic.train.audit import Auditor
-from elastic.train.flat_state import checksum_of
-from elastic.train.state import State
-from elastic.train.step import Step
-from elastic.train.step_parts import StepParts
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+from elastic.train.step.parts import StepParts
+from elastic.train.step.step import Step
 
 SAMPLES, BATCH, CLASSES = 48, 24, 3
 

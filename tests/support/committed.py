@@ -14,7 +14,7 @@ from elastic.snapshot import image
 from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import SystemClock
-from elastic.train.state import State
+from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
 
 

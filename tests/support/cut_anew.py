@@ -14,8 +14,8 @@ from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.reduce.tree import span, spans_of
 from elastic.testing.ranks import Member
-from elastic.train.state import State
-from elastic.train.step import Step
+from elastic.train.state.state import State
+from elastic.train.step.step import Step
 
 Cut = Callable[[int], Sequence[int]]  # from a step to the number of shards of each rank
 

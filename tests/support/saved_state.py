@@ -1,8 +1,8 @@
 """A state as a checkpoint keeps it."""
 
 from elastic.snapshot import image
-from elastic.train.flat_state import FlatState
-from elastic.train.state import State
+from elastic.train.state.flat import FlatState
+from elastic.train.state.state import State
 
 
 def saved(state: State) -> FlatState:

@@ -1,7 +1,7 @@
 """A flattened state as a checkpoint keeps it."""
 
 from elastic.snapshot import image
-from elastic.train.flat_state import FlatState
+from elastic.train.state.flat import FlatState
 
 
 def through_bytes(parts: FlatState) -> FlatState:

@@ -11,10 +11,10 @@ from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import State
-from elastic.train.step import Step
-from elastic.train.step_parts import Requests, StepParts, step_parts
+from elastic.train.groups import ProcessGroups
+from elastic.train.state.state import State
+from elastic.train.step.parts import Requests, StepParts, step_parts
+from elastic.train.step.step import Step
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")

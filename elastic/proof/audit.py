@@ -1,0 +1,345 @@
+"""In an audited step one shard of each rank is computed a second time, and must give the same bits.
+
+Any rank can compute any shard: its data, random streams and opening buffers are functions of
+(seed, step, shard), and the parameters are the same everywhere. So each rank also computes one
+shard of the next rank, all of them at once; a world of one repeats a shard of its own, and a rank
+without a shard in that step only sees the verdict. Compared are
+the data, what the function returned, the buffers after it, and each parameter's gradient as it
+joined the sum. This finds what a comparison of states cannot: a result that all ranks share and
+that another world size would not have given.
+
+It happens before the sums are assigned, so before the parameters are updated, and leaves random
+streams, buffers, modes and `.grad` as they were. What the function leaves elsewhere, such as a
+count in an attribute, stays as the second computation leaves it. It does not look at sums that no
+backward follows, nor at the optimizer. In the third computation, which only tells a machine from a
+recipe, functions of earlier sums of the step see the variables of the loop as they are by then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from elastic.data import random_streams
+from elastic.data.loader import Batch, Loader
+from elastic.divergence import Divergence, may_come_as_late
+from elastic.errors import MachineFault, RecipeNotExact
+from elastic.events import AuditFailed
+from elastic.observe.log import EventLog
+from elastic.proof.audit_evidence import ShardRecord
+from elastic.proof.audit_verdict import (
+    Audited,
+    Culprit,
+    Verdict,
+    audited_by,
+    audited_shard,
+    auditor_of,
+    judge,
+    sentence,
+)
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.system.clock import Clock
+from elastic.system.phase import Phase
+from elastic.train.groups import ProcessGroups
+from elastic.train.state import structure
+from elastic.train.state.state import State
+from elastic.train.step.buffers import Buffers
+from elastic.train.step.modes import Modes
+from elastic.train.step.opening_buffers import Contents
+from elastic.worker.heartbeat import HeartbeatSender
+
+Function = Callable[[Batch], Tensor]
+Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of the recipe's function for one shard.
+
+    number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
+    None for those that the next shard would begin with. modes: None for those that modules have.
+    """
+
+    function: Function
+    number: int
+    buffers: Contents | None
+    modes: Modes | None
+
+
+Compute = Callable[[Call, Batch], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auditor:
+    """Begins the audits of one rank in one generation.
+
+    compare: compares the states of all ranks as they were before the step, and raises if they
+    differ. redo: because of what the first steps of this generation are done again, where this node
+    knows of it. began: the step with whose state it began. log: on rank 0 alone.
+    """
+
+    groups: ProcessGroups
+    exchange: Exchange
+    loader: Loader
+    state: State
+    buffers: Buffers
+    gradients: Gradients
+    heartbeat: HeartbeatSender
+    clock: Clock
+    node: str
+    generation: int
+    compare: Callable[[], None]
+    redo: Divergence | None
+    log: EventLog | None
+    began: int = 0
+
+    def begin(self, step: int, compute: Compute) -> "StepAudit":
+        """compute: runs a call on a batch, as in training."""
+        return StepAudit(self, step, compute)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Afterwards the State, its gradients and the random streams are as before."""
+        buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
+        modes = Modes.of(structure.submodules(self.state.modules))
+        with random_streams.kept(), self.gradients.paused():
+            try:
+                yield
+            finally:
+                modes.load()
+                self.buffers.load(buffers)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that a backward may give a gradient."""
+        owned = structure.parameters(structure.submodules(self.state.modules))
+        return list((owned | {id(p): p for p in self.state.trained}).values())
+
+
+class Computation:
+    """One computation of one shard in one step."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.record = ShardRecord()
+        self.begun: dict[int, tuple[Call, int]] = {}  # by number: a call, and its batch's `drawn`
+        self.buffers: Contents | None = None  # what the last call left
+
+    def begin(self, call: Call, batch: Batch) -> None:
+        self.record.add_data(batch.data)
+        self.begun[call.number] = call, batch.drawn
+
+
+class StepAudit:
+    """The audit of one step on one rank.
+
+    own: the shard of this rank that is computed again elsewhere, None where it has no shard.
+    cost_s: seconds spent so far.
+    """
+
+    def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
+        self._auditor = auditor
+        self._step = step
+        self._compute = compute
+        seed, rank = auditor.loader.order.seed, auditor.groups.rank
+        spans = auditor.exchange.spans
+        self._shards = {r: audited_shard(seed, step, spans[r]) for r in range(len(spans)) if spans[r]}
+        self._ranks = list(self._shards)
+        self.own = self._shards.get(rank)
+        self._owner = rank if self.own is None else audited_by(rank, self._ranks)
+        self._first = Computation(self._shards.get(rank, -1))
+        self._again = Computation(self._shards.get(self._owner, -1))
+        self.cost_s = 0.0
+        self._batch: Batch | None = None  # of the shard that is computed again here
+        self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
+        self._sums: list[int] = []  # the calls whose sums wait for their backward
+        self._new: list[int] = []  # the calls since the last comparison
+
+    def before(self, call: Call, batch: Batch) -> None:
+        """In training, a call for the shard `own` begins."""
+        with self._timed():
+            self._first.begin(call, batch)
+
+    def after(self, number: int, output: Tensor) -> None:
+        """It has ended; the modules have the buffers that it left."""
+        with self._timed():
+            self._first.record.add_call(number, output, self._auditor.state)
+
+    def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """What the shard `own` adds to the sum."""
+        with self._timed():
+            self._first.record.add_gradient(parameter, gradient)
+
+    def add_sum(self, function: Function, number: int) -> None:
+        """Compute the other shard's part of a sum, whose backward comes later."""
+        if self.own is None:
+            return
+        with self._timed(), self._auditor.undisturbed():
+            self._call_again(number)
+        self._sums.append(number)
+
+    def check_sums(self, backward: Backward) -> None:
+        """Compare the sums that wait for this backward, and the gradients.
+
+        Raises MachineFault, RecipeNotExact, PeerLost.
+        """
+        with self._timed(), self._auditor.undisturbed():
+            self._check(self._sums, backward)
+        self._sums = []
+
+    def check_loss(self, function: Function, number: int, backward: Callable[[Tensor], None]) -> None:
+        """Compare one loss, the gradients, and the sums since the last comparison.
+
+        Raises as `check_sums`.
+        """
+        with self._timed(), self._auditor.undisturbed():
+            if self.own is not None:
+                self._call_again(number)
+            self._check(self._new, lambda outputs: backward(outputs[-1]))
+
+    @property
+    def buffers_again(self) -> list[Contents]:
+        """What passes that were computed again have left, if there were any in this computation."""
+        return [] if self._again.buffers is None else [self._again.buffers]
+
+    @buffers_again.setter
+    def buffers_again(self, found: list[Contents]) -> None:
+        (self._again.buffers,) = found
+
+    def _call_again(self, number: int) -> None:
+        if self._batch is None:
+            self._batch = self._auditor.loader.shard(self._step, self._again.shard)
+        before = self._again.buffers or self._auditor.buffers.opening
+        call = replace(self._first.begun[number][0], buffers=before)
+        self._outputs[number] = self._run(self._again, call, self._batch)
+        self._new.append(number)
+
+    def _run(self, computation: Computation, call: Call, batch: Batch) -> Tensor:
+        self._auditor.heartbeat.enter(Phase.STEP)
+        computation.begin(call, batch)
+        output = self._compute(call, batch)
+        computation.buffers = self._auditor.buffers.save()
+        computation.record.add_call(call.number, output, self._auditor.state)
+        return output
+
+    def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
+        for parameter in self._auditor.parameters:
+            parameter.grad = None
+        self._auditor.heartbeat.enter(Phase.STEP)
+        # Activation checkpointing runs the forward again, and needs the buffers that it left.
+        self._auditor.buffers.load(computation.buffers)
+        backward(outputs)
+        for parameter in self._first.record.gradients:
+            # A gradient that a shard does not give counts as +0.0 in the sum.
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            computation.record.add_gradient(parameter, gradient)
+
+    def _check(self, calls: list[int], backward: Backward) -> None:
+        if self.own is not None:
+            self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
+        groups = self._auditor.groups
+        records = self._first.record, self._again.record
+        with self._auditor.heartbeat.waiting():
+            # The sums of gradients are under way, perhaps in the same process group, and every rank
+            # must start the operations of a group in the same order.
+            self._auditor.gradients.wait()
+        told = groups.all_gather([record.fingerprint(calls) for record in records])
+        failed = [o for o in self._ranks if told[o][0] != told[auditor_of(o, self._ranks)][1]]
+        if failed:
+            self._fail(failed, calls, backward)
+        self._new = []
+        self._again.buffers = None  # the next computation begins with the mean over shards
+        for record in records:
+            record.gradients.clear()
+
+    def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:
+        """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
+        # States that differ since an earlier step make results differ that are each right.
+        self._auditor.compare()
+        groups, state = self._auditor.groups, self._auditor.state
+        found: list[Computation | None] = [None] * 4
+        if groups.rank in failed:
+            found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
+        if self._owner in failed:
+            found[1], found[3] = self._again, self._repeat(self._again, calls, backward)
+        evidence = [{} if each is None else each.record.evidence(calls, state) for each in found]
+        nodes, told = groups.all_gather(self._auditor.node), groups.all_gather(evidence)
+        is_redo = any(groups.all_gather(self._came_before()))
+        judged: list[tuple[Audited, Verdict]] = []
+        for owner in failed:
+            auditor = auditor_of(owner, self._ranks)
+            verdict = judge(
+                first=told[owner][0],
+                again=told[auditor][1],
+                owners_second=told[owner][2],
+                auditors_second=told[auditor][3],
+                is_redo=is_redo,
+                has_copies=self._auditor.loader.workers > 0,
+            )
+            audited = Audited(
+                step=self._step,
+                shard=self._shards[owner],
+                owner=owner,
+                auditor=auditor,
+                owner_node=nodes[owner],
+                auditor_node=nodes[auditor],
+            )
+            judged.append((audited, verdict))
+            self._record(audited, verdict)
+        groups.all_gather(None)  # recorded: only now may a rank end, whose agent kills the others
+        # Of several failures a recipe's comes first: it would only come back.
+        audited, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
+        if verdict.culprit is Culprit.RECIPE:
+            raise RecipeNotExact(sentence(audited, verdict))
+        divergence = Divergence(
+            generation=self._auditor.generation,
+            step=self._step,
+            agreed=self._step - 1,
+            entry=verdict.first,
+            at_fault=(audited.node_of(verdict.culprit),),
+            began=self._auditor.began,
+        )
+        raise MachineFault(sentence(audited, verdict), divergence)
+
+    def _came_before(self) -> bool:
+        """In this step, which is done again, or as many steps after the beginning."""
+        redo, began = self._auditor.redo, self._auditor.began
+        is_same = redo is not None and redo.step == self._step
+        return is_same or may_come_as_late(redo, began=began, agreed=self._step - 1, step=self._step)
+
+    def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
+        """The same computation again, from its data on."""
+        again, outputs = Computation(computation.shard), []
+        batch = self._auditor.loader.shard(self._step, again.shard)
+        for number in calls:
+            call, batch.drawn = computation.begun[number]
+            outputs.append(self._run(again, call, batch))
+        self._differentiate(again, outputs, backward)
+        return again
+
+    def _record(self, audited: Audited, verdict: Verdict) -> None:
+        if self._auditor.log is not None:
+            is_recipe = verdict.culprit is Culprit.RECIPE
+            self._auditor.log.record(
+                AuditFailed(
+                    step=audited.step,
+                    shard=audited.shard,
+                    ranks=[audited.owner, audited.auditor],
+                    entry=verdict.first,
+                    verdict="recipe" if is_recipe else "machine",
+                    culprit=None if is_recipe else audited.node_of(verdict.culprit),
+                )
+            )
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = self._auditor.clock.monotonic()
+        try:
+            yield
+        finally:
+            self.cost_s += self._auditor.clock.monotonic() - began_s

@@ -1,0 +1,241 @@
+"""The first gradient of a run, beside that of one plain backward of the whole global batch.
+
+It is made for `elastic-train check` alone, in a calm run by one worker. The two agree as closely as
+arithmetic allows if the loss is a mean over samples (or made of sums over them), as the library
+takes it to be. Where samples of a shard see each other (BatchNorm), or random numbers are drawn by
+shard (dropout), both are computed once more with all modules in eval mode: the gradient is another
+one, but the loss is still the same mean of it. They cannot be compared where random numbers are
+drawn in eval mode too, or where the function needs a batch of a shard's size.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from elastic.data.loader import Batch
+from elastic.proof.audit import Auditor, Backward, Call, Compute, Function
+from elastic.system.trace_line import FirstGradient
+from elastic.train.state import structure
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BATCH_NORM = "BatchNorm normalises within a shard"
+DRAWN = "random numbers are drawn for each shard"
+NOT_FINITE = "the gradient of step 1 is not finite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstGradientCheck:
+    """Begins the comparison, as an Auditor begins an audit."""
+
+    parts: Auditor
+
+    def begin(self, step: int, compute: Compute) -> "WholeBatchGradient":
+        return WholeBatchGradient(self.parts, step, compute)
+
+
+class _Obstacle(Exception):  # noqa: N818
+    """Why the gradients cannot be compared."""
+
+
+class WholeBatchGradient:
+    """Stands where the audit of a step does; `found` is None until a gradient was computed."""
+
+    own = -1  # of no shard is anything recorded
+    cost_s = 0.0
+
+    def __init__(self, parts: Auditor, step: int, compute: Compute) -> None:
+        self._parts = parts
+        self._step = step
+        self._compute = compute
+        self._shards = parts.loader.order.shards
+        self._whole: list[Tensor] = []  # of the calls whose backward is to come
+        # In eval mode: of each of these calls that of the whole batch, and those of the shards.
+        self._in_eval: list[tuple[Tensor, list[Tensor]]] = []
+        self._why_eval = BATCH_NORM if _normalises(self._modules) else ""
+        self._obstacle = ""
+        self.found: FirstGradient | None = None
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return structure.submodules(self._parts.state.modules)
+
+    def before(self, call: Call, batch: Batch) -> None:
+        """Nothing to record."""
+
+    def after(self, number: int, output: Tensor) -> None:
+        """Nothing to record."""
+
+    def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Nothing to record."""
+
+    def add_sum(self, function: Function, number: int) -> None:
+        with self._parts.undisturbed():
+            self._call(function, number)
+
+    def check_sums(self, backward: Backward) -> None:
+        with self._parts.undisturbed():
+            self._compare(backward, 1.0)
+
+    def check_loss(self, function: Function, number: int, backward: Callable[[Tensor], None]) -> None:
+        with self._parts.undisturbed():
+            self._call(function, number)
+            # `backward` takes a shard's loss, whose weight in the mean is one over the shards.
+            self._compare(lambda outputs: backward(outputs[-1]), float(self._shards))
+
+    def _call(self, function: Function, number: int) -> None:
+        if self._obstacle or self.found is not None:
+            return
+        try:
+            if not self._why_eval:
+                output, has_drawn = self._output(function, number, None)
+                self._whole.append(output)
+                self._why_eval = DRAWN if has_drawn else ""
+            if self._why_eval:
+                self._call_in_eval(function, number)
+        except _Obstacle as obstacle:
+            self._obstacle = str(obstacle)
+
+    def _call_in_eval(self, function: Function, number: int) -> None:
+        """Raises _Obstacle."""
+        with _evaluating(self._modules):
+            outputs = [self._output(function, number, shard) for shard in (None, *range(self._shards))]
+            if _normalises(self._modules):  # it has no averages, or the function called `train`
+                raise _Obstacle(BATCH_NORM)
+        if any(has_drawn for _, has_drawn in outputs):
+            raise _Obstacle(DRAWN)
+        whole, *shards = (output for output, _ in outputs)
+        self._in_eval.append((whole, shards))
+
+    def _output(self, function: Function, number: int, shard: int | None) -> tuple[Tensor, bool]:
+        """Of a shard, or of the whole batch; and whether it drew random numbers.
+
+        Raises _Obstacle.
+        """
+        loader, collating, computing = self._parts.loader, list[bool](), list[bool]()
+        if loader.collate is not None:
+            loader = replace(loader, collate=_watched(loader.collate, collating))
+        with _obstacle("collate does not take the whole batch"):
+            batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
+        if any(collating):  # mixup there: the whole batch has other samples than the shards
+            raise _Obstacle(f"{DRAWN}, by collate")
+        call = Call(function=_watched(function, computing), number=number, buffers=None, modes=None)
+        with _obstacle("the function does not take the whole batch"):
+            output = self._compute(call, batch)
+        return output, any(computing)
+
+    def _compare(self, backward: Backward, weight: float) -> None:
+        """weight: of the whole batch's gradient."""
+        if self.found is not None:
+            return
+        try:
+            self.found = self._compared(backward, weight)
+        except _Obstacle as obstacle:
+            self.found = FirstGradient(difference=None, parameter="", obstacle=str(obstacle))
+        self._whole, self._in_eval = [], []
+
+    def _compared(self, backward: Backward, weight: float) -> FirstGradient:
+        """Raises _Obstacle."""
+        if self._obstacle:
+            raise _Obstacle(self._obstacle)
+        sums = self._parts.gradients.sums()
+        if self._why_eval:
+            if self._whole and len(self._in_eval) < len(self._whole):
+                raise _Obstacle(self._why_eval)  # which an earlier sum of the step did not meet
+            by_shards = zip(*(shards for _, shards in self._in_eval), strict=True)
+            sums = self._gradient(sums, backward, [list(outputs) for outputs in by_shards])
+            expected = self._gradient(sums, backward, [[whole for whole, _ in self._in_eval]])
+        else:
+            expected = self._gradient(sums, backward, [self._whole])
+        return self._difference(sums, expected, weight)
+
+    def _gradient(
+        self, parameters: Iterable[nn.Parameter], backward: Backward, parts: list[list[Tensor]]
+    ) -> dict[nn.Parameter, Tensor]:
+        """The sum over parts of the batch, each with its outputs. Raises _Obstacle."""
+        for parameter in parameters:
+            parameter.grad = None
+        with _obstacle("the backward does not take the whole batch"):
+            for outputs in parts:
+                backward(outputs)
+        return {p: torch.zeros_like(p) if p.grad is None else p.grad for p in parameters}
+
+    def _difference(
+        self, found: dict[nn.Parameter, Tensor], expected: dict[nn.Parameter, Tensor], weight: float
+    ) -> FirstGradient:
+        """Raises _Obstacle."""
+        total, expected_total, furthest, name = 0.0, 0.0, 0.0, ""
+        for parameter, gradient in found.items():
+            plain = weight * expected[parameter]
+            distance = float((gradient.double() - plain.double()).square().sum())
+            total, expected_total = total + distance, expected_total + float(plain.double().square().sum())
+            if distance > furthest:
+                furthest, name = distance, self._parts.state.name_of(parameter)
+        if not math.isfinite(total) or not math.isfinite(expected_total):
+            raise _Obstacle(NOT_FINITE)
+        return FirstGradient(
+            difference=(total / expected_total) ** 0.5 if expected_total else float(total > 0),
+            parameter=name,
+            obstacle="",
+            in_eval=self._why_eval,
+        )
+
+
+def _watched(function: Callable[[T], R], drawn: list[bool]) -> Callable[[T], R]:
+    """The same function, which adds to `drawn` whether it drew random numbers."""
+
+    def watched(given: T) -> R:
+        before = _generators()
+        result = function(given)
+        drawn.append(_generators() != before)
+        return result
+
+    return watched
+
+
+@contextmanager
+def _obstacle(text: str) -> Iterator[None]:
+    """The recipe's code, given what it was not written for: a failure there says nothing of it."""
+    try:
+        yield
+    except Exception as error:
+        raise _Obstacle(f"{text} ({type(error).__name__}: {error!s:.80})") from error
+
+
+@contextmanager
+def _evaluating(modules: list[nn.Module]) -> Iterator[None]:
+    """All these modules in eval mode, set in the attribute: recipes override `train`."""
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _normalises(modules: list[nn.Module]) -> bool:
+    """Whether any of them normalises by what it finds in the batch."""
+    return any(
+        isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+        for module in modules
+    )
+
+
+def _generators() -> tuple[object, ...]:
+    """The states of the global generators."""
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002 - the generator that recipes draw from
+    has_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_device = torch.cuda.get_rng_state().numpy().tobytes() if has_device else b""
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    return of_torch, of_device, random.getstate(), of_numpy[1].tobytes(), of_numpy[2]

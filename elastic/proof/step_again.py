@@ -1,0 +1,243 @@
+"""The first step of a generation may be one that another did before: both must come out alike.
+
+A generation that ends as planned (nodes join or leave, or a rehearsal) keeps the state before its
+last step as well, and the evidence of that step. The next one begins with the state before, does
+the step again and compares. Where a computation differs, the workers are started once more: three
+computations tell a recipe that keeps something outside its State from one that is not
+deterministic, and from a machine that was wrong once.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic.errors import EXIT_AGAIN, RecipeNotExact
+from elastic.events import Overlapped, Rehearsed, StepDiffered
+from elastic.observe.log import EventLog, read_rare
+from elastic.proof import evidence, sentences
+from elastic.proof.audit_evidence import tensor_checksum
+from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, roots, verdict
+from elastic.proof.variables import Collector
+from elastic.system.clock import Clock
+from elastic.train.groups import ProcessGroups
+from elastic.train.state import structure
+from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.state import State
+
+
+@dataclass(slots=True)
+class Collected:
+    """What the computations of one step gave, while it is under way."""
+
+    step: int = 0  # whose; 0 for none
+    losses: dict[str, str] = field(default_factory=dict)  # of this rank's shards
+    gradients: dict[str, str] = field(default_factory=dict)
+    computations: int = 0
+
+    def begin(self, step: int) -> None:
+        self.step, self.computations = step, 0
+        self.losses, self.gradients = {}, {}
+
+    def add(self, losses: Mapping[int, Tensor], gradients: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """A computation ended: `.grad` has the sum over all shards."""
+        self.computations += 1
+        of = "" if self.computations == 1 else f" (computation {self.computations})"
+        for shard, loss in losses.items():
+            self.losses[f"the loss of shard {shard}{of}"] = float(loss).hex()
+        for name, parameter in gradients:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                self.gradients[f"the gradient of {name}{of}"] = tensor_checksum(parameter.grad)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAgain:
+    """path: where a generation leaves evidence on this node; None where no step is done again."""
+
+    path: Path | None
+    groups: ProcessGroups
+    clock: Clock
+    generation: int
+    log: EventLog | None  # on rank 0 alone
+    events: Path  # the folder of what was recorded
+    recipe: str  # its text and arguments, as a checksum
+    accepts: bool  # what a restart computes, where it differs
+    earlier: Earlier = NOTHING
+    is_on: bool = False  # on all ranks
+    closing: int = 0  # the step after which this generation ends as planned; 0 while none is
+    is_rehearsal: bool = False  # why it ends
+    is_dealt_anew: bool = False  # the shards of that step, when it is done again
+    collected: Collected = field(default_factory=Collected)
+
+    def look(self) -> Earlier:
+        """What is known of the step that is to be done again, on every rank."""
+        found, is_on = NOTHING, self.path is not None
+        if self.path is not None and self.groups.local_rank == 0:
+            found = evidence.take(self.path)
+        of_ranks = [each for each in self.groups.all_gather(found) if each.found]
+        # A node that was away may have one of an older generation.
+        self.earlier = max(of_ranks, key=lambda each: each.found[-1].generation, default=NOTHING)
+        # Nodes may be started with other options.
+        of_options = self.groups.all_gather([is_on, self.accepts])
+        self.is_on, self.accepts = all(each[0] for each in of_options), of_options[0][1]
+        return self.earlier
+
+    def refuse_end(self, step: int) -> None:
+        """The recipe leaves the loop in this step. Raises RecipeNotExact, on every rank, where the
+        step is done again, since it did not leave the loop the first time.
+        """
+        if self.is_on and step == self.earlier.step:
+            raise RecipeNotExact(sentences.ends_now(step))
+
+    def restored(self, step: int, *, is_doubtful: bool) -> None:
+        """A generation that begins elsewhere, after a fault, compares nothing here.
+
+        is_doubtful: ranks differed then, so that one of them computed something else.
+        """
+        if self.earlier.step != step + 1 or is_doubtful:
+            self.earlier = NOTHING
+        self.collected.begin(self.earlier.step)
+
+    def close_after(self, step: int, *, is_rehearsal: bool, is_dealt_anew: bool) -> None:
+        """is_dealt_anew: of rank 0, which knows it."""
+        self.closing, self.is_rehearsal, self.is_dealt_anew = step, is_rehearsal, is_dealt_anew
+        self.collected.begin(step)
+
+    def end(
+        self,
+        step: int,
+        state: FlatState,
+        logged: Mapping[str, Any],
+        loss: float,
+        variables: dict[str, str],
+    ) -> Evidence:
+        """The evidence of the step that was collected, on every rank."""
+        shown = {f"the log's {name}": evidence.SHOWN + repr(value) for name, value in logged.items()}
+        variables, *of_others = self.groups.all_gather(variables | shown)
+        unsteady = [
+            name for name, text in variables.items() if any(each.get(name) != text for each in of_others)
+        ]
+        of_ranks = self.groups.all_gather(self.collected.losses)
+        losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
+        entries = {name: losses[name] for name in sorted(losses, key=lambda name: (len(name), name))}
+        entries |= {"the loss": loss.hex()} | self.collected.gradients
+        entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
+        self.collected.step = 0
+        entries = self.groups.from_rank0(entries)  # the votes tell where another rank has others
+        return Evidence(
+            step=step,
+            generation=self.generation,
+            world_size=self.groups.world_size,
+            wall_s=self.clock.wall(),
+            entries=entries,
+            variables=variables,
+            unsteady=unsteady,
+        )
+
+    def leave(self, found: Evidence) -> None:
+        """For the next generation, once the states before and after the step are in memory."""
+        self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew))
+
+    def compare(self, found: Evidence) -> Rehearsed | Overlapped:
+        """The step was done again, and has the result that it had.
+
+        Raises SystemExit for a third computation, and RecipeNotExact, on every rank.
+        """
+        earlier, self.earlier = self.earlier, NOTHING
+        all_found = [*earlier.found, found]
+        first = earlier.found[0]
+        # A function may leave what it computed last in a variable.
+        has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
+        of_each = evidence.results(all_found, with_variables=has_same_shards)
+        judged, of_entries = verdict(of_each), [each.entries for each in all_found]
+        if judged is Verdict.RANDOM:  # variables that differ each time, such as clocks, may be shown
+            is_shown = all(each == first.entries for each in of_entries)
+            judged = Verdict.ALIKE if is_shown else verdict(of_entries)
+        if judged is Verdict.UNCLEAR:
+            self._write(replace(earlier, found=all_found))
+            if self.log is not None:
+                print(sentences.once_more(found.step, differences(*of_each)), flush=True)
+            # Only now may another rank end: its agent kills those of its node.
+            self.groups.all_gather(0)
+            raise SystemExit(EXIT_AGAIN)
+        if judged in (Verdict.ALIKE, Verdict.ONCE):
+            return self._alike(earlier, found, judged)
+        names = differences(of_each[0], of_each[-1])
+        excuse = no_determinism() if judged is Verdict.RANDOM else ""
+        excuse = "--accept says so" if self.accepts else excuse
+        if self.log is not None:
+            self.log.record(
+                StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=bool(excuse))
+            )
+        if excuse:
+            if self.log is not None:
+                print(sentences.accepted(found.step, names, excuse), flush=True)
+            return self._alike(earlier, found, judged)
+        self.groups.all_gather(0)  # only now may another rank end
+        raise RecipeNotExact(sentences.differs(first, found, names, judged))
+
+    def _alike(self, earlier: Earlier, found: Evidence, judged: Verdict) -> Rehearsed | Overlapped:
+        seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
+        kind = Rehearsed if earlier.is_rehearsal else Overlapped
+        left = evidence.not_restored(earlier.found[0], found)
+        event = kind(
+            step=found.step, seconds=seconds, verdict=judged.value, not_restored=left, recipe=self.recipe
+        )
+        if self.log is None:
+            return event
+        before = read_rare(self.events, Rehearsed)  # each variable is named once
+        said = {name for each in before for name in roots(each.event.not_restored)}
+        self.log.record(event)
+        if judged is Verdict.ONCE:
+            names = differences(*evidence.results(earlier.found, with_variables=True))
+            print(sentences.wrong_once(found.step, names), flush=True)
+        elif judged is Verdict.ALIKE:
+            print(
+                sentences.alike(
+                    found.step,
+                    seconds,
+                    [name for name in roots(left) if name not in said],
+                    earlier.is_rehearsal,
+                ),
+                flush=True,
+            )
+        return event
+
+    def _write(self, earlier: Earlier) -> None:
+        if self.path is not None and self.groups.local_rank == 0:
+            with suppress(OSError):  # a full disk: nothing is compared
+                evidence.write(self.path, earlier)
+
+
+def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock: Clock) -> dict[str, str]:
+    """What these reach, and the plain attributes of the State's modules and the dataset."""
+    modules = structure.submodules(state.modules)
+    held = {id(each) for each in (*state.objects.values(), *modules, dataset)}
+    held |= {
+        id(each)
+        for module in modules
+        for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
+    collector = Collector(tensor_checksum, clock.monotonic, held)
+    for name, value in variables.items():
+        collector.add(name, value)
+    for name, thing in state.objects.items():
+        if isinstance(thing, nn.Module):
+            for path, module in thing.named_modules(prefix=name):
+                collector.add_attributes(path, module)
+    collector.add_attributes("the dataset", dataset)
+    return collector.texts
+
+
+def no_determinism() -> str:
+    """Why results may differ, as the recipe has it; empty for no reason."""
+    if (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        return ""
+    return "the recipe allows algorithms that are not deterministic (torch.use_deterministic_algorithms)"

@@ -1,0 +1,215 @@
+"""A generation goes on from the newest state, or refuses: of another recipe, data or rank.
+
+All that is compared with other ranks is compared here, before the first step.
+"""
+
+from dataclasses import dataclass, replace
+
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config.parent import new_run_from
+from elastic.data import random_streams
+from elastic.data.contents import contents_of
+from elastic.data.order import SampleOrder, Shuffle
+from elastic.data.record import (
+    DataRecord,
+    check_beginning,
+    check_ranks,
+    check_resume,
+    continued,
+    parse,
+    record_of,
+)
+from elastic.errors import StoreFailed
+from elastic.events import EvaluationInterval, RecipeEdited, Restored, RunStarted, SettingsIgnored
+from elastic.observe.log import read_rare
+from elastic.observe.metrics import Metrics, Rewound
+from elastic.observe.step_line import StepLine
+from elastic.proof.evidence import NOTHING, Earlier
+from elastic.proof.replay import Replay
+from elastic.proof.replay_check import begin_replay
+from elastic.storage.store import create_or_read
+from elastic.system.clock import Clock
+from elastic.train import refuse
+from elastic.train.loop.parts import LoopParts, Rank0Output
+from elastic.train.state import built as as_built
+from elastic.train.state import restore_reasons
+from elastic.train.state.restore import ResumePoint
+
+RECIPE_DIGITS = 16  # of the sha256 of its text
+_EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
+BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
+
+    reported: the highest step of which a line was ever written, as far as the run's files tell.
+    lost: the chain values of lines behind the restored step. late: the line of the restored step
+    where no file had it. order: that in which the run began. data: the record of what is trained
+    on, for epoch 0. replay: the steps that are done again.
+    """
+
+    point: ResumePoint
+    first_new: int
+    reported: int
+    lost: dict[int, str]
+    late: StepLine | None
+    order: SampleOrder
+    data: DataRecord
+    replay: Replay
+
+
+def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHING) -> Resumed:
+    """Restore the newest state on all ranks, and say what a user must know of it.
+
+    stopped: where the recipe ended the run, if it did. again: as in `restore`. Raises UsageError
+    for a recipe, data or objects that do not go on from that state, and what a restore raises.
+    """
+    generators = random_streams.states()
+    refuse.modules(parts.state, parts.groups.device)
+    built = parts.state.begin()  # refuses before anything is trained or written
+    as_built.check_alike(parts.groups.all_gather(built))
+    began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
+    if output is not None:
+        output.log.record(_run_started(order))
+    contents = contents_of(parts.loader.dataset)
+    recipe = parts.recipe_sha256[:RECIPE_DIGITS]
+    records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
+    check_ranks(records)
+    point = parts.restorer.restore(parts.state, again)
+    new_run, said = new_run_from(parts.restorer.run_url), ""
+    there, order = _began_with(parts, point, records[0])
+    now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
+    if point.data is not None:
+        said = check_resume(point.data, now, order, point.step, new_run)
+    parts.page.restored_step = point.step  # first: a step beyond it was trained here
+    parts.page.set_step(parts.groups.local_rank, point.step)
+    rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
+    first_new = max(point.step, rewound.ever) + 1
+    reported = _reported(parts, rewound)  # before this generation's own event
+    if output is not None:
+        if point.step == 0:
+            said = "" if there is None else check_beginning(there, now)
+        if said:
+            print(said, flush=True)
+        if stopped is not None and point.step >= stopped.step:
+            print(f"this run was {stopped}: no step is left", flush=True)
+        _resume_schedules(output, point)
+        # Not those up to `first_new`: a fault before this one may have counted them already.
+        is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
+        lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
+        output.log.record(
+            Restored(
+                step=point.step,
+                source=point.source,
+                lost_steps=lost_steps,
+                seconds=parts.clock.monotonic() - began_s,
+                last_step_s=rewound.newest_s,
+            )
+        )
+        _report_loaded(parts, output, point.step)
+        _report_text(output, point, recipe)
+    replay = begin_replay(parts, point, rewound, there, now)
+    return Resumed(
+        point=point,
+        first_new=first_new,
+        reported=reported,
+        lost={line.step: line.chain for line in rewound.dropped if isinstance(line.chain, str)},
+        late=late,
+        order=order,
+        data=now,
+        replay=replay,
+    )
+
+
+def _run_started(order: SampleOrder) -> RunStarted:
+    return RunStarted(
+        steps=order.steps,
+        epochs=order.epochs,
+        seed=order.seed,
+        steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
+        global_batch=order.global_batch,
+        shards=order.shards,
+    )
+
+
+def _resume_schedules(output: Rank0Output, point: ResumePoint) -> None:
+    output.checkpointing.resume(point.step, point.source)
+    if intervals := [each.event for each in read_rare(output.events, EvaluationInterval)]:
+        output.evaluated.resume(point.step, max(intervals, key=lambda each: each.step))
+
+
+def _reported(parts: LoopParts, rewound: Rewound) -> int:
+    """Of a run directory at a URL, whose older lines are gone, the events tell."""
+    if parts.output is None or not parts.step_functions:
+        return 0
+    restored = (each.event for each in read_rare(parts.output.events, Restored))
+    return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
+
+
+def _began_with(
+    parts: LoopParts, point: ResumePoint, ours: DataRecord
+) -> tuple[DataRecord | None, SampleOrder]:
+    """What the state was trained on, or, at step 0 and on rank 0, what the run began with; and the
+    order in which the run began, on all ranks.
+    """
+    there, order = point.data, parts.loader.order
+    if point.step:
+        # A version that wrote no record sorted.
+        return there, replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
+    if parts.output is not None:
+        there = _beginning(parts.output, ours, parts.clock)
+    if order.shuffle is Shuffle.NETWORK:  # there is another order that the run may have begun in
+        known = order if there is None else continued(order, there)
+        order = replace(order, shuffle=Shuffle(parts.groups.from_rank0(known.shuffle.value)))
+    return there, order
+
+
+def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
+    """What the run began with, where it begins at step 0 once more."""
+    try:
+        return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
+    except StoreFailed:  # an outage never stops training
+        return None
+    except ValueError as error:
+        print(
+            f"note: {BEGINNING}, what this run began with, cannot be read ({error}); it is not compared with what the recipe trains on now",
+            flush=True,
+        )
+        return None
+
+
+def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
+    if point.step > 0 and point.data is not None and point.data.recipe not in ("", recipe):
+        output.log.record(RecipeEdited(step=point.step))
+        print(_EDITED.format(step=point.step), flush=True)
+
+
+def _report_loaded(parts: LoopParts, output: Rank0Output, step: int) -> None:
+    ignored = parts.state.ignored
+    if ignored:
+        output.log.record(SettingsIgnored(step=step, settings=ignored))
+        print(restore_reasons.ignored(ignored, parts.restorer.run_url))
+    if parts.state.misplaced:
+        print(restore_reasons.misplaced(parts.state.misplaced), flush=True)
+
+
+def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:
+    """Cut the metrics back to the resumed step; also returns that step's line if none was there."""
+    late = None
+    rewound = metrics.rewind(resumed.step)
+    missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
+    is_there = rewound.last is not None and rewound.last.step == resumed.step
+    if resumed.line is not None and not is_there and (is_next or missing):
+        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
+        late = resumed.line
+        metrics.append(late)
+        missing = max(0, missing - 1)
+    if missing:
+        print(
+            f"note: metrics.jsonl has no line for {missing} of the steps up to {resumed.step}: the node that wrote them could not be"
+            " read, and the state from which the run goes on came from another one",
+            flush=True,
+        )
+    return rewound, late

@@ -1,0 +1,267 @@
+"""The state of a step that is kept lies whole in a slot of shared memory.
+
+Local rank 0 writes the node's snapshot, for all workers of the node. The memory is the agent's and
+outlives the workers; without an agent it is this process's own. From host memory the copy completes
+before the step's number is on the control page. From a GPU it overlaps the next step, and completes
+before that step's number is. A snapshot counts once all ranks are known to have had its state. It
+does not make a state durable: the uploader makes checkpoints of snapshots.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from elastic.divergence import vote_of
+from elastic.snapshot import image
+from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
+from elastic.snapshot.image import Layout
+from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
+from elastic.system.clock import Clock
+from elastic.system.control_page import ControlPage
+from elastic.train.state.flat import FlatState
+
+# By how much a state may grow (a longer history in some state_dict) before it needs larger slots.
+SLACK = 1.05
+SLACK_BYTES = 1 << 20
+PATIENCE_S = 30.0
+FIRST_PATIENCE_S = 5.0
+PROMPT_BYTES = 64 << 20  # for so much, memory is there within a moment; gigabytes take seconds
+POLL_S = 0.002
+
+SlotsFor = Callable[[int], SnapshotSlots | None]
+
+
+class SlotsRefused(Exception):  # noqa: N818
+    """The agent found no memory for slots of this size, and looks again in the next generation."""
+
+
+class AgentSlots:
+    """The slots of this node's agent, which makes them when the control page asks for them."""
+
+    def __init__(self, page: ControlPage, agent_pid: int) -> None:
+        self._page = page
+        self._agent_pid = agent_pid
+        self._fd: int | None = None
+        self._slots: SnapshotSlots | None = None
+
+    def of_size(self, size_bytes: int) -> SnapshotSlots | None:
+        """Slots that hold `size_bytes` each; None until there are. Raises SlotsRefused."""
+        fd = self._page.slots_fd
+        if fd is not None and fd != self._fd:
+            self._slots, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
+        if self._slots is not None and self._slots.capacity_bytes >= size_bytes:
+            return self._slots
+        wanted = with_slack(size_bytes)
+        if self._page.refused_bytes == wanted:
+            raise SlotsRefused
+        self._page.wanted_bytes = wanted
+        return None
+
+
+class OwnSlots:
+    """One slot of this process's own, without an agent: for checkpoints alone, it dies with it."""
+
+    def __init__(self) -> None:
+        self._slots: SnapshotSlots | None = None
+
+    def of_size(self, size_bytes: int) -> SnapshotSlots | None:
+        if self._slots is None or self._slots.capacity_bytes < size_bytes:
+            self._slots = SnapshotSlots.create(with_slack(size_bytes), 1)
+        return self._slots
+
+
+def with_slack(size_bytes: int) -> int:
+    return int(size_bytes * SLACK) + SLACK_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSnapshot:
+    """A snapshot, the slots that it lies in, and the seconds of training that it cost."""
+
+    slots: SnapshotSlots
+    snapshot: Snapshot
+    cost_s: float
+
+    @property
+    def body(self) -> memoryview:
+        return self.slots.body(self.snapshot.slot)[: self.snapshot.size_bytes]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its slot still holds it."""
+        return self.slots.is_whole(self.snapshot.slot, self.snapshot.seq)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    slots: SnapshotSlots
+    slot: int
+    size_bytes: int
+    info: SnapshotInfo
+    cost_s: float
+
+
+def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
+    """The image of a state that is the same on every rank. Raises StateNotSavable."""
+    document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
+    document["data"] = info.data
+    return image.layout(state.tensors, document)
+
+
+class Snapshotting:
+    """is_waiting: the agent makes memory ready; until then no copy is to be asked for."""
+
+    def __init__(
+        self,
+        slots_for: SlotsFor,
+        copy: SlotCopy,
+        clock: Clock,
+        *,
+        waits_beside: bool = False,
+        is_waiting: bool = False,
+    ) -> None:
+        """waits_beside: for memory that takes seconds. is_waiting: there is none yet."""
+        self.is_waiting = is_waiting
+        self._follows_memory = waits_beside
+        self._asked_bytes = 0
+        self.copy = copy
+        self._slots_for = slots_for
+        self._clock = clock
+        self._is_first = True
+        self._pending: _Pending | None = None
+        self._newest: PublishedSnapshot | None = None
+        self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
+
+    def follow_memory(self, state: Callable[[], FlatState]) -> None:
+        """After each step: ask for memory of the state's size, and look how far it is.
+
+        state: as it is after an update, which gives an optimizer its own tensors.
+        """
+        if not self._follows_memory:
+            return
+        self._asked_bytes = self._asked_bytes or image.layout(state().tensors, {}).size_bytes
+        try:
+            slots = self._slots_for(self._asked_bytes)
+        except SlotsRefused:
+            self._follows_memory = self.is_waiting = False  # the next copy is not made, and that is said
+            return
+        self._follows_memory = slots is None or slots.num_prepared < slots.num_slots
+        self.is_waiting = slots is None or (self._follows_memory and slots.free() is None)
+
+    def take(
+        self,
+        state: FlatState,
+        info: SnapshotInfo,
+        *,
+        late: Addresses = frozenset,
+        wait: bool = True,
+        patient: bool = False,
+        halfway: Callable[[], None] | None = None,
+    ) -> PublishedSnapshot | None:
+        """Copy this state into a slot, and publish it.
+
+        info: what stands beside it; the checksum is filled in. late: gives the addresses of tensors
+        that nothing changes before the next update. wait: for a copy from a GPU; otherwise it stays
+        under way, None is returned, and `finish` publishes it. patient: wait for a free slot, half
+        a minute at most. halfway: called with half of the tensors in the slot, where a fault can be
+        injected. Returns None as well when there is no memory, or no free slot.
+        """
+        assert self._pending is None, "the one before is finished first"
+        began_s = self._clock.monotonic()
+        layout = layout_of(state, info)
+        layout_s = self._clock.monotonic() - began_s
+        found = self._free_slot(layout.size_bytes, patient=patient)
+        if found is None:
+            return None
+        slots, slot = found
+        if halfway is not None:
+            half = replace(layout, places=layout.places[: len(layout.places) // 2])
+            self.copy.start(half, slots.body(slot), frozenset)
+            self.copy.wait()
+            halfway()
+        began_s = self._clock.monotonic()
+        self.copy.start(layout, slots.body(slot), late)
+        # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
+        cost_s = layout_s + self._clock.monotonic() - began_s
+        self._pending = _Pending(
+            slots=slots, slot=slot, size_bytes=layout.size_bytes, info=info, cost_s=cost_s
+        )
+        return self.finish() if wait or not self.copy.is_asynchronous else None
+
+    def finish(self) -> PublishedSnapshot | None:
+        """Wait for the copy that is under way, and publish it.
+
+        None when none is under way, or when the recipe changed the state during the copy.
+        """
+        if self._pending is None:
+            return None
+        began_s = self._clock.monotonic()
+        pending, self._pending = self._pending, None
+        found = self.copy.wait()
+        if found is None:
+            print(
+                f"the snapshot of step {pending.info.step} is thrown away: parameters were changed before the next step's sum"
+            )
+            return None
+        info = replace(pending.info, checksum=found)
+        snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
+        cost_s = pending.cost_s + self._clock.monotonic() - began_s
+        self._newest = PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
+        self._mark_newest()
+        return self._newest
+
+    def agree(self, step: int, vote: int) -> None:
+        """All ranks have voted so for the state after `step`: a snapshot of it counts from now on.
+
+        One that is still on its way from a GPU counts once it is published.
+        """
+        self._agreed = step, vote
+        self._mark_newest()
+
+    def keeps(self, step: int, *, is_last: bool) -> bool:
+        """Whether the state after `step` stays in memory.
+
+        is_last: no step follows. In memory for one copy, another step's copy takes the place of it,
+        and is torn until it is complete.
+        """
+        newest = self._newest
+        if newest is None or newest.snapshot.info.step != step:
+            return False
+        return newest.is_there and (is_last or newest.slots.num_slots > 1)
+
+    def discard_newer(self, step: int) -> None:
+        """The ranks' states differ, and agreed last after `step`: what follows is void."""
+        if self._pending is not None:
+            self.copy.wait()
+            self._pending = None
+        if self._newest is not None:
+            self._newest.slots.discard_newer(step)
+
+    def _mark_newest(self) -> None:
+        step, vote = self._agreed
+        if self._newest is None or self._newest.snapshot.info.step != step:
+            return
+        slots, snapshot = self._newest.slots, self._newest.snapshot
+        if vote_of(snapshot.info.checksum) == vote:
+            slots.agree(snapshot.slot, snapshot.seq)
+        else:
+            print(f"the snapshot of step {step} is thrown away: its copy from the GPU is not the state")
+            slots.invalidate(snapshot.slot)
+
+    def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
+        # The very first snapshot of a process waits until the agent has made the slots, if that
+        # takes no more than a moment.
+        is_prompt = self._is_first and not self.is_waiting
+        patience_s = PATIENCE_S if patient else FIRST_PATIENCE_S if is_prompt else 0.0
+        self._is_first = False
+        deadline = self._clock.monotonic() + patience_s
+        while True:
+            try:
+                slots = self._slots_for(size_bytes)
+            except SlotsRefused:
+                return None
+            slot = None if slots is None else slots.begin()
+            if slots is not None and slot is not None:
+                return slots, slot
+            if self._clock.monotonic() >= deadline:
+                return None
+            self._clock.sleep(POLL_S)

@@ -1,0 +1,124 @@
+"""A state that some ranks have is brought to all, and no machine receives it twice.
+
+Ranks of one machine map one memory (sealed_memory.py). To another machine the state goes once, to
+one of its ranks, along a chain of machines: each passes a piece on while it receives the next. The
+bytes are those of the rank that had them, which has verified them; what each rank loads of them is
+compared afterwards (restore.py).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from elastic.checkpoint.record import CommitRecord
+from elastic.storage.store import Store
+from elastic.system.clock import Clock
+from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory, open_sealed, this_machine
+from elastic.train.groups import ProcessGroups
+from elastic.uploader.state_check import read_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The copy of a state that a rank has.
+
+    data: uint8 [n] in host memory, None where it has none. memory: in which it lies, where `spread`
+    is to close it. problem: what is wrong with the copy that it should have.
+    """
+
+    data: Tensor | None = None
+    memory: SealedMemory | OwnMemory | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """What one rank tells of its copy; path: where ranks of its machine can map it."""
+
+    machine: str
+    size_bytes: int
+    path: str
+    problem: str
+
+
+def read_copy(store: Store, record: CommitRecord, clock: Clock) -> Copy:
+    """A checkpoint's state, which `spread` closes. Raises as `read_state`."""
+    return _copy_in(read_state(store, record, clock))
+
+
+def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
+    """uint8 [n] on every rank, or on every rank the problem of the first one that has any.
+
+    At least one rank has a copy. A rank that has one keeps it. Raises PeerLost; OSError where there
+    is no memory.
+    """
+    machine = this_machine()
+    try:
+        # A second turn only where the ranks of a machine cannot map each other's memory.
+        for receives in (_one_of_each_machine, _all):
+            places = groups.all_gather(_place_of(machine, own))
+            if problems := [each.problem for each in places if each.problem]:
+                return problems[0]
+            if own.data is None:
+                own = replace(own, data=_mapped(places, machine))
+            has_it = groups.all_gather(own.data is not None)
+            if all(has_it):
+                break
+            lacking = [rank for rank, has in enumerate(has_it) if not has]
+            source = next(rank for rank, each in enumerate(places) if each.size_bytes)
+            chain = [source, *receives(lacking, places)]
+            own = _passed_along(groups, own, chain, places[source].size_bytes)
+        assert own.data is not None, "it was passed to all that lack it"
+        return own.data
+    finally:
+        if own.memory is not None:
+            own.memory.close()
+
+
+def _place_of(machine: str, own: Copy) -> _Place:
+    return _Place(
+        machine=machine,
+        size_bytes=0 if own.data is None else len(own.data),
+        path="" if own.memory is None else own.memory.path,
+        problem=own.problem,
+    )
+
+
+def _mapped(places: Sequence[_Place], machine: str) -> Tensor | None:
+    for each in places:
+        if each.path and each.machine == machine:
+            with suppress(OSError, ValueError):  # it is sent then
+                return torch.frombuffer(open_sealed(each.path), dtype=torch.uint8)
+    return None
+
+
+def _one_of_each_machine(lacking: Sequence[int], places: Sequence[_Place]) -> list[int]:
+    return list({places[rank].machine: rank for rank in reversed(lacking)}.values())[::-1]
+
+
+def _all(lacking: Sequence[int], _places: Sequence[_Place]) -> list[int]:
+    return list(lacking)
+
+
+def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes: int) -> Copy:
+    """The copy of this rank afterwards."""
+    if groups.rank not in chain:
+        return own
+    if own.data is not None:
+        groups.pass_along(chain, size_bytes, own.data)
+        return own
+    memory = new_memory(size_bytes)
+    try:
+        groups.pass_along(chain, size_bytes, memory.write)
+        memory.seal()
+        return _copy_in(memory)
+    except BaseException:
+        memory.close()
+        raise
+
+
+def _copy_in(memory: SealedMemory | OwnMemory) -> Copy:
+    return Copy(data=torch.frombuffer(memory.view(), dtype=torch.uint8), memory=memory)

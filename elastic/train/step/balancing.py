@@ -1,0 +1,104 @@
+"""The shards of each rank follow its speed from step to step, the same on every rank.
+
+Balance (reduce/balance.py) decides from the seconds that ride in the end-of-step sum. Here its
+decisions reach the exchange, when a step begins, and the loader, as far ahead as it reads. It is
+no part of the training's state: a new generation begins with equal spans.
+
+Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
+with a failed worker, the next one keeps spans equal: no run fails again and again by this. It helps
+a body, too, that reads gradients inside the function, of which a rank without a shard has none.
+
+It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
+seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
+which compares runs of other spans on purpose.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.events import GenerationStarted, ShardsMoved
+from elastic.observe.log import EventLog, read_rare
+from elastic.observe.logged_event import Events, of_kind
+from elastic.reduce.balance import Balance
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.tree import spans_of
+from elastic.train.groups import ProcessGroups
+from elastic.train.step.step import Step
+
+_FAILURES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balancing:
+    """log: on rank 0 alone."""
+
+    exchange: Exchange
+    balance: Balance
+    log: EventLog | None
+
+    def own_shards(self, step: int) -> range:
+        """Of this rank, in a step as far ahead as Balance knows."""
+        counts, rank = self.balance.counts(step), self.exchange.rank
+        start = sum(counts[:rank])
+        return range(start, start + counts[rank])
+
+    def end(self, step: Step) -> None:
+        """The step is over, and nothing of the next one has begun.
+
+        An audited step says nothing of speeds: its audit takes time, too.
+        """
+        own_s = None if step.outcome is None or step.audit is not None else step.outcome.own_s
+        shards = self.balance.add(step.number, own_s)
+        if shards is not None and self.log is not None:
+            before = [len(each) for each in self.exchange.spans]
+            self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=before))
+        if step.number + 1 == self.balance.effective:
+            self.exchange.divide(spans_of(self.balance.counts(self.balance.effective)))
+
+
+def has_failed(generation: int, starts: Events, moves: Events) -> bool:
+    """Whether the two generations before this one had moved shards, and workers that failed.
+
+    starts, moves: what was recorded of the generations' beginnings, and of moved shards.
+    """
+    causes = {each.generation: each.event.cause for each in of_kind(starts, GenerationStarted)}
+    moved = {each.generation for each in moves}
+    return all(
+        causes.get(each + 1) == "failure" and each in moved for each in (generation - 1, generation - 2)
+    )
+
+
+def is_held_off(generation: int, events: Path) -> bool:
+    """Ranks with more shards need more memory, and lacked it perhaps: then spans stay equal.
+
+    Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
+    it. Asked on rank 0. It says so on the console.
+    """
+    if generation <= _FAILURES:
+        return False
+    is_so = has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
+    if is_so:
+        print(
+            "note: two generations in a row in which slow ranks had fewer shards ended with a failed worker: in this one all ranks have as many shards,"
+            " in case that those with more lacked memory, or that the loop's body read a gradient of a tensor inside the function (retain_grad), which a rank without a"
+            " shard does not have. --balance off keeps it so",
+            flush=True,
+        )
+    return is_so
+
+
+def balancing_of(
+    groups: ProcessGroups, exchange: Exchange, *, is_wanted: bool, reads_ahead: int, log: EventLog | None
+) -> Balancing | None:
+    """None where spans stay equal. Every rank calls it.
+
+    is_wanted, reads_ahead: of this rank; nodes may be started with other options. Raises PeerLost.
+    """
+    if groups.world_size == 1:
+        return None
+    of_ranks: list[list[int]] = groups.all_gather([int(is_wanted), reads_ahead])
+    if not all(wanted for wanted, _ in of_ranks):
+        return None
+    equal = tuple(map(len, exchange.spans))
+    balance = Balance(equal, max(ahead for _, ahead in of_ranks))
+    return Balancing(exchange=exchange, balance=balance, log=log)

@@ -1,0 +1,437 @@
+"""One optimizer update is a function of (state, seed, step), whatever the world size.
+
+A loss is a function of sums over the global batch. Each shard is computed by itself: under its own
+random stream, from the step's opening buffers, with kernels of one shape. Ranks exchange sums and
+nothing else, and each sum is the fixed tree's (reduce/tree.py). So the result does not depend on
+which rank computed which shard.
+
+It scales a loss only with the scaler that it is given; unscaling, clipping and the update are the
+recipe's, with plain PyTorch on the gradients in `.grad`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elastic.data import random_streams
+from elastic.data.loader import Batch
+from elastic.errors import ElasticError, UsageError
+from elastic.observe.step_line import OWN_NAMES
+from elastic.proof.audit import Auditor, Call, StepAudit
+from elastic.proof.first_gradient import FirstGradientCheck, WholeBatchGradient
+from elastic.system.phase import Phase
+from elastic.train import refuse
+from elastic.train.evaluate.whole_numbers import Extremes
+from elastic.train.loop.leaving import StepPlace
+from elastic.train.misuse import public
+from elastic.train.sealed import sealed
+from elastic.train.state.unsaved import Scaler
+from elastic.train.step.end import StepEnd, follow_modes
+from elastic.train.step.modes import Modes, StepModes
+from elastic.train.step.open_sums import OpenSums
+from elastic.train.step.opening_buffers import Contents
+from elastic.train.step.parts import Requests, StepOutcome, StepParts
+from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
+
+
+@sealed("step")
+class Step:
+    """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
+
+    number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
+    all ranks. shards: how many slices they are cut into.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        parts: StepParts,
+        load: Callable[[], list[Batch]],
+        requests: Callable[[int], Requests],
+        auditor: Auditor | FirstGradientCheck | None = None,
+    ) -> None:
+        """load: gives the batches of the own shards, once.
+
+        requests: called with the step's number when gradients are summed. auditor: None in a step
+        that is not audited.
+        """
+        self.number = number
+        self.steps = parts.order.steps
+        self.epoch, _ = parts.order.position(number)
+        self.global_batch = parts.order.global_batch
+        self.shards = parts.order.shards
+        self.logged: dict[str, Any] = {}
+        self.outcome: StepOutcome | None = None
+        self.averaged: list[str] = []  # buffers that became the mean of different values, in step 1
+        # Called with the name of each point of the step at which a fault plan can strike.
+        self.fault_point: Callable[[str], None] = lambda _point: None
+        self.has_line = False  # in the metrics: it is too late to log
+        self.error: ElasticError | None = None  # the first that a call of the recipe's raised
+        self._parts = parts
+        self._load = load
+        self._loaded: list[Batch] | None = None
+        self._requests = requests
+        self.audit: StepAudit | WholeBatchGradient | None = None
+        if auditor is not None:
+            self.audit = auditor.begin(number, self._compute_again)
+        self._sums = OpenSums(number)
+        self._buffers_after: dict[int, Contents] = {}
+        self._is_open = False  # a pass was made, and its computation has not ended
+        self._modes = StepModes()
+        self._passes = 0
+        parts.contract.begin_step(number, self._end_before_update)
+        # The recipe's draws before its first sum must not depend on what this rank computed before.
+        random_streams.enter(parts.order.seed, "step", number, 0)
+
+    def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
+        self.error = self.error or error
+
+    def _check_usable(self) -> None:
+        """Raises UsageError in a process that the recipe forked, and the error that it caught."""
+        refuse.use_in_forked_child()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether this is the last step of its epoch, or of the run."""
+        return self._parts.order.ends_epoch(self.number)
+
+    @property
+    def place(self) -> StepPlace:
+        """How far this rank is in the step."""
+        return StepPlace(step=self.number, passes=self._passes, computed=self.outcome is not None)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run lies before this step, in [0, 1)."""
+        return (self.number - 1) / self.steps
+
+    @public("step.log")
+    def log(self, **values: float | str) -> None:
+        """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
+
+        Raises UsageError for a tensor of more, for what JSON cannot hold, for another value of what
+        the line has already (`OWN_NAMES` in step_line.py), and once the line is written.
+        """
+        if self.has_line:
+            raise UsageError(
+                f"step.log({', '.join(f'{name}=...' for name in values)}): the line of step {self.number} in metrics.jsonl is written already, after the body of the loop; log"
+                " in the body, before it ends"
+            )
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise UsageError(
+                    f"step.log({name}=...): expected one number, found {described(value)}; log its mean, or its elements under names of their own"
+                )
+            plain = value.item() if isinstance(value, Tensor | np.generic) else value
+            try:
+                json.dumps(plain)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"step.log({name}=...): expected a number or a text, found {described(value)} ({error})"
+                ) from error
+            if name in OWN_NAMES and plain != {"step": self.number, "epoch": self.epoch}.get(name):
+                raise UsageError(
+                    f"step.log({name}=...): expected a name of the recipe's own, found one that the run itself writes into the line of each step; take another"
+                )
+            self.logged[name] = plain
+
+    @public("step.sum", is_of_all_ranks=True)
+    def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
+        """The exact sum over all shards of function(batch), called once per own shard.
+
+        function returns a tensor of the same shape and dtype for every shard (float64 is worth its
+        price for statistics). The result is the same on every rank: a leaf that requires grad, or
+        without a graph where no shard's output has one. The graphs of all own shards are kept until
+        `backward`. Whole numbers and truth values become an
+        exact int64 sum, without gradients; floats stay what they are, so that float16 becomes inf
+        above 65504, as in plain PyTorch. Raises UsageError for other outputs, or where their form
+        differs between shards or steps; PeerLost when another rank is gone.
+        """
+        outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
+        with self._parts.heartbeat.waiting():
+            form = self._parts.forms.check(self._passes, function, outputs)
+        is_counted = form.dtype in INTEGERS
+        if is_counted:
+            extremes = Extremes()
+            for output in outputs.values():
+                extremes.add(output.detach().to(torch.int64))
+            extremes.check(self.shards, "step.sum", [])
+        copies = {
+            shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
+            for shard, output in outputs.items()
+        }
+        dtype = torch.int64 if is_counted else form.dtype
+        like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
+        with self._parts.heartbeat.waiting():
+            total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
+            follow_modes(self._parts, self._modes)
+        # What this rank's last shard left there must not reach the recipe's own code.
+        self._parts.buffers.load()
+        self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
+        if self.audit is not None:
+            self.audit.add_sum(function, self._passes)
+        self._parts.heartbeat.enter(Phase.BETWEEN)
+        return total
+
+    @public("step.backward", is_of_all_ranks=True)
+    def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:
+        """Gradients of a loss that is a function of this step's sums, into `.grad` on every rank.
+
+        loss: scalar, computed alike on every rank. It may also depend on parameters directly, as a
+        penalty does. scaler: scales the loss before its gradients are taken.
+
+        By the chain rule the gradient is the sum over shards of (d loss / d sum) · (d f(shard) / d
+        p), plus the direct gradient of a penalty. The first factor is the same on every rank, so no
+        rank needs another one's graph. Raises UsageError without a sum, PeerLost when another rank
+        is gone.
+        """
+        if not self._sums:
+            raise UsageError(
+                "expected step.sum(...) before step.backward(loss); for a mean loss use step.mean_loss(...)"
+            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError(
+                f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
+                f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
+            )
+        self._check_usable()
+        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
+        self._follow_body()
+        self._begin_gradients(scaler)
+        buffers, audit = self._parts.buffers, self.audit
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
+        direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
+        for parameter in direct:
+            parameter.grad = None
+        self._sums.fill_gradients()
+        for batch in self._batches:
+            heartbeat.enter(Phase.STEP)
+            gradients.before_backward(batch.shard)
+            # Activation checkpointing computes the forward again, from what the buffers are.
+            buffers.load(self._buffers_after[batch.shard])
+            self._sums.backward(self._sums.outputs_of(batch.shard))
+            self.fault_point("backward")
+            gradients.after_backward(batch.shard)
+            if audit is not None and audit.own == batch.shard:
+                buffers.check_backward()
+        if not self._batches:
+            gradients.send_nothing()
+        if self.audit is not None:
+            self.audit.check_sums(self._sums.backward)
+        outcome = self._finish(loss.detach(), {})
+        # Equal on every rank: added once, after the sum over shards.
+        for parameter, gradient in direct.items():
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._parts.contract.end_computation(outcome.gradient_norms)
+
+    @public("step.mean_loss", is_of_all_ranks=True)
+    def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
+        """One call for losses that are means over samples: forward and backward shard by shard.
+
+        function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is
+        alive at a time. Returns the mean over shards; its gradient is in `.grad` afterwards. Shards
+        count alike: where they have different numbers of terms (boxes, words, samples that a
+        collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
+        UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
+        """
+        gradients, exchange, buffers = self._parts.gradients, self._parts.exchange, self._parts.buffers
+        audit = self.audit
+
+        def backward(loss: Tensor) -> None:
+            scaled = loss if scaler is None else scaler.scale(loss)
+            with self._sums.in_shard():
+                (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+
+        self._begin_gradients(scaler)
+        losses: dict[int, Tensor] = {}
+        for batch, loss in self._forward(function, check_loss):
+            gradients.before_backward(batch.shard)
+            backward(loss)
+            self.fault_point("backward")
+            gradients.after_backward(batch.shard)
+            if audit is not None and audit.own == batch.shard:
+                buffers.check_backward()
+            # Read at the end of the step, by when the function may have used its memory again.
+            losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
+        if not losses:
+            self._take_part(scaler)
+        if self.audit is not None:
+            self.audit.check_loss(function, self._passes, backward)
+        outcome = self._finish(None, losses)
+        self._parts.contract.end_computation(outcome.gradient_norms, is_right_after=True)
+        return outcome.loss
+
+    def _take_part(self, scaler: Scaler | None) -> None:
+        """In the place of the backwards, in a rank without a shard."""
+        if scaler is not None:  # at its first call it makes what an update asks it for
+            scaler.scale(torch.zeros((), device=self._parts.device))
+        self._parts.gradients.send_nothing()
+
+    def end_by_hand(self) -> StepOutcome:
+        """The recipe makes gradients, or the new state, itself, from sums without a graph.
+
+        Called before the first update by an optimizer of the state, or else at the end of the body.
+        Raises UsageError where no sum was made, or where one waits for its `backward`.
+        """
+        if not self._can_end_by_hand:
+            raise UsageError(
+                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop. To make "
+                "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
+            )
+        norms = self._sums.norms()
+        self._follow_body()
+        self._parts.gradients.begin_without()
+        if isinstance(self.audit, StepAudit):
+            self.audit.check_sums(lambda _outputs: None)
+        outcome = self._finish(torch.tensor(math.nan), {})
+        self.outcome = replace(outcome, gradient_norms=norms)
+        return self.outcome
+
+    @property
+    def _can_end_by_hand(self) -> bool:
+        return bool(self._sums) and not self._sums.have_graph
+
+    def _end_before_update(self) -> None:
+        if self.outcome is None and self._can_end_by_hand:
+            self.end_by_hand()
+
+    @property
+    def _batches(self) -> list[Batch]:
+        """Those of the own shards, loaded when the step first computes something.
+
+        What the recipe's body sets in its dataset before (an epoch, a strength) holds in this step,
+        and also in the first one after a restart.
+        """
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def abandon(self) -> None:
+        """The recipe left the step before its gradients: the buffers are as it found them."""
+        if self._passes:
+            self._parts.buffers.load()
+
+    def _forward(
+        self, function: Callable[[Batch], Tensor], check: Callable[[Any], Tensor]
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Each own shard's output, under its own stream, from its own buffers.
+
+        check: raises UsageError for an output that is not as expected.
+
+        The first pass starts each shard from what the buffers are then; a second one, of another
+        sum, starts it from what its own first pass left. Afterwards the step's common stream is
+        entered again, so that the recipe's next draws are the same on every rank.
+        """
+        if not callable(function):
+            raise UsageError(
+                f"expected a function of a batch in step.mean_loss or step.sum, found {type(function).__name__}; it is called for each "
+                "shard, as in step.mean_loss(lambda batch: loss_of(model, batch))"
+            )
+        self._check_usable()
+        self._passes += 1
+        parts = self._parts.contract.parts()
+        self._open_buffers(parts.modules)
+        batches = self._batches
+        modes = self._modes.begin_pass(parts.modules, parts.attributes)
+        with self._parts.contract.forward(parts):
+            for batch in batches:
+                self._modes.begin_shard(batch.shard)
+                self._parts.heartbeat.enter(Phase.STEP)
+                self.fault_point("forward")
+                before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
+                call = Call(function=function, number=self._passes, buffers=before, modes=modes)
+                audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+                if audit is not None:
+                    audit.before(call, batch)
+                output = check(self._compute(call, batch))
+                self._buffers_after[batch.shard] = self._parts.buffers.save()
+                if audit is not None:
+                    audit.after(call.number, output)
+                yield batch, output
+            if not batches:
+                self._call_for_effects(function, modes)
+        self._modes.end_pass()
+        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _open_buffers(self, modules: list[nn.Module]) -> None:
+        if self._is_open:
+            self._follow_body()
+        else:
+            self._parts.buffers.begin(modules)
+        self._is_open = True
+
+    def _call_for_effects(self, function: Callable[[Batch], Tensor], modes: Modes) -> None:
+        """In a rank without a shard: what a call leaves behind is there on every rank.
+
+        Also of a function that has left nothing behind so far: it may begin at any step. What a
+        backward leaves is of shards alone: there is none.
+        """
+        load = self._parts.any_shard
+        assert load is not None, "a rank without a shard has nothing to call a function with"
+        call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
+        self._parts.heartbeat.enter(Phase.STEP)
+        self._compute(call, load(self.number))
+        self._parts.buffers.load()
+
+    def _follow_body(self) -> None:
+        """What the body wrote into buffers since the last pass counts for every shard."""
+        after, audit = self._buffers_after, self.audit
+        again = audit.buffers_again if isinstance(audit, StepAudit) else []
+        found = self._parts.buffers.follow_body([*after.values(), *again])
+        self._buffers_after = dict(zip(after, found, strict=False))
+        if isinstance(audit, StepAudit) and again:
+            audit.buffers_again = found[len(after) :]
+
+    def _compute(self, call: Call, batch: Batch) -> Tensor:
+        """One shard's output, under its own stream, from what the call begins with."""
+        seed = self._parts.order.seed
+        random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
+        self._parts.buffers.load(call.buffers)
+        with self._parts.contract.function():
+            try:
+                return call.function(batch)
+            except RuntimeError:
+                self._parts.buffers.check_sizes()  # torch's error says nothing of the buffer
+                raise
+
+    def _compute_again(self, call: Call, batch: Batch) -> Tensor:
+        """One shard's output once more, from the modes that its pass began with, too."""
+        if call.modes is not None:
+            call.modes.load()
+        return self._compute(call, batch)
+
+    def _begin_gradients(self, scaler: Scaler | None) -> None:
+        self._parts.contract.begin_computation(scaler)
+        audit = self.audit
+        if audit is None:
+            self._parts.gradients.begin_step()
+        else:
+            self._parts.gradients.begin_step(audit.own, audit.see_gradient)
+
+    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
+        """Loss and losses: see StepEnd.exchange."""
+        parts, buffers = self._parts, self._buffers_after
+        end = StepEnd(
+            parts=parts,
+            number=self.number,
+            buffers=buffers,
+            modes=self._modes,
+            requests=self._requests,
+            fault_point=self.fault_point,
+        )
+        self.outcome = end.exchange(loss, losses)
+        if self.number == 1 and buffers:  # what is to be said is said after the first step
+            self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
+        self._buffers_after, self._modes, self._is_open = {}, StepModes(), False
+        self._sums.close()
+        parts.heartbeat.enter(Phase.BETWEEN)
+        return self.outcome
