@@ -7,27 +7,112 @@ waited for (a save) or none follows (a drain, the last step), the ranks exchange
 
 A rank's ballot is its vote, and whether its node keeps a copy of that state. So a node that leaves
 knows whether the others can go on with it. A copy from a GPU that is still under way is none yet.
+Votes also stand on the control page: the agent of a node whose workers died before the sum can tell
+whether they agreed, and no finished step is lost.
 
-Votes also stand on the control page. So the agent of a node whose workers died before the sum can
-tell whether they agreed, and no finished step is lost.
-
-It does not decide when to compare: rank 0 does (schedule.py).
+Ranks that differ are stopped, all of them, with the name of the first entry that differs. What
+follows is decided by what the steps, done again, bring (divergence.py). It does not find what all
+ranks share, such as a wrong sum of gradients. When to compare is rank 0's to decide (schedule.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
-from elastic.divergence import Divergence, nodes_at_fault, vote_of
-from elastic.events import DivergenceJudged
-from elastic.proof.consistency import Comparison, Voted
+from elastic.divergence import Divergence, is_repeated, may_come_as_late, nodes_at_fault, vote_of
+from elastic.errors import RecipeNotExact, StatesDiffer
+from elastic.events import DivergenceDetected, DivergenceJudged
+from elastic.observe.log import EventLog
+from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage, Settled
+from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.snapshotting import Snapshotting
 
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1
 _KEPT = 1 << 63  # above the 63 bits of a vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Compares the ranks of one generation.
+
+    node: this rank's. log: on rank 0 alone. redo: the difference that ended the generation before,
+    where this node knows of it.
+    """
+
+    groups: ProcessGroups
+    node: str
+    generation: int
+    log: EventLog | None
+    redo: Divergence | None = None
+
+    def check_same_state(self, found: Evidence, *, step: int, known: Divergence | None) -> None:
+        """Every rank passes the evidence of the state of `step` that it begins with.
+
+        known: the difference because of which this step is begun with again. Raises StatesDiffer or
+        RecipeNotExact on every rank unless they are equal.
+        """
+        votes = self.groups.all_gather(vote_of(found.whole))
+        if len(set(votes)) > 1:
+            self.raise_difference(found, votes, step=step, agreed=step, began=step, known=known)
+
+    def raise_difference(
+        self,
+        found: Evidence,
+        votes: Sequence[int],
+        *,
+        step: int,
+        agreed: int,
+        began: int,
+        known: Divergence | None,
+    ) -> NoReturn:
+        """Every rank knows by the votes on the state after `step`, in rank order, that they differ.
+
+        found: of this rank's state. agreed: the last step on which they agreed. began: the step
+        with whose state the generation began. known: the difference because of which steps are done
+        again.
+        """
+        different = differences(*self.groups.all_gather(found))
+        entry = different[0] if different else ""
+        alike = [
+            [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
+        ]
+        # Before step 1 the script alone has made the objects: no machine is blamed.
+        is_recipe = step == 0 or is_repeated(known, step)
+        is_late = may_come_as_late(self.redo, began=began, agreed=agreed, step=step)
+        is_unclear = any(self.groups.all_gather(is_late)) and not is_recipe
+        if self.log is not None:
+            self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
+            if is_recipe:
+                self.log.record(DivergenceJudged(step=step, entry=entry, nodes=[], verdict="recipe"))
+        # Only now may another rank end: its agent kills those of its node that have not.
+        nodes = tuple(self.groups.all_gather(self.node))
+        what = (
+            f"{entry or 'the state'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"
+            + f" ({len(different)} entries do)" * (len(different) > 1)
+        )
+        if is_unclear:
+            raise RecipeNotExact(f"{what}. {_unclear_text(step - began)}")
+        if is_recipe:
+            raise RecipeNotExact(f"{what}. {_recipe_text(step, different)}")
+        redo = "it is loaded once more"
+        if step != agreed:
+            redo = f"all agreed up to step {agreed}, and what follows is done again"
+        raise StatesDiffer(
+            f"{what}; {redo}",
+            Divergence(
+                generation=self.generation,
+                step=step,
+                agreed=agreed,
+                entry=entry,
+                votes=tuple(votes),
+                nodes=nodes,
+                began=began,
+            ),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,14 +228,14 @@ class Agreement:
         undo()
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
-        voted = Voted(
-            when=f"after step {step}",
+        self.comparison.raise_difference(
+            checksum_of(self.flatten()),
+            votes,
             step=step,
             agreed=self.step,
             began=self._began,
             known=self.known,
         )
-        self.comparison.raise_difference(checksum_of(self.flatten()), votes, voted)
 
     def _agree(self, step: int, vote: int) -> None:
         self.step = step
@@ -160,10 +245,7 @@ class Agreement:
             self._settle(self.known, vote if step == self.known.step else None)
 
     def _settle(self, known: Divergence, redo: int | None) -> None:
-        """The steps were done again and the ranks agree: a machine was wrong, it seems.
-
-        What a recipe read of the world may have changed in between as well.
-        """
+        """The steps were done again and the ranks agree: a machine was wrong, it seems."""
         nodes, comparison = nodes_at_fault(known, redo), self.comparison
         self.known = None
         if comparison.log is not None:
@@ -172,8 +254,32 @@ class Agreement:
             )
             print(
                 f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "
-                f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read there what another process changed (a file, a clock). Where it was a machine, the result"
-                " is as if nothing had happened; else it depends on when that was read"
+                f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read what another process changed (a file, a clock)"
             )
         if comparison.groups.local_rank == 0:
             self.page.settled = Settled.HERE if comparison.node in nodes else Settled.ELSEWHERE
+
+
+def _unclear_text(steps: int) -> str:
+    return (
+        f"They differed about {steps} steps after the last beginning too, and agreed when those steps were done again: the recipe keeps something outside its State, "
+        "or a machine is often wrong. elastic-train check RECIPE and --audit 1steps look for the first; the same command goes on from the newest checkpoint"
+    )
+
+
+def _recipe_text(step: int, different: Sequence[str]) -> str:
+    """different: the entries. The batches that a step counts are the same number on all ranks."""
+    if step == 0:
+        return (
+            "Every rank must build the same objects: from the run's seed after elastic.start, without a rank in it, "
+            "and from files that another command has made"
+        )
+    if any(name.endswith("num_batches_tracked") for name in different):
+        return (
+            "A forward in training mode ran on some ranks only, as under `if run.is_first:`. Call it in evaluation mode "
+            "(net.eval(), then net.train()), or on every rank"
+        )
+    return (
+        "So it did when these steps were done again: the recipe draws from a generator of its own or the clock, branches on the "
+        "rank, or takes the order of a set (a machine that is wrong every time looks the same)"
+    )

@@ -23,28 +23,32 @@ import torch
 from torch import Tensor, nn
 
 from elastic.data import random_streams
+from elastic.data.fingerprint import fingerprint
 from elastic.data.loader import Batch, Loader
 from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.events import AuditFailed
 from elastic.observe.log import EventLog
-from elastic.proof.audit_evidence import ShardRecord
 from elastic.proof.audit_verdict import (
+    DATA,
+    GRADIENT,
     Audited,
     Culprit,
-    Verdict,
+    Judged,
     audited_by,
     audited_shard,
     auditor_of,
     judge,
     sentence,
 )
+from elastic.proof.evidence import Evidence
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.clock import Clock
 from elastic.system.phase import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
+from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers
 from elastic.train.step.modes import Modes
@@ -117,22 +121,56 @@ class Auditor:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All that a backward may give a gradient."""
-        owned = structure.parameters(structure.submodules(self.state.modules))
-        return list((owned | {id(p): p for p in self.state.trained}).values())
+        return list(self.names)
+
+    @property
+    def names(self) -> dict[nn.Parameter, str]:
+        """Of `parameters`."""
+        trained = {each: f"parameter {place}" for place, each in enumerate(self.state.trained)}
+        return trained | {
+            parameter: f"{name}.{path}"
+            for name, module in self.state.named_modules()
+            for path, parameter in module._parameters.items()  # noqa: SLF001
+            if parameter is not None
+        }
 
 
 class Computation:
-    """One computation of one shard in one step."""
+    """One computation of one shard in one step, and what it took and gave."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.record = ShardRecord()
         self.begun: dict[int, tuple[Call, int]] = {}  # by number: a call, and its batch's `drawn`
         self.buffers: Contents | None = None  # what the last call left
+        self.gradients: dict[nn.Parameter, str] = {}
+        self._data = ""
+        self._outputs: dict[int, str] = {}
+        self._left: dict[str, str] = {}  # of `buffers`, those that are part of the State
 
     def begin(self, call: Call, batch: Batch) -> None:
-        self.record.add_data(batch.data)
+        if not self.begun:  # later calls have the same data, perhaps changed by the first
+            self._data = fingerprint(batch.data)
         self.begun[call.number] = call, batch.drawn
+
+    def add_call(self, number: int, output: Tensor, state: State) -> None:
+        """The modules have the buffers that the call left."""
+        self._outputs[number] = tensor_checksum(output)
+        self._left = {
+            f"the buffer {name}.{path}": tensor_checksum(buffer)
+            for name, module in state.named_modules()
+            for path, buffer in module._buffers.items()  # noqa: SLF001
+            # Others may be caches, whose size depends on the past.
+            if buffer is not None and path not in module._non_persistent_buffers_set  # noqa: SLF001
+        }
+
+    def add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self.gradients[parameter] = tensor_checksum(gradient)
+
+    def evidence(self, calls: list[int], names: dict[nn.Parameter, str]) -> Evidence:
+        """Of all that is known of these calls, and of the gradients after them."""
+        outputs = {f"what call {number} of the step returned": self._outputs[number] for number in calls}
+        gradients = {f"{GRADIENT}{names[each]}": value for each, value in self.gradients.items()}
+        return Evidence({DATA: self._data, **outputs, **self._left, **gradients})
 
 
 class StepAudit:
@@ -168,12 +206,12 @@ class StepAudit:
     def after(self, number: int, output: Tensor) -> None:
         """It has ended; the modules have the buffers that it left."""
         with self._timed():
-            self._first.record.add_call(number, output, self._auditor.state)
+            self._first.add_call(number, output, self._auditor.state)
 
     def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """What the shard `own` adds to the sum."""
         with self._timed():
-            self._first.record.add_gradient(parameter, gradient)
+            self._first.add_gradient(parameter, gradient)
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
@@ -224,7 +262,7 @@ class StepAudit:
         computation.begin(call, batch)
         output = self._compute(call, batch)
         computation.buffers = self._auditor.buffers.save()
-        computation.record.add_call(call.number, output, self._auditor.state)
+        computation.add_call(call.number, output, self._auditor.state)
         return output
 
     def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
@@ -234,43 +272,44 @@ class StepAudit:
         # Activation checkpointing runs the forward again, and needs the buffers that it left.
         self._auditor.buffers.load(computation.buffers)
         backward(outputs)
-        for parameter in self._first.record.gradients:
+        for parameter in self._first.gradients:
             # A gradient that a shard does not give counts as +0.0 in the sum.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            computation.record.add_gradient(parameter, gradient)
+            computation.add_gradient(parameter, gradient)
 
     def _check(self, calls: list[int], backward: Backward) -> None:
         if self.own is not None:
             self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
         groups = self._auditor.groups
-        records = self._first.record, self._again.record
+        computations, names = (self._first, self._again), self._auditor.names
         with self._auditor.heartbeat.waiting():
             # The sums of gradients are under way, perhaps in the same process group, and every rank
             # must start the operations of a group in the same order.
             self._auditor.gradients.wait()
-        told = groups.all_gather([record.fingerprint(calls) for record in records])
+        told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
         failed = [o for o in self._ranks if told[o][0] != told[auditor_of(o, self._ranks)][1]]
         if failed:
             self._fail(failed, calls, backward)
         self._new = []
         self._again.buffers = None  # the next computation begins with the mean over shards
-        for record in records:
-            record.gradients.clear()
+        for each in computations:
+            each.gradients.clear()
 
     def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:
         """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
         # States that differ since an earlier step make results differ that are each right.
         self._auditor.compare()
-        groups, state = self._auditor.groups, self._auditor.state
+        groups, names = self._auditor.groups, self._auditor.names
         found: list[Computation | None] = [None] * 4
         if groups.rank in failed:
             found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
         if self._owner in failed:
             found[1], found[3] = self._again, self._repeat(self._again, calls, backward)
-        evidence = [{} if each is None else each.record.evidence(calls, state) for each in found]
-        nodes, told = groups.all_gather(self._auditor.node), groups.all_gather(evidence)
+        evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
+        nodes = groups.all_gather(self._auditor.node)
+        told = [list(map(Evidence, each)) for each in groups.all_gather(evidence)]
         is_redo = any(groups.all_gather(self._came_before()))
-        judged: list[tuple[Audited, Verdict]] = []
+        judged: list[tuple[Audited, Judged]] = []
         for owner in failed:
             auditor = auditor_of(owner, self._ranks)
             verdict = judge(
@@ -322,7 +361,7 @@ class StepAudit:
         self._differentiate(again, outputs, backward)
         return again
 
-    def _record(self, audited: Audited, verdict: Verdict) -> None:
+    def _record(self, audited: Audited, verdict: Judged) -> None:
         if self._auditor.log is not None:
             is_recipe = verdict.culprit is Culprit.RECIPE
             self._auditor.log.record(

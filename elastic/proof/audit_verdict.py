@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elastic.data.random_keys import key
+from elastic.proof.evidence import Evidence, differences
 
-# The checksum of all that a computation takes and gives, by name, in the order of computing: the
-# data, what the function returned, the buffers after it, the gradient of each parameter.
-Evidence = dict[str, str]
 DATA = "the data of the shard"
 GRADIENT = "the gradient of "
 
@@ -31,7 +29,7 @@ class Culprit(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Judged:
     """first: the first entry that differs; different: how many do, of `entries`.
 
     came_again: a machine would be named, had the same not come before.
@@ -87,16 +85,14 @@ def judge(
     auditors_second: Evidence,
     is_redo: bool,
     has_copies: bool,
-) -> Verdict:
+) -> Judged:
     """Whose fault it is that `first`, the owner's, and `again`, the auditor's, differ.
 
     is_redo: an audit failed in this step before, and the step is done again because of it; or the
     one before failed as many steps after a beginning as this one.
     has_copies: the owner's data come from processes with copies of the dataset, and only those.
     """
-    assert first != again
-    names = list(dict.fromkeys([*first, *again]))
-    different = [name for name in names if first.get(name) != again.get(name)]
+    different = differences(first, again)
     if has_copies and DATA in different:
         culprit = Culprit.RECIPE
     elif again == owners_second == auditors_second:
@@ -106,71 +102,58 @@ def judge(
     else:
         culprit = Culprit.RECIPE
     came_again = is_redo and culprit is not Culprit.RECIPE
-    return Verdict(
+    return Judged(
         culprit=Culprit.RECIPE if came_again else culprit,
         first=different[0],
         different=len(different),
-        entries=len(names),
+        entries=len(first.entries),
         owner_repeats=first == owners_second,
         auditor_repeats=again == auditors_second,
         came_again=came_again,
     )
 
 
-def sentence(audited: Audited, verdict: Verdict) -> str:
+def sentence(audited: Audited, judged: Judged) -> str:
     """What was expected, what was found, and what to do."""
     where = f"step {audited.step}, shard {audited.shard}"
-    differs = f"the first that differs is {verdict.first}, {verdict.different} of {verdict.entries} in all"
-    match verdict.culprit:
-        case Culprit.OWNER:
-            return (
-                f"{where}: rank {audited.owner} (node {audited.owner_node}) computed it once in a way that three other"
-                f" computations of it do not confirm: {differs}. That was the machine; the step is done again"
-            )
-        case Culprit.AUDITOR:
-            return (
-                f"{where}: rank {audited.auditor} (node {audited.auditor_node}) computed it again once in a way that three"
-                f" other computations of it do not confirm: {differs}. That was the machine; the step is done again"
-            )
-        case Culprit.RECIPE:
-            ranks = "again on the same rank"
-            if audited.owner != audited.auditor:
-                ranks = f"by rank {audited.owner} and again by rank {audited.auditor}"
-            return (
-                f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same"
-                f" bits, and does not: {differs}. {_cause(verdict)}"
-            )
+    differs = f"the first that differs is {judged.first}, {judged.different} of {judged.entries} in all"
+    if judged.culprit is not Culprit.RECIPE:
+        wrong = audited.owner if judged.culprit is Culprit.OWNER else audited.auditor
+        return (
+            f"{where}: rank {wrong} (node {audited.node_of(judged.culprit)}) computed it once in a way that three other computations of it do not confirm: "
+            f"{differs}. That was the machine; the step is done again"
+        )
+    ranks = "again on the same rank"
+    if audited.owner != audited.auditor:
+        ranks = f"by rank {audited.owner} and again by rank {audited.auditor}"
+    return (
+        f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same bits, and does not: "
+        f"{differs}. {_cause(judged)}"
+    )
 
 
-def _cause(verdict: Verdict) -> str:
-    if verdict.first == DATA:
+def _cause(judged: Judged) -> str:
+    if judged.first == DATA:
         return (
-            "The data set, or collate, gave something else for the same samples. A random generator, a counter, a running mean or a cache of its"
-            " own usually does that: draw from the global generators of torch, Python or NumPy in __getitem__, which are"
-            " keyed for each sample, and leave nothing behind there. Data-loading processes (workers=) also lack what the loop"
-            " changed in the dataset: use workers=0 there"
+            "The data set, or collate, gave something else for the same samples: draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed "
+            "for each sample, and leave nothing behind there. Data-loading processes also lack what the loop changed in the dataset: use workers=0 there"
         )
-    if verdict.came_again:
+    if judged.came_again:
         return (
-            "Three of four computations agree, as where a machine was wrong once; but it came before, in this step or as many"
-            " steps after a beginning. So it does with a function that does something else at its first calls in a process (a"
-            " counter, a cache, an initialisation: do it before the loop). A machine that is often wrong looks the same, and none"
-            " is named"
+            "Three of four computations agree, as where a machine was wrong once; but it came before, in this step or as many steps after a beginning. So it does with "
+            "a function that does something else at its first calls in a process (a counter, a cache, an initialisation: do it before the loop), or with a machine that is often wrong"
         )
-    if verdict.owner_repeats and verdict.auditor_repeats:
+    if judged.owner_repeats and judged.auditor_repeats:
         return (
-            "Each rank repeats its own result, so the ranks differ: in what they did before (an initialisation by the"
-            " first data that a rank sees: do it before the loop, on fixed samples), in the recipe's use of run.rank, or"
-            " as machines: other kinds of processors, or one that computes wrongly every time"
+            "Each rank repeats its own result, so the ranks differ: in what they did before (an initialisation by the first data that a rank sees: do it before the loop, "
+            "on fixed samples), in the recipe's use of run.rank, or as machines"
         )
-    if verdict.first.startswith(GRADIENT):
+    if judged.first.startswith(GRADIENT):
         return (
-            "What the function returned is the same, so that something in the backward, such as a hook or a function of autograd, remembers what was before:"
-            " what it counts, averages or draws from a generator of its own depends on which shards this worker computed before."
-            " Make it depend on the gradient and on step.number alone, or change .grad after the call, in the loop's body"
+            "What the function returned is the same, so that something in the backward, such as a hook, remembers what was before. Make it depend on the gradient and "
+            "on step.number alone, or change .grad after the call, in the loop's body"
         )
     return (
-        "The function remembers something from call to call. Usually that is a counter of calls in a forward (write"
-        " step.number into the model before the call), a queue or a momentum update inside forward (do it in the loop,"
-        " after the optimizer), or an initialisation by the first data (do it before the loop, on fixed samples)"
+        "The function remembers something from call to call: a counter in a forward (write step.number into the model before the call), a queue or a momentum update "
+        "(do it in the loop, after the optimizer), or an initialisation by the first data (do it before the loop, on fixed samples)"
     )

@@ -1,9 +1,12 @@
-"""What a step left behind, in one form: two computations of it are equal if their evidence is.
+"""What a computation left behind, in one form: two of them are equal if their evidence is.
 
-Entries stand in the order in which a step computes them: what the first of them that differs names
-is the nearest to the cause. It says what differs, and a third computation says more (verdict).
+Everything that compares compares Evidence: the states of ranks (agreement.py), a shard that two
+ranks computed (audit.py), a step that was done again (replay.py, step_again.py), and the steps of
+two runs (check/compare.py). `differences` names what differs. Entries stand in the order in which
+they are computed: the first of them that differs is the nearest to the cause.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,26 +15,63 @@ from pathlib import Path
 
 from elastic.system.untrusted import decode
 
+LOSS = "the loss"
 # How the text of a variable begins: it must come back after a restart, or may be only shown.
 STATE, SHOWN = "state ", "shown "
 CUT = ""  # the name that says that there are more variables than were looked at
 MOST_SHOWN = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one step, the same on every rank but for `variables`.
+    """entries: checksums and numbers as text, by name."""
 
-    entries: checksums and numbers as text, by name. wall_s: when the step had ended, in seconds
-    since 1970. variables: what the recipe's own variables held then (variables.py), as text.
-    unsteady: those that were not the same on all ranks.
+    entries: dict[str, str]
+
+    @property
+    def whole(self) -> str:
+        """One checksum of all entries, in whichever order they stand: 64 hexadecimal digits."""
+        lines = (f"{name} {value}\n" for name, value in sorted(self.entries.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def differences(*found: Evidence) -> list[str]:
+    """Names of the entries that are not the same in all, in the order of the first."""
+    names = dict.fromkeys(name for each in found for name in each.entries)
+    return [name for name in names if len({each.entries.get(name) for each in found}) > 1]
+
+
+class Verdict(Enum):
+    ALIKE = "alike"
+    UNCLEAR = "unclear"  # a third computation tells more
+    ONCE = "once"  # one of three was wrong: a machine, or an algorithm that is not deterministic
+    HIDDEN = "hidden"  # the first process had something that new ones lack
+    RANDOM = "random"  # no two are alike
+
+
+def verdict(found: Sequence[Evidence]) -> Verdict:
+    """Of two or three computations of a step by new workers each time, the newest last."""
+    first, *later = found
+    if later[-1] == first:
+        return Verdict.ALIKE if len(later) == 1 else Verdict.ONCE
+    if len(later) == 1:
+        return Verdict.UNCLEAR
+    return Verdict.HIDDEN if later[0] == later[1] else Verdict.RANDOM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedStep:
+    """A step as one generation computed it, the same on every rank but for `variables`.
+
+    wall_s: when it had ended, in seconds since 1970. variables: what the recipe's own variables
+    held then (variables.py). unsteady: those that were not the same on all ranks.
     """
 
     step: int
     generation: int
     world_size: int
     wall_s: float
-    entries: dict[str, str]
+    evidence: Evidence
     variables: dict[str, str] = field(default_factory=dict)
     unsteady: list[str] = field(default_factory=list)
 
@@ -45,7 +85,7 @@ class Earlier:
     """
 
     is_rehearsal: bool
-    found: list[Evidence]
+    found: list[ComputedStep]
     is_dealt_anew: bool = False
 
     @property
@@ -57,34 +97,27 @@ class Earlier:
 NOTHING = Earlier(is_rehearsal=False, found=[])
 
 
-class Verdict(Enum):
-    ALIKE = "alike"
-    UNCLEAR = "unclear"  # a third computation tells more
-    ONCE = "once"  # one of three was wrong: a machine, or an algorithm that is not deterministic
-    HIDDEN = "hidden"  # the first process had something that new ones lack
-    RANDOM = "random"  # no two are alike
-
-
-def results(found: Sequence[Evidence], *, with_variables: bool) -> list[dict[str, str]]:
-    """Of each computation what must be the same: its entries, and the variables that hold state.
+def with_variables(found: Sequence[ComputedStep]) -> list[Evidence]:
+    """The evidence of each computation, with the variables that hold state.
 
     A variable counts where it is there in all of them, and was the same on all ranks.
     """
-    if not with_variables:
-        return [each.entries for each in found]
     unsteady = {name for each in found for name in each.unsteady}
     held = [
         name
         for name in found[0].variables
         if name not in unsteady and all(each.variables.get(name, "").startswith(STATE) for each in found)
     ]
-    return [each.entries | {f"the variable {name}": each.variables[name] for name in held} for each in found]
+    return [
+        Evidence(each.evidence.entries | {f"the variable {name}": each.variables[name] for name in held})
+        for each in found
+    ]
 
 
-def not_restored(first: Evidence, second: Evidence) -> dict[str, str]:
+def not_restored(first: ComputedStep, second: ComputedStep) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
-    texts = first.variables, second.variables
-    names = dict.fromkeys(differences(*texts))
+    texts: tuple[Mapping[str, str], ...] = first.variables, second.variables
+    names = dict.fromkeys(differences(Evidence(first.variables), Evidence(second.variables)))
     if CUT in texts[0] or CUT in texts[1]:  # what is missing was perhaps not looked at
         names = {name: None for name in names if name in texts[0] and name in texts[1]}
     for name in (*first.unsteady, *second.unsteady):
@@ -101,22 +134,6 @@ def roots(names: Iterable[str]) -> list[str]:
     """The variables from which these are reached, each once."""
     plain = (name.removeprefix("len(").removesuffix(")") for name in names)
     return list(dict.fromkeys(name.partition("[")[0] for name in plain))
-
-
-def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    """Names of what differs or is there once, in the order of `first`."""
-    names = dict.fromkeys([*first, *second])
-    return [name for name in names if first.get(name) != second.get(name)]
-
-
-def verdict(found: Sequence[Mapping[str, str]]) -> Verdict:
-    """Of the entries of two or three computations, the newest last."""
-    first, *later = found
-    if later[-1] == first:
-        return Verdict.ALIKE if len(later) == 1 else Verdict.ONCE
-    if len(later) == 1:
-        return Verdict.UNCLEAR
-    return Verdict.HIDDEN if later[0] == later[1] else Verdict.RANDOM
 
 
 def write(path: Path, earlier: Earlier) -> None:

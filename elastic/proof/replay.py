@@ -1,12 +1,12 @@
-"""A step that is done again gives the bits of the first time, or the run does not just go on.
+"""A step that is done again gives the losses of the first time, or the run does not just go on.
 
 The lines of the metrics that a resume drops say what each lost step gave, as a chain value: a hash
-of all losses and gradient norms so far. So this needs to know nothing of how a recipe may depend on
-more than its State, and it finds what all ranks do alike. Which lines count is a function of
-values.
+of all losses so far. So this needs to know nothing of how a recipe may depend on more than its
+State, and it finds what all ranks do alike. Rank 0 has read the lines; what is compared is known to
+all ranks alike after each step, so that no message is needed until a step differs.
 
-It does not compare steps that were done once, nor what a step leaves that no later loss or gradient
-depends on. A difference says that two processes differ, and not which of them was right.
+It does not compare steps that were done once, nor what a step leaves that no later loss depends on.
+A difference says that two processes differ, and not which of them was right.
 """
 
 import math
@@ -15,8 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.data.record import DataRecord, has_same_steps
 from elastic.divergence import Divergence
+from elastic.errors import ReplayDiffers
+from elastic.events import ReplayDiffered
+from elastic.observe.log import EventLog, read_rare
+from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
+from elastic.proof.evidence import Evidence, differences
+from elastic.proof.step_again import no_determinism
+from elastic.train.groups import ProcessGroups
+from elastic.train.loop.parts import LoopParts
+from elastic.train.state.restore import ResumePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +34,7 @@ class FirstTime:
     """What a step gave when `generation` did it. loss: None for what is no finite number."""
 
     step: int
-    chain: str
+    evidence: Evidence
     loss: float | None
     generation: int
 
@@ -33,12 +43,83 @@ class FirstTime:
 class Replay:
     """Steps that are done again from the state of `restored`.
 
-    excuse: why they may differ, as a user was told already; empty for no reason. Rank 0 knows it.
+    excuse: why they may differ, as a user was told already; empty for no reason.
     """
 
     restored: int
-    steps: dict[int, FirstTime]
+    steps: list[FirstTime]
     excuse: str = ""
+
+
+class ReplayCheck:
+    """log: on rank 0 alone."""
+
+    def __init__(self, begun: Replay, run_url: str, log: EventLog | None) -> None:
+        self._begun = begun
+        self._steps = {each.step: each for each in begun.steps}
+        self._run_url = run_url
+        self._log = log
+
+    def check(self, line: StepLine, groups: ProcessGroups) -> None:
+        """Before the line of a step is written, or its state kept.
+
+        Raises ReplayDiffers on every rank where it differs and nothing excuses it.
+        """
+        first = self._steps.pop(line.step, None)
+        if first is None or not differences(first.evidence, evidence_of(line)):
+            return
+        self._steps = {}  # a chain value stays another one
+        now, excuse = finite(line.loss), ""
+        if self._log is not None:
+            excuse = self._begun.excuse or no_determinism()
+            self._log.record(
+                ReplayDiffered(
+                    step=line.step,
+                    restored=self._begun.restored,
+                    loss_before=first.loss,
+                    loss_now=now,
+                    excuse=excuse,
+                )
+            )
+        # Only now may another rank end: its agent kills those of its node that have not.
+        excuse = groups.from_rank0(excuse)
+        found = (
+            f"step {first.step} was done again from the state of step {self._begun.restored} and gave another result than in generation {first.generation}: "
+            f"loss {_text(first.loss)} then, {_text(now)} now"
+        )
+        if not excuse:
+            raise ReplayDiffers(
+                f"{found}. Either the script keeps something outside its State (elastic-train check RECIPE looks for such), or what it reads was changed in between, "
+                f"or a machine computed wrongly. The same command goes on with what the script computes now, and elastic-train report {self._run_url} keeps this "
+                f"difference; --from {self._run_url} --run-dir NEW begins a new run from a state of this one"
+            )
+        if self._log is not None:
+            print(f"{found}. The run goes on, since {excuse}", flush=True)
+
+
+def begin_replay(
+    parts: LoopParts, point: ResumePoint, rewound: Rewound, there: DataRecord | None, now: DataRecord
+) -> Replay:
+    """The steps that must come out as before, on every rank.
+
+    there: what stands beside the state; at step 0 what the run began with. Steps of another length
+    of the run are said to be others already. A check by `elastic-train check` compares more.
+    """
+    found: list[FirstTime] = []
+    excuse, output = "", parts.output
+    if output is not None and rewound.dropped and parts.trace is None and there is not None:
+        if there.recipe and has_same_steps(there, now):
+            ends = [each for each in read_rare(output.events, ReplayDiffered) if not each.event.excuse]
+            found = first_times(
+                rewound.last,
+                rewound.dropped,
+                restored=point.step,
+                chain=point.chain,
+                known=point.divergence,
+                ended=max((each.generation for each in ends), default=0),
+            )
+        excuse = "the recipe was edited in between" if there.recipe != now.recipe else point.doubt
+    return parts.groups.from_rank0(Replay(restored=point.step, steps=found, excuse=excuse))
 
 
 def first_times(
@@ -69,13 +150,17 @@ def first_times(
     return [
         FirstTime(
             step=line.step,
-            chain=line.chain,
+            evidence=evidence_of(line),
             loss=finite(line.loss),
             generation=line.generation,
         )
         for line in dropped
         if isinstance(line.chain, str) and line.generation > ended and not _is_doubtful(line, known)
     ]
+
+
+def evidence_of(line: StepLine) -> Evidence:
+    return Evidence({"the losses so far": str(line.chain)})
 
 
 def _is_doubtful(line: StepLine, known: Divergence | None) -> bool:
@@ -88,36 +173,6 @@ def finite(loss: Any) -> float | None:
         if isinstance(loss, (int, float)) and math.isfinite(loss):
             return float(loss)
     return None
-
-
-def sentence(first: FirstTime, now: float | None, restored: int, run_url: str) -> str:
-    """What was expected, what was found, and what to do. now: the loss."""
-    done_again = "from the beginning" if restored == 0 else f"from the state of step {restored}"
-    read = f"steps {restored + 1} to {first.step} read"
-    if first.step == restored + 1:
-        read = f"step {first.step} reads"
-    return (
-        f"step {first.step} was done again {done_again} and gave another result than in generation {first.generation}:"
-        f" {_losses(first.loss, now)}. Done from one state, a step has one result. Either the script keeps something outside its State that"
-        f" {read} (a class attribute, a counter, a file that it writes; elastic-train check RECIPE looks for such); or it was changed in"
-        " between: the script, a file or an environment variable that it reads, a library, the hardware; or a machine computed wrongly, then"
-        f" or now. The same command goes on from the newest checkpoint with what the script computes now, and elastic-train report {run_url}"
-        f" keeps this difference; --run-dir NEW begins a new run, and --from {run_url} begins it from a state of this one"
-    )
-
-
-def note(first: FirstTime, now: float | None, excuse: str) -> str:
-    """Where the run goes on all the same."""
-    return (
-        f"step {first.step} was done again and gave another result than in generation {first.generation}: {_losses(first.loss, now)}. The run goes"
-        f" on, since {excuse}"
-    )
-
-
-def _losses(before: float | None, now: float | None) -> str:
-    if before is not None and before == now:
-        return f"the loss is {now!r} as before, and the gradients differ"
-    return f"loss {_text(before)} then, {_text(now)} now"
 
 
 def _text(loss: float | None) -> str:

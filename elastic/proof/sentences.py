@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from elastic.proof.evidence import Evidence, Verdict, not_restored, roots
+from elastic.proof.evidence import ComputedStep, Verdict, not_restored, roots
 
 MOST_NAMES = 3
 
@@ -30,7 +30,7 @@ def wrong_once(step: int, names: Sequence[str]) -> str:
     )
 
 
-def differs(first: Evidence, last: Evidence, names: Sequence[str], judged: Verdict) -> str:
+def differs(first: ComputedStep, last: ComputedStep, names: Sequence[str], judged: Verdict) -> str:
     """Of at most six lines."""
     step = first.step
     why = (

@@ -20,22 +20,34 @@ from elastic.errors import EXIT_AGAIN, RecipeNotExact
 from elastic.events import Overlapped, Rehearsed, StepDiffered
 from elastic.observe.log import EventLog, read_rare
 from elastic.proof import evidence, sentences
-from elastic.proof.audit_evidence import tensor_checksum
-from elastic.proof.evidence import NOTHING, Earlier, Evidence, Verdict, differences, roots, verdict
+from elastic.proof.evidence import (
+    LOSS,
+    NOTHING,
+    ComputedStep,
+    Earlier,
+    Evidence,
+    Verdict,
+    differences,
+    roots,
+    verdict,
+)
 from elastic.proof.variables import Collector
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.flat import FlatState, checksum_of, tensor_checksum
 from elastic.train.state.state import State
 
 
 @dataclass(slots=True)
 class Collected:
-    """What the computations of one step gave, while it is under way."""
+    """What the computations of one step gave, while it is under way.
 
-    step: int = 0  # whose; 0 for none
-    losses: dict[str, str] = field(default_factory=dict)  # of this rank's shards
+    step: whose; 0 for none. losses: of this rank's shards.
+    """
+
+    step: int = 0
+    losses: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     computations: int = 0
 
@@ -52,6 +64,17 @@ class Collected:
         for name, parameter in gradients:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self.gradients[f"the gradient of {name}{of}"] = tensor_checksum(parameter.grad)
+
+    def end(self, groups: ProcessGroups, loss: float, state: FlatState) -> Evidence:
+        """Of the step, on every rank: votes tell where another rank has others. Raises PeerLost."""
+        losses = {
+            name: value for of_rank in groups.all_gather(self.losses) for name, value in of_rank.items()
+        }
+        in_order = sorted(losses, key=lambda name: (len(name), name))
+        entries = {name: losses[name] for name in in_order} | {LOSS: loss.hex()} | self.gradients
+        entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
+        self.step = 0
+        return groups.from_rank0(Evidence(entries))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,35 +137,27 @@ class StepAgain:
         logged: Mapping[str, Any],
         loss: float,
         variables: dict[str, str],
-    ) -> Evidence:
-        """The evidence of the step that was collected, on every rank."""
+    ) -> ComputedStep:
+        """The step that was collected, on every rank."""
         shown = {f"the log's {name}": evidence.SHOWN + repr(value) for name, value in logged.items()}
         variables, *of_others = self.groups.all_gather(variables | shown)
-        unsteady = [
-            name for name, text in variables.items() if any(each.get(name) != text for each in of_others)
-        ]
-        of_ranks = self.groups.all_gather(self.collected.losses)
-        losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
-        entries = {name: losses[name] for name in sorted(losses, key=lambda name: (len(name), name))}
-        entries |= {"the loss": loss.hex()} | self.collected.gradients
-        entries |= {f"the State's {name}": value for name, value in checksum_of(state).entries.items()}
-        self.collected.step = 0
-        entries = self.groups.from_rank0(entries)  # the votes tell where another rank has others
-        return Evidence(
+        return ComputedStep(
             step=step,
             generation=self.generation,
             world_size=self.groups.world_size,
             wall_s=self.clock.wall(),
-            entries=entries,
+            evidence=self.collected.end(self.groups, loss, state),
             variables=variables,
-            unsteady=unsteady,
+            unsteady=[
+                name for name, text in variables.items() if any(each.get(name) != text for each in of_others)
+            ],
         )
 
-    def leave(self, found: Evidence) -> None:
+    def leave(self, found: ComputedStep) -> None:
         """For the next generation, once the states before and after the step are in memory."""
         self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew))
 
-    def compare(self, found: Evidence) -> Rehearsed | Overlapped:
+    def compare(self, found: ComputedStep) -> Rehearsed | Overlapped:
         """The step was done again, and has the result that it had.
 
         Raises SystemExit for a third computation, and RecipeNotExact, on every rank.
@@ -152,11 +167,11 @@ class StepAgain:
         first = earlier.found[0]
         # A function may leave what it computed last in a variable.
         has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
-        of_each = evidence.results(all_found, with_variables=has_same_shards)
-        judged, of_entries = verdict(of_each), [each.entries for each in all_found]
+        plain = [each.evidence for each in all_found]
+        of_each = evidence.with_variables(all_found) if has_same_shards else plain
+        judged = verdict(of_each)
         if judged is Verdict.RANDOM:  # variables that differ each time, such as clocks, may be shown
-            is_shown = all(each == first.entries for each in of_entries)
-            judged = Verdict.ALIKE if is_shown else verdict(of_entries)
+            judged = verdict(plain) if differences(*plain) else Verdict.ALIKE
         if judged is Verdict.UNCLEAR:
             self._write(replace(earlier, found=all_found))
             if self.log is not None:
@@ -180,7 +195,7 @@ class StepAgain:
         self.groups.all_gather(0)  # only now may another rank end
         raise RecipeNotExact(sentences.differs(first, found, names, judged))
 
-    def _alike(self, earlier: Earlier, found: Evidence, judged: Verdict) -> Rehearsed | Overlapped:
+    def _alike(self, earlier: Earlier, found: ComputedStep, judged: Verdict) -> Rehearsed | Overlapped:
         seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
         kind = Rehearsed if earlier.is_rehearsal else Overlapped
         left = evidence.not_restored(earlier.found[0], found)
@@ -193,7 +208,7 @@ class StepAgain:
         said = {name for each in before for name in roots(each.event.not_restored)}
         self.log.record(event)
         if judged is Verdict.ONCE:
-            names = differences(*evidence.results(earlier.found, with_variables=True))
+            names = differences(*evidence.with_variables(earlier.found))
             print(sentences.wrong_once(found.step, names), flush=True)
         elif judged is Verdict.ALIKE:
             print(

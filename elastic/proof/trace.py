@@ -1,7 +1,7 @@
 """For `elastic-train check`: what a step leaves behind is written down entry by entry.
 
-Rank 0 writes one line for each step of each generation: the checksum of every entry of the state,
-the chain value, and what the recipe logged. A run ends where the check has enough steps, or drains
+Rank 0 writes one line for each step of each generation: its evidence, and what the recipe logged.
+A run ends where the check has enough steps, or drains
 after the step that it names. Without a check there is no trace, and no step pays for it.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from elastic.config.environment import CheckRequest
 from elastic.observe.step_line import StepLine
 from elastic.proof.audit import Auditor
+from elastic.proof.evidence import Evidence
 from elastic.proof.first_gradient import FirstGradientCheck, WholeBatchGradient
 from elastic.system.clock import Clock
 from elastic.system.trace_line import TraceLine
-from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.step.step import Step
 
 
@@ -47,7 +47,7 @@ class StateTrace:
         """What watches this step in the place of an audit, if the check wants that."""
         return FirstGradientCheck(parts=auditor) if self._request.gradient and step == 1 else None
 
-    def add(self, line: StepLine, state: FlatState, step: Step) -> None:
+    def add(self, line: StepLine, found: Evidence, step: Step) -> None:
         """Write a step down."""
         if self._path is None:
             return
@@ -57,10 +57,8 @@ class StateTrace:
             world_size=line.world_size,
             steps=step.steps,
             shards=step.shards,
-            chain=str(line.chain),
-            loss=repr(line.loss),
-            logged={name: repr(value) for name, value in line.values.items()},
-            entries=checksum_of(state).entries,
+            entries=found.entries
+            | {f"step.log({name}=...)": repr(value) for name, value in line.values.items()},
             gradient=step.audit.found if isinstance(step.audit, WholeBatchGradient) else None,
             epoch=line.epoch,
             notes=self._notes,

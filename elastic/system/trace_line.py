@@ -25,10 +25,9 @@ class FirstGradient:
 class TraceLine:
     """A step as one generation trained it.
 
-    steps, shards: of the whole run. chain, loss: those of the step. logged: what the recipe logged,
-    as text. entries: the checksum of each entry of the state. gradient: of the first step alone.
-    epoch: from 0. notes: what the run said on its console, since the line before, about what is
-    exact and perhaps not meant.
+    steps, shards: of the whole run. entries: the evidence of the step, and what the recipe logged.
+    gradient: of the first step alone. epoch: from 0. notes: what the run said on its console, since
+    the line before, about what is exact and perhaps not meant.
     """
 
     step: int
@@ -36,9 +35,6 @@ class TraceLine:
     world_size: int
     steps: int
     shards: int
-    chain: str
-    loss: str
-    logged: dict[str, str]
     entries: dict[str, str]
     gradient: FirstGradient | None = None
     epoch: int = 0

@@ -8,8 +8,7 @@ from steps import groups_of
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import StatesDiffer
 from elastic.observe.log import EventLog, read_events
-from elastic.proof.agreement import Agreement
-from elastic.proof.consistency import Comparison
+from elastic.proof.agreement import Agreement, Comparison
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
@@ -210,7 +209,7 @@ def test_the_line_blames_a_machine_or_what_the_recipe_read_of_the_world(tmp_path
     node.agreement.step = 2
     node.agreement.begin()
     said = capsys.readouterr().out
-    assert "a machine computed something else (node1), or the recipe read there" in said
+    assert "a machine computed something else (node1), or the recipe read what" in said
     (event,) = read_events(tmp_path)
     assert (event.event.nodes, event.event.verdict) == (["node1"], "machine")
 

@@ -8,20 +8,25 @@ from elastic.proof.audit_verdict import (
     DATA,
     Audited,
     Culprit,
-    Evidence,
     audited_by,
     audited_shard,
     auditor_of,
     judge,
     sentence,
 )
+from elastic.proof.evidence import Evidence
 from elastic.reduce.tree import span
 
 NAMES = [DATA, "what call 1 of the step returned", "the buffer m.mean", "the gradient of m.weight"]
 evidence = st.tuples(*[st.sampled_from(["a", "b"])] * len(NAMES)).map(
-    lambda found: dict(zip(NAMES, found, strict=True))
+    lambda found: Evidence(dict(zip(NAMES, found, strict=True)))
 )
 four = st.tuples(evidence, evidence, evidence, evidence).filter(lambda found: found[0] != found[1])
+
+
+def of_one(name, values):
+    """Four computations that give these values of one entry."""
+    return tuple(Evidence({name: each}) for each in values)
 
 
 def verdict_of(found: tuple[Evidence, ...], *, is_redo: bool = False, has_copies: bool = False):
@@ -59,7 +64,7 @@ def test_no_machine_is_blamed_for_data_of_which_processes_have_copies(found):
     loop has changed since: three of four agree.
     """
     verdict = verdict_of(found, has_copies=True)
-    same_data = found[0][DATA] == found[1][DATA]
+    same_data = found[0].entries[DATA] == found[1].entries[DATA]
     assert verdict.culprit is (verdict_of(found).culprit if same_data else Culprit.RECIPE)
 
 
@@ -67,14 +72,14 @@ def test_no_machine_is_blamed_for_data_of_which_processes_have_copies(found):
 def test_the_first_entry_in_the_order_of_computing_is_named(found):
     """The data come first: a forward that got other samples gives other gradients too."""
     first, again, *_ = found
-    different = [name for name in NAMES if first[name] != again[name]]
+    different = [name for name in NAMES if first.entries[name] != again.entries[name]]
     verdict = verdict_of(found)
     assert (verdict.first, verdict.different, verdict.entries) == (different[0], len(different), len(NAMES))
 
 
 def test_an_entry_that_one_of_the_two_lacks_differs():
     """As a gradient that a layer gives at one call and not at the next."""
-    verdict = verdict_of(({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))
+    verdict = verdict_of(tuple(map(Evidence, ({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))))
     assert (verdict.culprit, verdict.first) == (Culprit.AUDITOR, "b")
 
 
@@ -101,13 +106,13 @@ def test_each_shard_of_a_rank_is_audited_in_some_step(seed, world_size, spare):
         ("abcd", "remembers what was before"),
         ("abab", "an initialisation by the first data that a rank sees"),
         ("abbb", "rank 2 (node n2) computed it once in a way that three other computations"),
-        ("abaa", "rank 1 (node n1) computed it again once in a way that three other computations"),
+        ("abaa", "rank 1 (node n1) computed it once in a way that three other computations"),
     ],
 )
 def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
     """Each letter is what one of the computations gave: owner, auditor, owner, auditor."""
     place = Audited(step=40, shard=5, owner=2, auditor=1, owner_node="n2", auditor_node="n1")
-    text = sentence(place, verdict_of(tuple({"the gradient of m.weight": each} for each in found)))
+    text = sentence(place, verdict_of(of_one("the gradient of m.weight", found)))
     assert text.startswith("step 40, shard 5")
     assert "the gradient of m.weight" in text
     assert expected in text
@@ -116,16 +121,16 @@ def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
 def test_where_gradients_alone_differ_the_backward_is_named():
     """A hook that counts its calls. Where what was returned differs, it is the forward."""
     audited = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
-    text = sentence(audited, verdict_of(tuple({"the gradient of m.weight": each} for each in "abcd")))
-    assert "something in the backward, such as a hook or a function of autograd, remembers" in text
-    text = sentence(audited, verdict_of(tuple({"what call 1 returned": each} for each in "abcd")))
+    text = sentence(audited, verdict_of(of_one("the gradient of m.weight", "abcd")))
+    assert "something in the backward, such as a hook, remembers" in text
+    text = sentence(audited, verdict_of(of_one("what call 1 returned", "abcd")))
     assert "The function remembers something from call to call" in text
 
 
 def test_other_data_are_the_data_sets_fault():
     """Here no advice about the forward would help."""
     place = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
-    text = sentence(place, verdict_of(tuple({DATA: each} for each in "abcd")))
+    text = sentence(place, verdict_of(of_one(DATA, "abcd")))
     assert "again on the same rank" in text
     assert "The data set, or collate, gave something else for the same samples" in text
 
@@ -141,4 +146,4 @@ def test_what_came_before_is_said_to_be_either(found):
     text = sentence(place, again)
     assert "n0" not in text and "n1" not in text
     if again.came_again and again.first != DATA:
-        assert "A machine that is often wrong looks the same" in text
+        assert "a machine that is often wrong" in text

@@ -18,6 +18,7 @@ from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.faults.grammar import parse
 from elastic.faults.plan import check_fits
+from elastic.proof.evidence import LOSS
 from elastic.system.trace_line import FirstGradient, TraceLine
 
 
@@ -28,15 +29,18 @@ def line(step, **changes):
         world_size=1,
         steps=9,
         shards=8,
-        chain=f"chain {step}",
-        loss="0.5",
-        logged={"lr": "0.1"},
-        entries={"model.a": f"a{step}", "model.b": f"b{step}"},
+        entries={LOSS: "0.5", "model.a": f"a{step}", "model.b": f"b{step}", "step.log(lr=...)": "0.1"},
     )
     return replace(calm, **changes)
 
 
+def other(step, **entries):
+    """The calm line of this step with these entries in place of its own."""
+    return line(step, entries=line(step).entries | entries)
+
+
 CALM = {step: line(step) for step in range(1, 10)}
+LOGGED = {"step.log(lr=...)": "0.2"}  # another rate
 
 
 def test_equal_steps_have_no_difference_also_where_a_step_was_trained_twice():
@@ -49,8 +53,8 @@ def test_the_first_step_that_differs_is_named_with_its_first_entry():
     """The replay of an earlier step differs, and a later step of the first generation does too."""
     found = [
         line(3),
-        line(7, entries={"model.a": "x", "model.b": "x"}),
-        line(4, entries={"model.a": "a4", "model.b": "x"}),
+        other(7, **{"model.a": "x", "model.b": "x"}),
+        other(4, **{"model.b": "x"}),
     ]
 
     difference = first_difference(CALM, found)
@@ -59,26 +63,27 @@ def test_the_first_step_that_differs_is_named_with_its_first_entry():
 
 
 def test_an_entry_that_is_missing_differs():
-    assert first_difference(CALM, [line(2, entries={"model.a": "a2"})]).entry == "model.b"
+    lacks = {name: value for name, value in line(2).entries.items() if name != "model.b"}
+    assert first_difference(CALM, [line(2, entries=lacks)]).entry == "model.b"
 
 
-def test_loss_gradients_and_logged_values_are_compared_after_the_state():
-    assert first_difference(CALM, [line(2, loss="0.6", chain="x")]).entry == "the loss"
-    assert first_difference(CALM, [line(2, chain="x")]).entry == "the gradients"
-    assert first_difference(CALM, [line(2, logged={"lr": "0.2"})]).entry == "step.log(lr=...)"
+def test_the_loss_comes_before_the_state_and_what_was_logged_after():
+    found = other(2, **{"step.log(lr=...)": "0.2", "model.a": "x", LOSS: "0.6"})
+    assert first_difference(CALM, [found]).entry == LOSS
+    assert first_difference(CALM, [other(2, **LOGGED)]).entry == "step.log(lr=...)"
 
 
 def test_values_that_two_equal_commands_log_differently_are_not_compared():
     """A recipe that logs seconds would never be the same."""
-    calm = {1: line(1, logged={"seconds": "0.31", "lr": "0.1"})}
-    again = [line(1, logged={"seconds": "0.29", "lr": "0.1"})]
+    calm = {1: other(1, **{"step.log(seconds=...)": "0.31"})}
+    again = [other(1, **{"step.log(seconds=...)": "0.29"})]
 
     ignored = unsteady_values(calm, again)
 
     assert ignored == {"seconds"}
     assert first_difference(calm, again, ignored) is None
-    other = [line(1, logged={"seconds": "0.3", "lr": "0.2"})]
-    assert first_difference(calm, other, ignored).entry == "step.log(lr=...)"
+    both = [other(1, **{"step.log(seconds=...)": "0.3"} | LOGGED)]
+    assert first_difference(calm, both, ignored).entry == "step.log(lr=...)"
 
 
 def ends_of_epochs(steps, length):
@@ -148,9 +153,9 @@ def test_the_likely_cause_follows_from_what_differs_first():
     A logged value alone says that a variable of the loop is not restored; with more workers, that
     it is of one of them.
     """
-    update = first_difference(CALM, [line(5, entries={"model.a": "x", "model.b": "b5"})])
-    forward = first_difference(CALM, [line(5, loss="0.6", entries={"model.a": "x", "model.b": "b5"})])
-    logged = first_difference(CALM, [line(5, logged={"lr": "0.2"})])
+    update = first_difference(CALM, [other(5, **{"model.a": "x"})])
+    forward = first_difference(CALM, [other(5, **{LOSS: "0.6", "model.a": "x"})])
+    logged = first_difference(CALM, [other(5, **LOGGED)])
     assert (update.has_same_loss, forward.has_same_loss, logged.is_logged_alone) == (True, False, True)
 
     def first_of(proof, found):

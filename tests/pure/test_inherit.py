@@ -16,7 +16,7 @@ from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
 from elastic.inherit.inherit import Inheritance
-from elastic.proof.consistency import Comparison
+from elastic.proof.agreement import Comparison
 from elastic.storage.local import LocalStore
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore

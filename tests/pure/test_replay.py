@@ -17,8 +17,15 @@ from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import StepLine
-from elastic.proof.replay import FirstTime, Replay, finite, first_times, sentence
-from elastic.proof.replay_check import ReplayCheck, _told_by_rank0, begin_replay
+from elastic.proof.replay import (
+    FirstTime,
+    Replay,
+    ReplayCheck,
+    begin_replay,
+    evidence_of,
+    finite,
+    first_times,
+)
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
@@ -116,29 +123,21 @@ def test_a_loss_of_a_line_may_be_anything():
     ]
 
 
-def test_the_sentence_says_which_steps_may_have_read_a_memory_and_what_differs():
-    first = FirstTime(step=9, chain="aa", loss=0.25, generation=3)
-
-    said = sentence(first, 0.5, 6, "runs/x")
-    assert "step 9 was done again from the state of step 6" in said
-    assert "than in generation 3: loss 0.25 then, 0.5 now" in said
-    assert "outside its State that steps 7 to 9 read" in said
-    assert "that step 9 reads" in sentence(first, 0.5, 8, "runs/x")
-    assert "from the beginning" in sentence(first, None, 0, "runs/x")
-    assert "loss 0.25 then, not finite now" in sentence(first, None, 0, "runs/x")
-    assert "the loss is 0.25 as before, and the gradients differ" in sentence(first, 0.25, 6, "runs/x")
-
-
 def replays(member, folder, excuse, is_deterministic, chains):
     """What a rank does that comes out with these chain values from step 9 on; all ranks know from
     rank 0 alone what steps 9 to 11 gave.
     """
     groups = groups_of(member)
     is_first = member.rank == 0
-    told = [FirstTime(step=s, chain=f"chain {s}", loss=s / 10, generation=1) for s in (9, 10, 11)]
-    steps = _told_by_rank0(told if is_first else [], groups)
+    told = [
+        FirstTime(
+            step=s, evidence=evidence_of(StepLine(step=s, chain=f"chain {s}")), loss=s / 10, generation=1
+        )
+        for s in (9, 10, 11)
+    ]
+    begun = groups.from_rank0(Replay(restored=8, steps=told if is_first else [], excuse=excuse))
     log = EventLog(Path(folder, "events.jsonl"), node="n", clock=SystemClock()) if is_first else None
-    check = ReplayCheck(Replay(restored=8, steps=steps, excuse=excuse if is_first else ""), "runs/x", log)
+    check = ReplayCheck(begun, "runs/x", log)
     torch.use_deterministic_algorithms(is_deterministic)
     try:
         for step, chain in enumerate(chains, start=9):
@@ -188,7 +187,7 @@ def begun(folder, there, doubt="", trace=None):
     point = ResumePoint(step=8, chain=f"{8:016x}", source="snapshot", doubt=doubt)
     rewound = Rewound(highest=9, last=line_of(8, 1), dropped=(line_of(9, 1),))
     replay = begin_replay(parts, point, rewound, None if there is None else replace(now, **there), now)
-    return list(replay.steps), replay.excuse
+    return [each.step for each in replay.steps], replay.excuse
 
 
 def test_what_excuses_a_difference_and_what_is_not_compared_at_all(tmp_path):

@@ -13,7 +13,7 @@ from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
-from elastic.proof.consistency import Comparison
+from elastic.proof.agreement import Comparison
 from elastic.snapshot import image
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable

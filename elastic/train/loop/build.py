@@ -23,7 +23,8 @@ from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.inherit.inherit import Inheritance
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.proof.consistency import Comparison
+from elastic.proof.agreement import Comparison
+from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import StepAgain
 from elastic.proof.trace import StateTrace
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
@@ -38,7 +39,6 @@ from elastic.train.loop.flip import flip
 from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.parts import LoopParts, Rank0Output
-from elastic.train.loop.rehearsals import Rehearsals
 from elastic.train.loop.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.state.checkpointing import Checkpointing
 from elastic.train.state.local_snapshots import LocalSnapshots

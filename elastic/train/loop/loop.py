@@ -24,8 +24,9 @@ from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import Stopped
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor
-from elastic.proof.evidence import Evidence
+from elastic.proof.evidence import ComputedStep
 from elastic.proof.first_gradient import FirstGradientCheck
+from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import texts_of
 from elastic.proof.variables import variables_of
 from elastic.snapshot.slots import SnapshotInfo
@@ -40,7 +41,6 @@ from elastic.train.loop.leaving import StepPlace, agree
 from elastic.train.loop.parts import LoopParts
 from elastic.train.loop.progress import LoopProgress
 from elastic.train.loop.record import StepRecorder
-from elastic.train.loop.rehearsals import Rehearsals
 from elastic.train.loop.step_thread import StepThread
 from elastic.train.state import values
 from elastic.train.state.flat import checksum_of
@@ -144,6 +144,8 @@ class Loop:
             step.fault_point = parts.faults.at_step(step.number)
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_forward()
+        if parts.trace is not None:
+            parts.again.collected.begin(step.number)
         parts.heartbeat.enter(Phase.BETWEEN)
         self._progress.open = step
         self._recorder.open()
@@ -378,7 +380,7 @@ class Loop:
             step.fault_point("after-snapshot")
         return SavedState(info=info, published=published)
 
-    def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, Evidence | None]:
+    def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, ComputedStep | None]:
         """What remains to be done of what ranks ask for, and the evidence of a last step.
 
         A generation that ends as planned ends one step later, with the states before and after that
@@ -424,7 +426,7 @@ class Loop:
     def _rehearsals(self) -> Rehearsals | None:
         return None if self._parts.output is None else self._parts.output.rehearsals
 
-    def _evidence(self, step: Step, outcome: StepOutcome) -> Evidence:
+    def _evidence(self, step: Step, outcome: StepOutcome) -> ComputedStep:
         parts = self._parts
         found = variables_of(sys._getframe())  # noqa: SLF001 - the recipe's frame is above
         variables = texts_of(found, parts.state, parts.loader.dataset, parts.clock)

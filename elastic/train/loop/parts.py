@@ -11,7 +11,8 @@ from elastic.divergence import Divergence
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.proof.consistency import Comparison
+from elastic.proof.agreement import Comparison
+from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import StepAgain
 from elastic.proof.trace import StateTrace
 from elastic.storage.store import Store
@@ -20,7 +21,6 @@ from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.audit_schedule import AuditSchedule
 from elastic.train.loop.on_step import StepFunctions
-from elastic.train.loop.rehearsals import Rehearsals
 from elastic.train.loop.schedule import ComparisonSchedule, EvaluatedSteps, SnapshotSchedule
 from elastic.train.state.checkpointing import Checkpointing
 from elastic.train.state.restore import Restorer

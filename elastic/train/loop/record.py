@@ -17,7 +17,7 @@ from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.proof import logged_numbers
 from elastic.proof.logged_numbers import LoggedNumbers
-from elastic.proof.replay_check import ReplayCheck
+from elastic.proof.replay import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.parts import LoopParts
@@ -104,7 +104,8 @@ class StepRecorder:
         if groups.world_size > 1 and self._logged.is_due(is_last=step.number == step.steps):
             self._compare_logged(step.number, groups)
         if parts.trace is not None:
-            parts.trace.add(line, parts.state.flatten(), step)
+            found = parts.again.collected.end(groups, outcome.loss, parts.state.flatten())
+            parts.trace.add(line, found, step)
         if parts.output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop
             parts.output.schedule.add_step(seconds)

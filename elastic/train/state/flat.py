@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elastic.data.fingerprint import real_numbers
 from elastic.errors import CheckpointDamaged
+from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum
 from elastic.snapshot.image import device_bytes, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
@@ -87,15 +89,7 @@ class FlatState:
             raise CheckpointDamaged(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChecksum:
-    """Of the whole state and of each entry, in hexadecimal; checksum.py says what it is for."""
-
-    whole: str
-    entries: dict[str, str]
-
-
-def checksum_of(flat: FlatState) -> StateChecksum:
+def checksum_of(flat: FlatState) -> Evidence:
     """The same on every device, for every stride and address of the tensors."""
     entries = {}
     for name, tensor in flat.tensors.items():
@@ -103,8 +97,13 @@ def checksum_of(flat: FlatState) -> StateChecksum:
         entries[name] = hashlib.sha256(head + tensor_sums(tensor)).hexdigest()
     for name, value in flat.document.items():
         entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    whole = hashlib.sha256("".join(f"{k} {v}\n" for k, v in sorted(entries.items())).encode()).hexdigest()
-    return StateChecksum(whole=whole, entries=entries)
+    return Evidence(entries)
+
+
+def tensor_checksum(tensor: Tensor) -> str:
+    """Of a tensor's dtype, shape and bytes, where all NaNs count as one."""
+    head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()
+    return hashlib.sha256(head + tensor_sums(real_numbers(tensor))).hexdigest()
 
 
 def tensor_sums(tensor: Tensor) -> bytes:

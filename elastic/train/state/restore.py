@@ -47,8 +47,8 @@ from elastic.inherit.inherit import Inheritance
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.proof.consistency import Comparison
-from elastic.proof.evidence import NOTHING, Earlier
+from elastic.proof.agreement import Comparison
+from elastic.proof.evidence import NOTHING, Earlier, Evidence
 from elastic.snapshot import image
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
@@ -64,7 +64,7 @@ from elastic.train.state.candidates import (
     order_candidates,
     with_one_again,
 )
-from elastic.train.state.flat import FlatState, StateChecksum, checksum_of
+from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.local_snapshots import LocalSnapshots
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
@@ -182,7 +182,7 @@ class Restorer:
         trial_load.load_as_built(state)
         self._fault_point()
         built = checksum_of(state.flatten())
-        self.comparison.check_same_state(built, "before step 1", step=0, known=known)
+        self.comparison.check_same_state(built, step=0, known=known)
         self.local.discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
@@ -244,7 +244,7 @@ class Restorer:
         elif own.memory is not None:
             own.memory.close()
         assert data is not None or problem
-        chain, trained_on, found = "", None, StateChecksum(whole="", entries={})
+        chain, trained_on, found = "", None, Evidence({})
         refused = _Report(problem="")
         if data is not None and not problem:
             try:
@@ -264,8 +264,7 @@ class Restorer:
             # would be lost without need.
             raise StateDoesNotFit(restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url))
         if len({each.state for each in loaded}) > 1:
-            when = f"after loading step {candidate.step}"
-            self.comparison.check_same_state(found, when, step=candidate.step, known=known)
+            self.comparison.check_same_state(found, step=candidate.step, known=known)
         lines = (each.line.encode() for each in loaded if each.line is not None)
         line = next(parse_lines(lines, step_line.parse), None)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
@@ -342,7 +341,7 @@ def _has_snapshots(of_rank: AvailableStates, known: Divergence | None) -> bool:
     return is_damaged or not all(is_void(each, known) for each in of_rank.snapshots)
 
 
-def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, StateChecksum]:
+def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, Evidence]:
     """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)

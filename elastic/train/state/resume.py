@@ -25,8 +25,7 @@ from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier
-from elastic.proof.replay import Replay
-from elastic.proof.replay_check import begin_replay
+from elastic.proof.replay import Replay, begin_replay
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
 from elastic.train import refuse

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import StateDoesNotFit, UsageError
+from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
 from elastic.train.sealed import sealed
@@ -26,7 +27,7 @@ from elastic.train.state import reshaped, structure
 from elastic.train.state.alignment import alignments, misplaced
 from elastic.train.state.built import Built, StructureReader
 from elastic.train.state.document import Order, encode, layer_versions
-from elastic.train.state.flat import VERSION, FlatState, StateChecksum, checksum_of
+from elastic.train.state.flat import VERSION, FlatState, checksum_of
 from elastic.train.state.key_order import key_orders
 from elastic.train.state.load import SavedObject, load_module, load_stateful, order_of, own_tensors
 from elastic.train.state.same_objects import SameObjects
@@ -211,7 +212,7 @@ class State:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
         layout(self.flatten().tensors, None)
 
-    def load(self, flat: FlatState) -> StateChecksum:
+    def load(self, flat: FlatState) -> Evidence:
         """Load every object, and make sure that each then has the state that was saved.
 
         Returns its checksum, of which a second reading would cost as much as the load.
@@ -282,7 +283,7 @@ class State:
         """What `flat`, a state of these objects, holds now."""
         return self._contents(flat, checksum_of(flat))
 
-    def _contents(self, flat: FlatState, checksum: StateChecksum) -> StateContents:
+    def _contents(self, flat: FlatState, checksum: Evidence) -> StateContents:
         # Schedules have an optimizer's learning rate, if it is a tensor, under several names until
         # a load makes copies.
         shares = frozenset(name for name, each in self.objects.items() if order_of(each) is not Order.FREE)
