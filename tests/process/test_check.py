@@ -61,7 +61,9 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
     assert by_proof[plan.GRADIENT]["note"].endswith("of its norm from that of the whole batch")
     for proof in (plan.KILLED, plan.DRAINED, plan.CHECKPOINT):
         assert by_proof[proof]["failure"] is None
-        assert by_proof[proof]["entry"].startswith("model."), found
+    assert by_proof[plan.KILLED]["entry"].startswith("the State's model."), found
+    # It goes on from a state that is another one already.
+    assert by_proof[plan.CHECKPOINT]["entry"] == "the loss of shard 0"
     assert "elastic.Values" in found["cause"]
     assert "the steps after step 8" in found["not_compared"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]

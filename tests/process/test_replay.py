@@ -57,7 +57,7 @@ def test_a_hidden_memory_ends_the_run_at_the_first_step_that_reads_it(drill, hid
     agent.ends_with(1)
 
     assert "step 8 was done again from the state of step 7 and gave another result" in agent.output
-    assert "outside its State that step 8 reads" in agent.output
+    assert "keeps something outside its State" in agent.output
     assert agent.output.count("error: step 8") == 1
     assert drill.values("generation_started", "cause", "restarts") == [("start", 0), ("failure", 1)]
     assert replays(drill) == [(8, 7, "")]
@@ -118,7 +118,7 @@ def test_a_setting_that_is_another_one_after_a_kill_ends_the_run(drill, hidden):
     agent = hidden("values", setting="1.5")
     agent.ends_with(1)
 
-    assert "step 1 was done again from the beginning and gave another result" in agent.output
+    assert "step 1 was done again from the state of step 0 and gave another result" in agent.output
     assert replays(drill) == [(1, 0, "")]
 
 
