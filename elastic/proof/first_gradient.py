@@ -57,17 +57,14 @@ class WholeBatchGradient:
         self._parts = parts
         self._step = step
         self._compute = compute
+        self._modules = structure.submodules(parts.state.modules)
         self._shards = parts.loader.order.shards
-        self._whole: list[Tensor] = []  # of the calls whose backward is to come
-        # In eval mode: of each of these calls that of the whole batch, and those of the shards.
-        self._in_eval: list[tuple[Tensor, list[Tensor]]] = []
+        # Of each call whose backward is to come: the output of the whole batch, those of the shards,
+        # and why they are of eval mode.
+        self._calls: list[tuple[Tensor, list[Tensor], str]] = []
         self._why_eval = BATCH_NORM if _normalises(self._modules) else ""
         self._obstacle = ""
         self.found: FirstGradient | None = None
-
-    @property
-    def _modules(self) -> list[nn.Module]:
-        return structure.submodules(self._parts.state.modules)
 
     def before(self, call: Call, batch: Batch) -> None:
         """Nothing to record."""
@@ -96,67 +93,60 @@ class WholeBatchGradient:
         if self._obstacle or self.found is not None:
             return
         try:
-            if not self._why_eval:
-                output, has_drawn = self._output(function, number, None)
-                self._whole.append(output)
-                self._why_eval = DRAWN if has_drawn else ""
-            if self._why_eval:
-                self._call_in_eval(function, number)
+            whole, shards = self._comparable(function, number)
+            self._calls.append((whole, shards, self._why_eval))
         except _Obstacle as obstacle:
             self._obstacle = str(obstacle)
 
-    def _call_in_eval(self, function: Function, number: int) -> None:
-        """Raises _Obstacle."""
+    def _comparable(self, function: Function, number: int) -> tuple[Tensor, list[Tensor]]:
+        """The outputs of the whole batch and of the shards. Raises _Obstacle."""
+        if not self._why_eval:
+            whole, shards, has_drawn = self._outputs(function, number)
+            if not has_drawn:
+                return whole, shards
+            self._why_eval = DRAWN
         with _evaluating(self._modules):
-            outputs = [self._output(function, number, shard) for shard in (None, *range(self._shards))]
+            whole, shards, has_drawn = self._outputs(function, number)
             if _normalises(self._modules):  # it has no averages, or the function called `train`
                 raise _Obstacle(BATCH_NORM)
-        if any(has_drawn for _, has_drawn in outputs):
+        if has_drawn:
             raise _Obstacle(DRAWN)
-        whole, *shards = (output for output, _ in outputs)
-        self._in_eval.append((whole, shards))
+        return whole, shards
 
-    def _output(self, function: Function, number: int, shard: int | None) -> tuple[Tensor, bool]:
-        """Of a shard, or of the whole batch; and whether it drew random numbers.
+    def _outputs(self, function: Function, number: int) -> tuple[Tensor, list[Tensor], bool]:
+        """Of the whole batch, of the shards, and whether any of them drew random numbers.
 
         Raises _Obstacle.
         """
         loader, collating, computing = self._parts.loader, list[bool](), list[bool]()
         if loader.collate is not None:
             loader = replace(loader, collate=_watched(loader.collate, collating))
-        with _obstacle("collate does not take the whole batch"):
-            batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
-        if any(collating):  # mixup there: the whole batch has other samples than the shards
-            raise _Obstacle(f"{DRAWN}, by collate")
         call = Call(function=_watched(function, computing), number=number, buffers=None, modes=None)
-        with _obstacle("the function does not take the whole batch"):
-            output = self._compute(call, batch)
-        return output, any(computing)
+        outputs: list[Tensor] = []
+        for shard in (None, *range(self._shards)):
+            with _obstacle("collate does not take the whole batch"):
+                batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
+            if any(collating):  # mixup there: the whole batch has other samples than the shards
+                raise _Obstacle(f"{DRAWN}, by collate")
+            with _obstacle("the function does not take the whole batch"):
+                outputs.append(self._compute(call, batch))
+        return outputs[0], outputs[1:], any(computing)
 
     def _compare(self, backward: Backward, weight: float) -> None:
         """weight: of the whole batch's gradient."""
         if self.found is not None:
             return
         try:
-            self.found = self._compared(backward, weight)
+            if self._obstacle or len({why for *_, why in self._calls}) > 1:
+                raise _Obstacle(self._obstacle or self._why_eval)
+            parameters = list(self._parts.gradients.sums())
+            by_shards = [list(each) for each in zip(*(shards for _, shards, _ in self._calls), strict=True)]
+            found = self._gradient(parameters, backward, by_shards)
+            expected = self._gradient(parameters, backward, [[whole for whole, *_ in self._calls]])
+            self.found = self._difference(found, expected, weight)
         except _Obstacle as obstacle:
             self.found = FirstGradient(difference=None, parameter="", obstacle=str(obstacle))
-        self._whole, self._in_eval = [], []
-
-    def _compared(self, backward: Backward, weight: float) -> FirstGradient:
-        """Raises _Obstacle."""
-        if self._obstacle:
-            raise _Obstacle(self._obstacle)
-        sums = self._parts.gradients.sums()
-        if self._why_eval:
-            if self._whole and len(self._in_eval) < len(self._whole):
-                raise _Obstacle(self._why_eval)  # which an earlier sum of the step did not meet
-            by_shards = zip(*(shards for _, shards in self._in_eval), strict=True)
-            sums = self._gradient(sums, backward, [list(outputs) for outputs in by_shards])
-            expected = self._gradient(sums, backward, [[whole for whole, _ in self._in_eval]])
-        else:
-            expected = self._gradient(sums, backward, [self._whole])
-        return self._difference(sums, expected, weight)
+        self._calls = []
 
     def _gradient(
         self, parameters: Iterable[nn.Parameter], backward: Backward, parts: list[list[Tensor]]
