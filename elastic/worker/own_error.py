@@ -21,6 +21,7 @@ _OF_PROGRAMS: frozenset[type[BaseException]] = frozenset(
         ArithmeticError,
         AssertionError,
         AttributeError,
+        FileExistsError,  # of what an earlier start of the script has made
         FloatingPointError,
         IndexError,
         KeyError,
