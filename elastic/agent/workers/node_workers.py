@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart, shown_code
+from elastic.errors import EXIT_AGAIN, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart, shown_code
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -195,11 +195,13 @@ class NodeWorkers:
     def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
         pid = self.pid(rank)
         name = signal.Signals(-code).name if code < 0 else None
-        code = code if self._starts[rank].is_plain else shown_code(code)
+        is_plain = self._starts[rank].is_plain
+        is_planned = code in (EXIT_COMPLETE, EXIT_INTERRUPTED) or (code == EXIT_AGAIN and not is_plain)
+        code = code if is_plain else shown_code(code)
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
-        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) or rank in self.ended_within:
+        if not is_planned or rank in self.ended_within:
             how = f"killed by {name}" if name else f"exit code {code}"
             why = ", stopped by this agent" if rank in self.killed else ", a victim of another failure"
             self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{why if victim else ''}")
