@@ -17,7 +17,7 @@ from elastic.errors import UsageError
 from elastic.system.untrusted import decode, parse_json
 
 NAME = "run.json"
-FORMAT = 1
+FORMAT = 2  # 1 had norms of gradients in its chain values
 REMEDY = "take another --run-dir, or set a folder aside with --fresh"
 
 
@@ -42,7 +42,7 @@ class Identity:
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """What is None is left out: without it, the text is one that earlier versions read."""
+        """What is None is left out."""
         values = {field: value for field, value in asdict(self).items() if value is not None}
         return (json.dumps(values, indent=1) + "\n").encode()
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from elastic.system.clock import SystemClock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-EARLIER_RUN = Path(__file__).parents[1] / "fixtures" / "earlier_run"
 # Another batch than the parent's: 12 steps.
 ARGUMENTS = ("--global-batch", "64")
 PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 5 node 0: terminate"
@@ -83,17 +81,6 @@ def test_entries_that_do_not_fit_end_the_run_and_a_corrected_command_begins_it(d
     other = drill.start("--from", f"{first}:model", arguments=("--form", "sum"))
     other.ends_with(2)
     assert f"holds a run that began from step 24 of {first}" in other.output
-
-
-def test_a_run_of_earlier_code_and_of_another_torch_is_a_parent(drill):
-    """Its run.json and its states have none of the newer fields. It was interrupted at step 9."""
-    env = {"CUDA_VISIBLE_DEVICES": ""}
-    drill.start("--from", str(EARLIER_RUN / "run"), recipe=EARLIER_RUN / "exact.py", env=env).ends_with(0)
-
-    (ancestor,) = drill.inspects("report", drill.run.url)[1]["lineage"]
-    assert ancestor["step"] == 9
-    assert drill.last_step == 16
-    assert drill.events("checkpoint_committed", step=0)[0]["digest"] == ancestor["digest"]
 
 
 def test_a_script_that_keeps_its_own_state_begins_from_no_run(drill, first, recipes):
