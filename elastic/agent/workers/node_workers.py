@@ -16,7 +16,14 @@ from pathlib import Path
 
 from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.errors import EXIT_AGAIN, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST, CannotStart, shown_code
+from elastic.errors import (
+    EXIT_AGAIN,
+    EXIT_COMPLETE,
+    EXIT_INTERRUPTED,
+    EXIT_PEER_LOST,
+    CannotStart,
+    shown_code,
+)
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
