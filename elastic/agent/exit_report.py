@@ -29,7 +29,7 @@ from elastic.events import (
 from elastic.faults import unreached
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
-from elastic.observe import began_again, logged_event
+from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events
 from elastic.system.leave_deadline import Share
 from elastic.system.output import print_if_read
@@ -93,7 +93,7 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
     failed = logged_event.of_kind(events, WorkerFailed)
     errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
     what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
-    what += began_again.told_at_the_end(events, last.step)
+    what += doubts.told_at_the_end(events, last.step)
     _print_unreached(parts, last.step)
     _print(f"{what}; elastic-train report {run.url} shows how it went")
     return EXIT_COMPLETE

@@ -59,8 +59,8 @@ class WholeBatchGradient:
         self._compute = compute
         self._modules = structure.submodules(parts.state.modules)
         self._shards = parts.loader.order.shards
-        # Of each call whose backward is to come: the output of the whole batch, those of the shards,
-        # and why they are of eval mode.
+        # Of each call whose backward is to come: the output of the whole batch, those of the
+        # shards, and why they are of eval mode.
         self._calls: list[tuple[Tensor, list[Tensor], str]] = []
         self._why_eval = BATCH_NORM if _normalises(self._modules) else ""
         self._obstacle = ""

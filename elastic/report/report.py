@@ -12,7 +12,7 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import logged_by_rank, not_restored
+from elastic.observe.doubts import logged_by_rank, not_restored
 from elastic.observe.generation_end import Start
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import (

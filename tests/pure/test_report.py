@@ -12,7 +12,7 @@ from records import PARENT
 from rich.console import Console
 
 from elastic.events import FaultInjected, Restored, WorkerExited
-from elastic.observe.began_again import told_at_the_end
+from elastic.observe.doubts import told_at_the_end
 from elastic.observe.step_line import StepLine
 from elastic.report import report
 from elastic.report.tables import report_tables
