@@ -2,8 +2,9 @@
 
     python tests/hidden_state/measure.py [PART OF A NAME ...]
 
-plays each recipe of the table and its twin undisturbed, with one worker and with two, and each one
-that is not found there under `elastic-train check`. It writes outcomes.json beside this file, and
+plays each recipe of the table and its twin undisturbed, with one worker and with two; without
+rehearsals and audits where a worker is killed, and where a node joins and leaves; and each one that
+one worker did not find under `elastic-train check`. It writes outcomes.json beside this file, and
 docs/proof.md from that.
 """
 
@@ -16,6 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import sleep
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
@@ -27,16 +29,37 @@ HERE = Path(__file__).parent
 OUTCOMES, DOCUMENT = HERE / "outcomes.json", HERE.parent.parent / "docs" / "proof.md"
 KINDS: tuple[Kind, ...] = BY_THE_LOOP + BY_FUNCTIONS
 AT_ONCE, LIMIT_S = 2, 300
+ALONE = ("--rehearse", "off", "--audit", "off")
+KILLED = (*ALONE, "--snapshot-every", "6", "--faults", "step 12 rank 0 backward: kill")
+# The last step before a second node joins is done again by both: a rehearsal never is due.
+JOINED = (
+    "--min-nodes",
+    "1",
+    "--max-nodes",
+    "2",
+    "--rehearse",
+    "1000",
+    "--audit",
+    "off",
+    "--snapshot-every",
+    "1",
+    "--hang-timeout",
+    "100s",
+)
+PAUSES_S = 10, 20, 40  # of a step, in which the second node starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one kind. one, two, check: how the recipe ended with so many workers, and under check; ""
-    where it was not played. twin_one, twin_two: the same of the twin, "ok" where nothing was said.
+    """Of one kind. one, two: how the recipe ended with so many workers. killed: where one of them
+    was killed; joined: where a node joined. check: under check, "" where it was not played.
+    twin_one, twin_two: of the twin, "ok" where nothing was said.
     """
 
     one: str
     two: str
+    killed: str
+    joined: str
     check: str
     twin_one: str
     twin_two: str
@@ -47,15 +70,29 @@ class Outcome:
         return self.one not in ("", "ok")
 
 
-def play(recipe: str, workers: int) -> str:
-    """Train it; returns by what it was found, or "ok"."""
+def play(recipe: str, *options: str, joins: bool = False) -> str:
+    """Train it; returns by what it was found, or "ok". joins: a second node, in the first steps."""
     with tempfile.TemporaryDirectory() as folder:
         path, run = Path(folder) / "recipe.py", Path(folder) / "run"
         path.write_text(recipe)
-        command = [sys.executable, "-m", "elastic.cli", "recipe.py", "--run-dir", "run"]
-        options = ["--nproc-per-node", str(workers), "--rehearse", "auto"]
-        ended = _run([*command, *options], folder)
-        return _named(ended, _events(run))
+        command = [sys.executable, "-m", "elastic.cli", "recipe.py", "--run-dir", "run", *options]
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(_run, command, folder)
+            while joins and not first.done() and "generation_started" not in _kinds(run):
+                sleep(0.1)
+            if joins and not first.done():
+                pool.submit(_run, command, folder)
+        found = _named(first.result(), run)
+        return "" if joins and found == "ok" and "overlapped" not in _kinds(run) else found
+
+
+def joined(recipe: str) -> str:
+    """With a second node in the first epoch, by what that is found."""
+    for pause_s in PAUSES_S:
+        pause = f"step 5 rank 0 forward: pause {pause_s}s"
+        if found := play(recipe, *JOINED, "--faults", pause, joins=True):
+            return found
+    raise TimeoutError("no second node has joined")
 
 
 def checked(recipe: str) -> str:
@@ -77,19 +114,23 @@ def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _kinds(run: Path) -> set[str]:
+    return {event["event"] for event in _events(run)}
+
+
 def _events(run: Path) -> list[dict]:
     lines = [line for file in sorted(run.glob("events/*.jsonl")) for line in file.read_text().splitlines()]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def _named(ended: subprocess.CompletedProcess[str], events: list[dict]) -> str:
-    kinds = {event["event"] for event in events}
+def _named(ended: subprocess.CompletedProcess[str], run: Path) -> str:
+    kinds = _kinds(run)
     said = ended.stdout + ended.stderr
     if ended.returncode == 2:
         return "refused"
     if ended.returncode == 1:
         for kind, name in (
-            ("step_differed", "rehearsal"),
+            ("step_differed", "a step done again"),
             ("audit_failed", "audit"),
             ("divergence_detected", "agreement"),
             ("replay_differed", "replay"),
@@ -99,20 +140,22 @@ def _named(ended: subprocess.CompletedProcess[str], events: list[dict]) -> str:
         return "the second start" if "started again" in said else f"error: {said.strip()[-200:]}"
     if ended.returncode != 0:
         return f"exit {ended.returncode}: {said.strip()[-200:]}"
-    left = [event for event in events if event["event"] == "rehearsed" and event["not_restored"]]
+    left = [event for event in _events(run) if event.get("not_restored")]
     return "named: " + ", ".join(left[-1]["not_restored"]) if left else "ok"
 
 
 def measure(kind: Kind) -> Outcome:
     recipes = kind.recipes
-    one, two = play(recipes["wrong"], 1), play(recipes["wrong"], 2)
-    check = checked(recipes["wrong"]) if one == "ok" else ""
+    wrong, twin, two_workers = recipes["wrong"], recipes["twin"], ("--nproc-per-node", "2")
+    one = play(wrong)
     return Outcome(
         one=one,
-        two=two,
-        check=check,
-        twin_one=play(recipes["twin"], 1),
-        twin_two=play(recipes["twin"], 2),
+        two=play(wrong, *two_workers),
+        killed=play(wrong, *KILLED),
+        joined=joined(wrong),
+        check=checked(wrong) if one == "ok" else "",
+        twin_one=play(twin),
+        twin_two=play(twin, *two_workers),
     )
 
 
@@ -121,7 +164,15 @@ def document(outcomes: dict[str, Outcome]) -> str:
     early = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]
     found = sum(outcomes[kind.name].is_found for kind in early)
     rows = [
-        f"| {kind.name} | {kind.acts.value} | {_cell(of.one)} | {_cell(of.two)} | {_cell(of.check)} |"
+        " | ".join(
+            [
+                "|",
+                kind.name,
+                kind.acts.value,
+                *map(_cell, (of.one, of.two, of.killed, of.joined, of.check)),
+                "|",
+            ]
+        )
         for kind in KINDS
         for of in [outcomes[kind.name]]
     ]
@@ -130,16 +181,17 @@ def document(outcomes: dict[str, Outcome]) -> str:
             "# What finds hidden state",
             "",
             "`make proof` makes this table: each kind of state outside `State`, where it acts, and",
-            "by what it was found in an undisturbed run of three epochs of six steps with one worker, with two, and by",
-            "`elastic-train check` where one worker did not find it. *named*: the run goes on, since every result was the",
-            "same, and the rehearsal's line says what a restart does not bring back. Each has a twin that does the same",
-            "rightly, which goes on to its end; the rehearsal's line may name what it only shows.",
+            "by what it was found: in an undisturbed run of three epochs of six steps with one worker, and with two; without",
+            "rehearsals and audits, where a worker is killed in the second epoch, and where a node joins in the first;",
+            "and by `elastic-train check` where one worker did not find it. *named*: the run goes on, since every result",
+            "was the same, and a line says what a restart does not bring back. Each has a twin that does the same rightly,",
+            "which goes on to its end; a line may name what it only shows.",
             "",
             f"Of the {len(early)} kinds that act within the first epoch and its end, or never, {found} are found in the",
             "undisturbed run with one worker.",
             "",
-            "| kind | acts | one worker | two workers | check |",
-            "|---|---|---|---|---|",
+            "| kind | acts | one worker | two workers | killed | joined | check |",
+            "|---|---|---|---|---|---|---|",
             *rows,
             "",
         ]
