@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.inherit.optimizer import GROUPS, fit_optimizer, other_shapes, set_by
-from elastic.train.state.built import as_built, check_order
+from elastic.train.state.built import Structure, check_order, structure_of
 from elastic.train.state.document import entries_of
 from elastic.train.state.flat import FlatState
 from elastic.train.state.state import State
@@ -53,11 +53,11 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
 
 def _other_order(saved: FlatState, state: State, wanted: set[str]) -> Problems:
     """What an optimizer's groups have in another place than there."""
-    if saved.built is not None:  # else earlier code saved it, without names
-        groups = as_built(state.objects).groups
+    if "now" in saved.about:
+        groups = structure_of(state.objects).groups
         ours = {name: groups[name] for name in groups if name in wanted}
         try:
-            check_order(saved.structure.groups, ours, "there")
+            check_order(Structure.read(saved, "now").groups, ours, "there")
         except UsageError as error:
             return {"": [str(error)]}
     return {}
@@ -65,7 +65,7 @@ def _other_order(saved: FlatState, state: State, wanted: set[str]) -> Problems:
 
 def _fitted(saved: FlatState, state: State) -> tuple[FlatState, Problems, list[str]]:
     """(the saved state as these objects take it, what does not fit, notes)."""
-    built = state.flatten(exact=saved.is_exact)
+    built = state.flatten()
     schedulers = [thing for thing in state.objects.values() if isinstance(thing, LRScheduler)]
     tensors: dict[str, Tensor] = {}
     document, notes, problems = {}, list[str](), Problems()

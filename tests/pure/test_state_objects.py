@@ -12,7 +12,6 @@ from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot import image
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.state.trial_load import load_as_built
 
 
 def tied():
@@ -103,9 +102,9 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
 def test_a_trial_load_of_real_objects_leaves_no_trace(optimizer, scheduler):
     """As built, and after a step: the twin is never loaded, and both go on alike."""
     (state, step, _), (twin, its_step, _) = training(optimizer, scheduler), training(optimizer, scheduler)
-    load_as_built(state)
+    state.load_as_built()
     step(), its_step()
-    load_as_built(state)
+    state.load_as_built()
     step(), its_step()
     assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
 
