@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, NAdam, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
-from elastic.inherit.entries import load_entries
+from elastic.inherit.fit import load_entries
 from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.state import State
 

@@ -69,10 +69,8 @@ def structure_of(objects: Objects) -> Structure:
 
 def settings_of(objects: Objects) -> dict[str, str]:
     """To be called before anything is restored."""
-    found = dict[str, str]()
-    for name, part in _parts(objects, WITH_SETTINGS):
-        _add_settings(part.state_dict(), name, found)
-    return found
+    parts = _parts(objects, WITH_SETTINGS)
+    return {place: text for name, part in parts for place, text in settings_in(part.state_dict(), name)}
 
 
 def check_order(saved: Groups, built: Groups, when: str) -> None:
@@ -182,20 +180,20 @@ def _groups(optimizer: Optimizer, names: dict[int, str]) -> list[list[str]]:
     return found
 
 
-def _add_settings(value: Any, place: str, found: dict[str, str]) -> None:
-    """Numbers, words and short lists of them; what begins with _ is no setting."""
+def settings_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of numbers, words and short lists of them; what begins with _ is no setting."""
     if isinstance(value, Tensor):
         if value.numel() <= _SHORT and value.device.type != "meta":
-            found[place] = repr(value.tolist())
+            yield place, repr(value.tolist())
     elif isinstance(value, dict):
         for key, item in value.items():
             if key not in _NO_SETTINGS and not str(key).startswith("_"):
-                _add_settings(item, f"{place}.{key}", found)
+                yield from settings_in(item, f"{place}.{key}")
     elif isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
         for number, item in enumerate(value):
-            _add_settings(item, f"{place}[{number}]", found)
+            yield from settings_in(item, f"{place}[{number}]")
     elif isinstance(value, list | tuple):
         if len(value) <= _SHORT and not any(isinstance(item, Tensor) for item in value):
-            found[place] = repr(value)
+            yield place, repr(value)
     elif isinstance(value, bool | int | float | str | None):
-        found[place] = repr(value)
+        yield place, repr(value)
