@@ -11,6 +11,7 @@ name is stale in a calm run and after a restart alike.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def _refilled(old: Any, new: Any) -> Any:
     if type(old) is list:
         pairs = zip(old, new, strict=False)
         old[:] = [*(_refilled(*pair) for pair in pairs), *new[len(old) :]]
-    elif type(old) is dict:
+    elif type(old) in (dict, defaultdict):
         items = {key: _refilled(old.get(key), item) for key, item in new.items()}
         old.clear()
         old.update(items)

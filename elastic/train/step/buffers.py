@@ -339,8 +339,8 @@ class Buffers:
         )
         if resized := [tensor for tensor, value, opening in pairs if value.shape != opening.shape]:
             raise UsageError(
-                f"expected forward to leave buffer {self._state.name_of(resized[0])} the size that it had in the State, found another; give it its final shape "
-                "in __init__, or run one forward on a fixed batch before elastic.State, with torch.no_grad()"
+                f"forward gave buffer {self._state.name_of(resized[0])} another size than it had in the State: give it its final shape in __init__, "
+                "or run one forward on a fixed batch before elastic.State, with torch.no_grad()"
             )
 
     def end(self, total: Tensor, signs: list[float]) -> None:
