@@ -99,13 +99,6 @@ def test_a_load_puts_every_tensor_where_it_was():
     assert places(third) == expected
 
 
-def test_a_load_of_what_was_built_moves_nothing():
-    state = trained()
-    expected = {name: tensor.data_ptr() for name, tensor in state.flatten().tensors.items() if "net" in name}
-    state.load_as_built()
-    assert {name: t.data_ptr() for name, t in state.flatten().tensors.items() if "net" in name} == expected
-
-
 def test_a_tensor_that_began_on_a_boundary_does_so_again():
     """The script builds it as a part of a vector, and a step had replaced it."""
     before, after = built(), built()

@@ -66,10 +66,9 @@ def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent
     state = State(**adam(lr=0.001, weight_decay=0.5)(net(1)))
     problems, notes = load_entries(saved, state, ())
     assert problems == {}
-    assert notes == [
-        "as the recipe builds it: optimizer.param_groups[0].lr 0.001, not 0.1; "
-        "optimizer.param_groups[0].weight_decay 0.5, not 0.01"
-    ]
+    (note,) = notes
+    assert note.startswith("as the recipe builds it: optimizer.param_groups[0].lr 0.001, not 0.1; ")
+    assert note.endswith("optimizer.param_groups[0].weight_decay 0.5, not 0.01")
     (group,) = state.objects["optimizer"].param_groups
     assert (group["lr"], group["weight_decay"]) == (0.001, 0.5)
     moments = state.flatten().tensors
@@ -85,9 +84,14 @@ def test_a_rate_that_is_a_tensor_is_the_recipes_too():
     assert state.objects["optimizer"].param_groups[0]["lr"] == 0.25
 
 
-def test_a_schedule_that_is_taken_goes_on_with_the_rate_that_it_has_set():
+@pytest.mark.parametrize(
+    "build",
+    [lambda o: CosineAnnealingLR(o, T_max=10), lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)],
+    ids=["rate", "rate and betas"],
+)
+def test_a_schedule_that_is_taken_goes_on_with_what_it_has_set(build):
     """A run is made longer by the same recipe: its rate does not jump back to the first one."""
-    saved, state = pair(scheduled(lambda o: CosineAnnealingLR(o, T_max=10)))
+    saved, state = pair(scheduled(build))
     assert load_entries(saved, state, ()) == ({}, [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
@@ -98,13 +102,6 @@ def test_a_schedule_that_is_left_out_begins_anew_with_the_recipes_rate():
     assert load_entries(saved, state, ("model", "optimizer"))[0] == {}
     assert state.objects["optimizer"].param_groups[0]["lr"] == 0.1
     assert state.objects["scheduler"].last_epoch == 0
-
-
-def test_a_cycle_of_momentum_goes_on_too():
-    """OneCycleLR sets betas as well as the rate."""
-    saved, state = pair(scheduled(lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)))
-    assert load_entries(saved, state, ())[0] == {}
-    assert checksum_of(state.flatten()) == checksum_of(saved)
 
 
 def in_turn(first: int):
@@ -137,11 +134,6 @@ def in_turn(first: int):
         (adam(), lambda _: adam()(net(1, width=5)), "model.0.bias is float32 [4] there and float32 [5] here"),
         (
             adam(),
-            lambda model: adam()(model.double()),
-            "model.0.bias is float32 [4] there and float64 [4] here",
-        ),
-        (
-            adam(),
             lambda model: adam()(nn.Sequential(*model, nn.Linear(2, 2))),
             "model.3.bias is nothing there and float32 [2] here",
         ),
@@ -162,7 +154,7 @@ def test_what_does_not_fit_is_named(there, here, says):
     objects = there(net(0))
     train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
     problems, _ = load_entries(kept(State(**objects)), State(**here(net(1))), ())
-    assert any(says in words for words in problems.values())
+    assert any(says in words for of_entry in problems.values() for words in of_entry)
 
 
 @pytest.mark.parametrize("scheduler", [None, lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)])
@@ -207,11 +199,6 @@ def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
     expected = checksum_of(saved).entries
     assert all(after[key] == expected[key] for key in after if key.startswith("model"))
     assert all(after[key] == before[key] for key in after if key.startswith("optimizer"))
-
-
-def test_an_entry_that_is_named_and_not_there_is_refused():
-    saved, state = pair(adam())
-    assert load_entries(saved, state, ("ema", "model"))[0] == {"ema": ["no entry ema here"]}
 
 
 def test_parameters_in_another_order_are_named():

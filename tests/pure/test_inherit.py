@@ -11,7 +11,6 @@ from committed import begin_run, commit_in
 from records import IDENTITY, PARENT
 from torch import nn
 
-import elastic
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
@@ -159,12 +158,10 @@ def test_what_was_taken_is_said_with_its_digest(tmp_path, parent, capsys):
     )
 
 
-@pytest.mark.parametrize("new", ["ema", "values"])
-def test_a_refusal_names_the_entries_that_fit(tmp_path, parent, new):
-    """The command that a user would give next: a new module, or another new entry, is left out."""
-    added = {"ema": model(0.0), "values": elastic.Values(best=0.0)}[new]
+def test_a_refusal_names_the_entries_that_fit(tmp_path, parent):
+    """The command that a user would give next: a new module is left out."""
     with pytest.raises(UsageError, match=rf"or take what fits: --from {tmp_path}/first@40:model \("):
-        restore(ALONE, parent, tmp_path, State(model=model(0.0), **{new: added}))
+        restore(ALONE, parent, tmp_path, State(model=model(0.0), ema=model(0.0)))
 
 
 def test_a_refusal_names_no_entry_that_was_left_out_on_purpose(tmp_path, parent):
@@ -172,18 +169,3 @@ def test_a_refusal_names_no_entry_that_was_left_out_on_purpose(tmp_path, parent)
     named = Parent(**{**encode(parent), "entries": ("head",), "ancestors": PARENT.ancestors})
     with pytest.raises(UsageError, match=r"no entry head there\. Correct the recipe [^:]*$"):
         restore(ALONE, named, tmp_path / "own", State(model=model(0.0), head=model(1.0)))
-
-
-def test_new_layers_beside_the_old_ones_begin_from_the_old_ones(tmp_path, parent):
-    """An adapter that a forward hook calls, and a new head."""
-    base, adapter, head = model(0.0), nn.Linear(2, 1, bias=False), nn.Linear(1, 3)
-    base.register_forward_hook(lambda _module, inputs, output: output + adapter(inputs[0]))
-    base.requires_grad_(False)
-    new = nn.ModuleDict({"adapter": adapter, "head": head})
-    state = State(model=base, new=new, optimizer=torch.optim.Adam(new.parameters()))
-    before = [each.detach().clone() for each in new.parameters()]
-    taken = Parent(**{**encode(parent), "entries": ("model",)})
-    found = restore(ALONE, taken, tmp_path / "own", state)
-    assert (found.source, base.weight[0, 0].item(), base.weight.requires_grad) == ("parent", 40.0, False)
-    assert all(torch.equal(one, other) for one, other in zip(before, new.parameters(), strict=True))
-    assert torch.equal(base(torch.ones(1, 2)), torch.full((1, 1), 80.0) + adapter(torch.ones(1, 2)))

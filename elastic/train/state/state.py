@@ -8,7 +8,7 @@ It does not keep the gaps of a view between its elements. It does not promise th
 same state: they compare checksums (consistency.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from elastic.train.misuse import public
 from elastic.train.sealed import sealed
 from elastic.train.state import built, structure
 from elastic.train.state.built import Structure
-from elastic.train.state.document import PLACES_TENSORS, encode_object, layer_versions
+from elastic.train.state.document import PLACES_TENSORS, WITH_SETTINGS, encode_object, layer_versions
 from elastic.train.state.flat import FlatState, StateChecksum, alignment, checksum_of
 from elastic.train.state.load import (
     SharedCopies,
@@ -70,6 +70,8 @@ class State:
         self._built: Structure | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] = {}  # of modules' tensors, where the loop began
         self._tree = structure.Tree()
+        # Whether none of the objects may hold others, so that no walk has to look for them.
+        self._are_alone = all(isinstance(each, (nn.Module, *WITH_SETTINGS)) for each in objects.values())
         # By optimizers of torch, and of the recipe's own, when they were last asked for.
         self._updated: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         # Of the trained ones, those that an optimizer of torch holds, likewise. Do not change it.
@@ -168,9 +170,10 @@ class State:
                 if isinstance(part, nn.Module):
                     yield from part.named_modules(prefix=name)
 
-    def _held(self) -> Iterator[Any]:
-        for thing in self.objects.values():
-            yield from structure.held(thing)
+    def _held(self) -> Iterable[Any]:
+        if self._are_alone:
+            return self.objects.values()
+        return chain.from_iterable(map(structure.held, self.objects.values()))
 
     def flatten(self) -> FlatState:
         """Tensors are references, not copies.
