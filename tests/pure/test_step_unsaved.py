@@ -49,7 +49,7 @@ def test_a_load_that_replaces_the_parameters_is_refused_since_the_optimizer_has_
 def test_an_optimizer_with_momenta_that_is_not_in_the_state_is_refused_at_its_first_step():
     net = net_of()
     optimizer = torch.optim.Adam(net.parameters())
-    with pytest.raises(UsageError, match="found a Adam outside"):
+    with pytest.raises(UsageError, match="found Adam outside"):
         train(State(net=net), net, optimizer.step)
 
 
@@ -96,7 +96,7 @@ class Climber(torch.optim.Optimizer):
 def test_the_momenta_inside_a_wrapping_optimizer_are_refused_unless_they_are_saved():
     net = net_of()
     optimizer = Climber(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    with pytest.raises(UsageError, match="found a SGD outside"):
+    with pytest.raises(UsageError, match="found SGD outside"):
         train(State(net=net, optimizer=optimizer), net, optimizer.step)
     net = net_of()
     optimizer = Climber(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)

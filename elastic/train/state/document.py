@@ -63,23 +63,17 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is np.float64:  # a learning rate that NumPy computed, perhaps
         return {"float64": encode(float(value), path, tensors)}
+
+    def inner(item: Any, key: object) -> Any:
+        return encode(item, f"{path}.{key}", tensors, has_properties=has_properties)
+
     if kind in _LISTS.values():
-        items = [
-            encode(item, f"{path}.{i}", tensors, has_properties=has_properties)
-            for i, item in enumerate(value)
-        ]
-        return {kind.__name__: items}
+        return {kind.__name__: [inner(item, number) for number, item in enumerate(value)]}
     if kind in _DICTS.values():
         _check_keys(value, path)
-        items = [
-            [key, encode(item, f"{path}.{key}", tensors, has_properties=has_properties)]
-            for key, item in value.items()
-        ]
-        return (
-            {"module": [items, layer_versions(value)]}
-            if hasattr(value, "_metadata")
-            else {kind.__name__: items}
-        )
+        items = [[key, inner(item, key)] for key, item in value.items()]
+        is_of_module = hasattr(value, "_metadata")
+        return {"module": [items, layer_versions(value)]} if is_of_module else {kind.__name__: items}
     given = instead(value) or (
         "its state_dict()" if hasattr(value, "state_dict") else "the tensors, numbers and strings in it"
     )

@@ -231,8 +231,9 @@ def contents(flat: FlatState, checksum: StateChecksum, objects: Mapping[str, Any
 def difference(saved: Contents, found: Contents) -> str:
     """The first entry that differs, as a phrase that says how; "" where none does."""
     for name, value in saved.document.items():
-        if value != found.document.get(name):
-            return _first_difference(name, value, found.document.get(name))
+        values = f"{name} (values)"  # whose checksums tell 0.0 from -0.0, and True from 1
+        if saved.checksums[values] != found.checksums[values]:
+            return _first_difference(name, value, found.document[name])
     for name in sorted(saved.forms.keys() | found.forms.keys()):
         before, now = (each.forms.get(name, "no tensor") for each in (saved, found))
         if before == now and saved.checksums[name] != found.checksums[name]:
@@ -249,13 +250,13 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     before, now = entries_of(one), entries_of(other)
     if before is not None and now is not None:
         names, its_names = [name for name, _ in before], [name for name, _ in now]
-        gone, new = sorted({*names} - {*its_names}), sorted({*its_names} - {*names})
+        gone, new = [n for n in names if n not in its_names], [n for n in its_names if n not in names]
         if gone or new:
             return f"{path}: saved with the keys {gone!r:.60} and without {new!r:.60}, which it has now"
         if names != its_names:
             return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
         for (name, each), (_, its) in zip(before, now, strict=True):
-            if each != its:
+            if json.dumps(each) != json.dumps(its):
                 return _first_difference(f"{path}.{name}", each, its)
     return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
 

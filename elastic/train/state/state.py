@@ -59,8 +59,8 @@ class State:
             is_scripted = isinstance(thing, torch.jit.ScriptModule)
             if is_scripted or not isinstance(thing, Stateful):
                 raise UsageError(
-                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give parts under names of their "
-                    f"own, numbers and tensors in elastic.Values({name}=...), parameters in a module, modules as Python has them (no torch.jit), or add the methods"
+                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give numbers in "
+                    f"elastic.Values({name}=...), parameters in a module, several objects under several names, modules without torch.jit, or add the methods"
                 )
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.

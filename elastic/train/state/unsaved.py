@@ -96,7 +96,7 @@ class Unsaved:
 
     def _refusal(self, optimizer: Optimizer) -> UsageError:
         return UsageError(
-            f"expected the State to hold each optimizer of its parameters, found a {type(optimizer).__name__} outside; a resume would begin without it: give all "
+            f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; a resume would begin without it: give all "
             "to the State before the loop, a wrapped one too (base=optimizer.base_optimizer), and change groups in place; inner steps train a copy of the module"
         )
 
