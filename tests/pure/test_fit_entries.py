@@ -120,11 +120,6 @@ def in_turn(first: int):
             "scheduler.T_max is 10 there and 20 here",
         ),
         (
-            scheduled(lambda o: StepLR(o, 5), lr=0.1),
-            scheduled(lambda o: StepLR(o, 5), lr=0.2),
-            "scheduler.base_lrs is [0.1] there and [0.2] here",
-        ),
-        (
             scheduled(lambda o: StepLR(o, 5)),
             scheduled(lambda o: LambdaLR(o, lambda step: 0.9**step)),
             "scheduler.gamma is 0.1 there and None here",

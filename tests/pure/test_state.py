@@ -192,17 +192,11 @@ def test_entries_whose_paths_read_alike_are_both_kept(value):
     assert is_same(round_trip(value), value)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["net"], "it has the entries net, optimizer, and the recipe's State has net$"),
-        (["net", "optimizer", "ema"], "State has ema, net"),
-    ],
-)
-def test_a_state_of_other_objects_is_refused(names, words):
+@pytest.mark.parametrize("names", [["net"], ["net", "optimizer", "ema"]])
+def test_a_state_of_other_objects_is_refused(names):
     """An entry too few or too many: a recipe that was edited, or another run's file."""
     saved = State(net=Holder({}), optimizer=Holder({})).flatten()
-    with pytest.raises(StateDoesNotFit, match=words):
+    with pytest.raises(StateDoesNotFit, match=r"it has the entries net, optimizer, and .* State has"):
         State(**{name: Holder({}) for name in names}).load(saved)
 
 
@@ -314,6 +308,7 @@ class Mender(Holder):
             r"thing: saved with the keys \['b', 'a', 'n'\]; now \['a', 'b', 'n'\]",
         ),
         (lambda d: d | {"n": 2}, r"thing\.n: saved 1; now 2"),
+        (lambda d: d | {"n": True}, r"thing\.n: saved 1; now true"),
         (lambda d: d | {"b": d["b"] + 1}, r"thing\.b: saved some numbers; now others"),
         (lambda d: d | {"b": d["b"][:1]}, r"thing\.b: saved torch.float32 \[2\].*; now torch.float32 \[1\]"),
         (lambda d: d | {"b": nn.Parameter(d["b"])}, r"thing\.b: saved .*; now .*parameter"),
