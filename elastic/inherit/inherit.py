@@ -1,7 +1,7 @@
 """A run without a state of its own begins with its parent's numbers, on every rank alike.
 
 Rank 0 reads the parent's checkpoint, verifies it by its digest and sends it to the others. Every
-rank loads the entries that --from names (fit_entries.py says what of them). A run that does not fit
+rank loads the entries that --from names (fit.py says what of them). A run that does not fit
 its parent gives its run directory back, so that a corrected command can have it.
 """
 
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
-from elastic.inherit.entries import Problems, load_entries
+from elastic.inherit.fit import Problems, load_entries
 from elastic.snapshot import image
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
@@ -86,46 +85,18 @@ class Inheritance:
 
     def _sentence(self, misfits: Problems, saved: FlatState, state: State) -> str:
         words = [each for of_entry in misfits.values() for each in of_entry]
-        named, more = "; ".join(words[:MOST_NAMED]), len(words) - MOST_NAMED
-        state_url = f"{self.parent.url}@{self.parent.step}"
-        modules = [name for name in misfits if isinstance(state.objects.get(name), nn.Module)]
-        lost = [name for name in modules if name in saved.document]
-        beside = ""
-        if lost:
-            beside = (
-                f". A module is taken whole: for new layers build {lost[0]} as it was there, and give them an entry of their own, "
-                f"State({lost[0]}=..., new=...), with --from {state_url}:{lost[0]}: a new head beside the old one, which is not used any "
-                "more, or adapters that forward hooks of the old layers call"
-            )
-        fitting = self._fitting(misfits, saved, state, without_others=bool(lost))
-        take = f", or take what fits: --from {state_url}:{','.join(fitting)}; the others begin as the recipe builds them"
-        if any(isinstance(state.objects.get(name), LRScheduler) for name in misfits):
-            take += " (a scheduler in State goes on where it was, with the rates it had)"
-        return (
-            f"expected {self.parent} to fit this recipe, found: {named}{f'; and {more} more' if more > 0 else ''}. "
-            f"It has the entries {', '.join(sorted(saved.document))}, and this State has {', '.join(sorted(state.objects))}. "
-            f"{self._remedy(misfits, saved, state)}{take if fitting else ''}{beside}"
-        )
-
-    def _remedy(self, misfits: Problems, saved: FlatState, state: State) -> str:
-        """What to correct: names that only the command has, or else the recipe."""
-        unknown = sorted(
-            misfits.keys() & set(self.parent.entries) - saved.document.keys() - state.objects.keys()
-        )
-        return (
-            f"Correct --from, where {', '.join(unknown)} names no entry" if unknown else "Correct the recipe"
-        )
-
-    def _fitting(
-        self, misfits: Problems, saved: FlatState, state: State, *, without_others: bool
-    ) -> list[str]:
-        """The wanted entries that fit, as far as is known.
-
-        without_others: a module does not. What goes with it, such as its optimizer's moments, is of
-        no use without it; other modules are.
-        """
+        more = f"; and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
         wanted = set(self.parent.entries) or state.objects.keys()
         fitting = sorted((saved.document.keys() & state.objects.keys() & wanted) - misfits.keys())
-        if "" in misfits:
-            return []
-        return [name for name in fitting if not without_others or isinstance(state.objects[name], nn.Module)]
+        if any(isinstance(state.objects.get(name), nn.Module) for name in misfits):
+            # What goes with it, such as its optimizer's moments, is of no use without it.
+            fitting = [name for name in fitting if isinstance(state.objects[name], nn.Module)]
+        take = (
+            f", or take what fits: --from {self.parent.url}@{self.parent.step}:{','.join(fitting)} (the others begin as the recipe builds them)"
+            if fitting and "" not in misfits
+            else ""
+        )
+        return (
+            f"expected {self.parent} to fit this recipe, found: {'; '.join(words[:MOST_NAMED])}{more}. "
+            f"Correct the recipe or the entries of --from{take}"
+        )

@@ -68,7 +68,7 @@ def test_entries_that_do_not_fit_end_the_run_and_a_corrected_command_begins_it(d
     options = ("--from", str(first), "--nproc-per-node", "2")
     wrong = drill.start(*options, arguments=("--form", "sum"))
     wrong.ends_with(2)
-    assert "found: no entry scheduler there. It has the entries ema, model, optimizer" in wrong.output
+    assert "found: no entry scheduler there" in wrong.output
     assert not (drill.run.local / "checkpoints").exists()
     assert len(drill.events("generation_started")) == 1
 

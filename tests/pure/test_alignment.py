@@ -4,7 +4,6 @@ The dumb twin of `alignment` is the address itself, which torch's allocator puts
 """
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +11,8 @@ from state_bytes import through_bytes
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from elastic.errors import CheckpointDamaged
-from elastic.train.state.alignment import BOUNDARY, alignment, copy_at
+from elastic.train.state.flat import BOUNDARY, alignment, copy_at
 from elastic.train.state.state import State
-from elastic.train.state.trial_load import load_as_built
 from elastic.train.state.values import Values
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
@@ -102,13 +99,6 @@ def test_a_load_puts_every_tensor_where_it_was():
     assert places(third) == expected
 
 
-def test_a_load_of_what_was_built_moves_nothing():
-    state = trained()
-    expected = {name: tensor.data_ptr() for name, tensor in state.flatten().tensors.items() if "net" in name}
-    load_as_built(state)
-    assert {name: t.data_ptr() for name, t in state.flatten().tensors.items() if "net" in name} == expected
-
-
 def test_a_tensor_that_began_on_a_boundary_does_so_again():
     """The script builds it as a part of a vector, and a step had replaced it."""
     before, after = built(), built()
@@ -124,33 +114,3 @@ def test_one_that_another_tensor_uses_too_stays_there_and_is_named():
     after.load(through_bytes(before.flatten()))
     assert alias.data_ptr() == after.objects["net"].covariance.data_ptr()
     assert after.misplaced == ["net.covariance"]
-
-
-def test_a_state_that_does_not_say_it_leaves_tensors_where_they_are():
-    """Of earlier code."""
-    before, after = trained(), built()
-    flat = through_bytes(before.flatten())
-    del flat.about["alignments"]
-    expected = {name: each for name, each in places(after).items() if name.startswith("net")}
-    after.load(flat)
-    assert {name: each for name, each in places(after).items() if name.startswith("net")} == expected
-    assert after.misplaced == []
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        {"net.covariance": 3},
-        {"net.covariance": 64},
-        {"net.covariance": -4},
-        {"net.covariance": True},
-        {"other": 4},
-        [],
-        4,
-    ],
-)
-def test_a_place_that_cannot_be_is_damage(found):
-    flat = through_bytes(trained().flatten())
-    flat.about["alignments"] = found
-    with pytest.raises(CheckpointDamaged, match="cannot have the alignment"):
-        built().load(flat)

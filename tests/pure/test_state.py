@@ -1,11 +1,10 @@
 """What is flattened is loaded exactly, and what cannot be kept is refused by name."""
 
 import copy
-import json
 import math
 import random
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -123,86 +122,28 @@ def whole_checksum_of(**objects):
     return checksum_of(State(**objects).flatten()).whole
 
 
-class Scaler(torch.amp.GradScaler):
-    """An object of torch whose state is whatever it is given."""
-
-    def __init__(self, value):
-        super().__init__("cpu")
-        self.value = value
-
-    def state_dict(self):
-        return self.value
-
-
-@given(states, st.randoms(use_true_random=False))
-def test_checksum_of_torchs_own_objects_does_not_depend_on_the_order_of_insertion(value, shuffler):
-    """An optimizer fills its dicts in the order in which parameters had their first gradients."""
-
-    def shuffled(thing):
-        if type(thing) in (dict, Counter):
-            items = list(thing.items())
-            shuffler.shuffle(items)
-            return type(thing)({name: shuffled(item) for name, item in items})
-        if isinstance(thing, OrderedDict):
-            return OrderedDict((name, shuffled(item)) for name, item in thing.items())
-        if isinstance(thing, list | tuple):
-            return type(thing)(shuffled(item) for item in thing)
-        return thing
-
-    one, other = Scaler(value), Scaler(shuffled(value))
-    assert whole_checksum_of(a=one, b=Holder({})) == whole_checksum_of(b=Holder({}), a=other)
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (torch.tensor([0.0]), torch.tensor([-0.0])),
         (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
         (torch.zeros(2, 3), torch.zeros(3, 2)),
         (0.0, -0.0),
         (1, 1.0),
         (1, True),
         ([1], (1,)),
-        (None, "None"),
         ({"0": 1}, {0: 1}),
-        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}),
-        (math.inf, "inf"),
-        ({}, []),
         ({"a": 1}, Counter("a")),
         ({"a": 1}, OrderedDict(a=1)),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (Counter("ab"), Counter("ba")),
         (torch.zeros(2), nn.Parameter(torch.zeros(2))),
-        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
         (nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2), requires_grad=False)),
-        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (1.0, np.float64(1.0)),
     ],
 )
 def test_checksum_sees_the_smallest_difference(one, other):
     """Values that == calls equal, or that print alike, and still are another state."""
     assert whole_checksum_of(thing=Holder({"x": one})) != whole_checksum_of(thing=Holder({"x": other}))
-
-
-def test_checksum_names_each_entry():
-    """An error names the entry that differs, so the entries must cover the whole state."""
-    net, other = nn.Linear(2, 2), Holder({"n": 3})
-    before = checksum_of(State(net=net, other=other).flatten()).entries
-    assert set(before) == {"net.weight", "net.bias", "net (values)", "other (values)"}
-    nn.init.constant_(net.bias, 5.0)
-    other.value = {"n": 4}
-    after = checksum_of(State(net=net, other=other).flatten()).entries
-    assert {name for name in before if before[name] != after[name]} == {"net.bias", "other (values)"}
-
-
-def test_checksum_does_not_depend_on_strides():
-    """They are compared by themselves; a digest is that of the numbers."""
-    weight = torch.arange(6.0).view(2, 3)
-    transposed = weight.t().contiguous().t()
-    assert whole_checksum_of(thing=Holder({"w": weight})) == whole_checksum_of(
-        thing=Holder({"w": transposed})
-    )
 
 
 class Opaque:
@@ -213,79 +154,30 @@ class Colour(IntEnum):
     RED = 1
 
 
-class Word(StrEnum):
-    RED = "red"
-
-
-class Labelled(torch.Tensor):
-    pass
-
-
 Point = namedtuple("Point", "x")  # noqa: PYI024 - the plain kind, as recipes have it
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Opaque(),
-        {1, 2},
-        b"bytes",
-        1j,
-        np.zeros(2),
-        np.int64(1),
-        torch.float32,
-        len,
-        torch.Generator(),
-        torch.eye(2).to_sparse(),
-        Colour.RED,
-        Word.RED,
-        Point(1),
-        torch.Size([1]),
-        defaultdict(int),
-        torch.zeros(2).as_subclass(Labelled),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_only_pickle_could_keep_is_refused_by_name(value):
-    """The entry lies deep inside; the message must lead to it."""
-    with pytest.raises(StateNotSavable, match=r"state entry thing\.a\.1\.b:"):
-        State(thing=Holder({"a": [0, {"b": value}]})).flatten()
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
+        (Opaque(), "the tensors, numbers and strings in it"),
+        ({1, 2}, r"sorted\(x\)"),
+        (np.zeros(2), r"torch\.from_numpy\(x\)"),
+        (Colour.RED, "x.value"),
+        (Point(1), r"tuple\(x\)"),
+        (defaultdict(int), r"dict\(x\)"),
+        (torch.Generator(), r"x\.get_state\(\)"),
+        (nn.Linear(1, 1), r"its state_dict\(\)"),
+        (torch.eye(2).to_sparse(), "convert it"),
         (torch.zeros(2, device="meta"), "without values"),
         (torch.zeros(2, requires_grad=True) * 2, "part of a graph"),
+        ({(1, 2): 1}, "expected str or int keys"),
     ],
-    ids=["meta", "graph"],
 )
-def test_a_tensor_without_a_value_of_its_own_is_refused_by_name(value, words):
-    with pytest.raises(StateNotSavable, match=rf"state entry thing\.a: .*{words}"):
-        State(thing=Holder({"a": value})).flatten()
-
-
-@given(states, st.data())
-def test_one_opaque_value_anywhere_is_refused_by_name(value, data):
-    """Put under a fresh name into some dict of the structure, however deep."""
-    path, place = "thing", value
-    while inner := {name: item for name, item in place.items() if type(item) is dict}:
-        if data.draw(st.booleans()):
-            break
-        name = data.draw(st.sampled_from(list(inner)))
-        path, place = f"{path}.{name}", inner[name]
-    place["opaque"] = Opaque()
-    with pytest.raises(StateNotSavable) as caught:
-        State(thing=Holder(value)).flatten()
-    assert f"state entry {path}.opaque:" in str(caught.value)
-    assert "Opaque" in str(caught.value)
-
-
-@pytest.mark.parametrize("key", [1.5, None, True, (1, 2), Colour.RED, Word.RED])
-def test_keys_that_json_would_change_are_refused(key):
-    """JSON makes strings or plain numbers of them, and they would come back as something else."""
-    with pytest.raises(StateNotSavable, match=r"thing\.a: expected str or int keys"):
-        State(thing=Holder({"a": {key: 1}})).flatten()
+def test_what_only_pickle_could_keep_is_refused_by_name(value, words):
+    """The entry lies deep inside; the message leads to it, and says what to give."""
+    with pytest.raises(StateNotSavable, match=rf"state entry thing\.a\.1\.b: .*{words}"):
+        State(thing=Holder({"a": [0, {"b": value}]})).flatten()
 
 
 @pytest.mark.parametrize(
@@ -300,37 +192,11 @@ def test_entries_whose_paths_read_alike_are_both_kept(value):
     assert is_same(round_trip(value), value)
 
 
-def test_checksum_does_not_depend_on_what_shares_memory():
-    """Schedulers keep the optimizer's tensor lr under several names, until a load makes copies: a
-    sound checkpoint would be rejected.
-    """
-    rate = torch.tensor(0.1)
-    saved = State(thing=Holder({"now": rate, "last": rate})).flatten()
-    loaded = State(thing=Holder(None))
-    loaded.load(through_bytes(saved))
-    assert checksum_of(loaded.flatten()).whole == checksum_of(saved).whole
-
-
-def test_equal_tensors_of_their_own_are_kept_apart():
-    """Same bits are no tie: a teacher starts as its student's copy, and as a view of other shape is
-    another tensor.
-    """
-    whole = torch.arange(4.0)
-    parts = State(a=Holder({"x": whole, "y": whole.clone(), "z": whole[:2]})).flatten()
-    assert set(parts.tensors) == {"a.x", "a.y", "a.z"}
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["net"], "it has the entries net, optimizer, and the recipe's State has net$"),
-        (["net", "optimizer", "ema"], "State has ema, net"),
-    ],
-)
-def test_a_state_of_other_objects_is_refused(names, words):
+@pytest.mark.parametrize("names", [["net"], ["net", "optimizer", "ema"]])
+def test_a_state_of_other_objects_is_refused(names):
     """An entry too few or too many: a recipe that was edited, or another run's file."""
     saved = State(net=Holder({}), optimizer=Holder({})).flatten()
-    with pytest.raises(StateDoesNotFit, match=words):
+    with pytest.raises(StateDoesNotFit, match=r"it has the entries net, optimizer, and .* State has"):
         State(**{name: Holder({}) for name in names}).load(saved)
 
 
@@ -344,11 +210,9 @@ def test_a_state_that_does_not_fit_the_object_is_refused_by_name():
 @pytest.mark.parametrize(
     "document",
     [
-        {},
         {"dict": 3},
         {"set": [1]},
         {"tensor": "net.gone"},
-        {"float": "x"},
         {"list": [], "dict": []},
     ],
 )
@@ -358,18 +222,16 @@ def test_a_document_that_makes_no_sense_is_damage(document):
         State(net=Holder({})).load(FlatState(tensors={}, document={"net": document}))
 
 
-def test_a_state_needs_objects_that_have_one():
+@pytest.mark.parametrize(
+    "thing",
+    [Opaque(), Opaque, {"net": nn.Linear(1, 1)}, torch.ones(1), torch.jit.script(nn.Linear(2, 2))],
+)
+def test_what_has_no_state_dict_of_python_is_refused_where_it_is_given(thing):
     """Said when the recipe starts, not at the first save."""
+    with pytest.raises(UsageError, match=r"State\(net=\.\.\.\): expected an object .*elastic\.Values\(net="):
+        State(net=thing)
     with pytest.raises(UsageError, match="found none"):
         State()
-    with pytest.raises(UsageError, match=r"State\(net=\.\.\.\).*found Tensor"):
-        State(net=torch.zeros(1))
-
-
-def test_documents_are_plain_json():
-    """json.loads of any language reads it: no NaN, no Infinity."""
-    parts = State(thing=Holder({"a": math.inf, "b": -math.inf, "c": math.nan})).flatten()
-    json.dumps(parts.document, allow_nan=False)
 
 
 class Keeper(nn.Linear):
@@ -420,7 +282,7 @@ def test_a_parameter_of_an_object_comes_back_as_one(requires_grad):
     assert type(found) is nn.Parameter and found.requires_grad == requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fn, torch.uint16])
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.uint16])
 def test_what_an_image_cannot_hold_is_refused_by_name_before_a_step_is_trained(dtype):
     state = State(thing=Holder({"a": [torch.zeros(2).to(dtype)]}))
     with pytest.raises(StateNotSavable, match=r"state entry thing\.a\.0: .* found .*" + str(dtype)):
@@ -446,7 +308,8 @@ class Mender(Holder):
             r"thing: saved with the keys \['b', 'a', 'n'\]; now \['a', 'b', 'n'\]",
         ),
         (lambda d: d | {"n": 2}, r"thing\.n: saved 1; now 2"),
-        (lambda d: d | {"b": d["b"] + 1}, r"thing\.b: other numbers"),
+        (lambda d: d | {"n": True}, r"thing\.n: saved 1; now true"),
+        (lambda d: d | {"b": d["b"] + 1}, r"thing\.b: saved some numbers; now others"),
         (lambda d: d | {"b": d["b"][:1]}, r"thing\.b: saved torch.float32 \[2\].*; now torch.float32 \[1\]"),
         (lambda d: d | {"b": nn.Parameter(d["b"])}, r"thing\.b: saved .*; now .*parameter"),
     ],
@@ -458,25 +321,7 @@ def test_an_object_that_loads_another_state_is_refused_with_the_first_entry(chan
         State(thing=Mender(None, change)).load(saved)
 
 
-def test_a_state_of_the_earlier_version_loads_as_that_version_loaded_it():
-    """It had sorted dicts, no strides, and no word about parameters; nothing is missed now."""
-    value = {"b": torch.zeros(2), "a": nn.Parameter(torch.ones(2))}
-    new = State(thing=Holder(value)).flatten(exact=False)
-    old = FlatState.read(new.tensors, {"state": new.document, "step": 3, "chain": ""})
-    assert old.document == {"thing": {"dict": [["a", {"tensor": "thing.a"}], ["b", {"tensor": "thing.b"}]]}}
-    loaded = State(thing=Holder(None))
-    loaded.load(old)
-    assert list(loaded.objects["thing"].value) == ["a", "b"]
-
-
-@pytest.mark.parametrize("document", [None, [], {}, {"state": []}, {"state": {}, "about": 1}])
+@pytest.mark.parametrize("document", [None, {"state": []}, {"state": {}, "about": 1}])
 def test_an_image_of_something_else_is_damage(document):
     with pytest.raises(CheckpointDamaged, match=r"is not a training state"):
         FlatState.read({}, document)
-
-
-def test_an_object_that_is_put_into_a_state_later_is_refused():
-    """It would be saved, and the next start would not know the checkpoint."""
-    state = State(model=nn.Linear(2, 2))
-    with pytest.raises(TypeError):
-        state.objects["head"] = nn.Linear(2, 2)

@@ -8,11 +8,10 @@ from state_bytes import through_bytes
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from elastic.errors import StateDoesNotFit, UsageError
+from elastic.errors import StateDoesNotFit
 from elastic.snapshot import image
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.state.trial_load import load_as_built
 
 
 def tied():
@@ -26,18 +25,12 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True, foreach=False),
     "adam-groups": lambda p: torch.optim.Adam([{"params": p[:1], "lr": 0.5}, {"params": p[1:]}], lr=0.1),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
 }
 SCHEDULERS = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=9),
     "onecycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=20),
-    "multistep": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 2, 7]),
     "warmup": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
-    ),
-    # At the handover torch asks the second one for its closed form.
-    "handover": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o), lr_scheduler.MultiStepLR(o, milestones=[1])], milestones=[3]
     ),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
 }
@@ -72,10 +65,8 @@ def training(optimizer, scheduler):
     [
         ("sgd", "cosine"),
         ("sgd", "onecycle"),
-        ("adamw", "multistep"),
         ("adam-groups", "lambda"),
-        ("adagrad", "warmup"),
-        ("sgd", "handover"),
+        ("adamw", "warmup"),
     ],
 )
 def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
@@ -98,81 +89,15 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam-groups"])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(("optimizer", "scheduler"), [("adamw", "warmup"), ("adam-groups", "onecycle")])
 def test_a_trial_load_of_real_objects_leaves_no_trace(optimizer, scheduler):
     """As built, and after a step: the twin is never loaded, and both go on alike."""
     (state, step, _), (twin, its_step, _) = training(optimizer, scheduler), training(optimizer, scheduler)
-    load_as_built(state)
+    state.load_as_built()
     step(), its_step()
-    load_as_built(state)
+    state.load_as_built()
     step(), its_step()
     assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
-
-
-def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
-    """They keep the optimizer's tensor under several names. Fresh objects load the step where one
-    scheduler hands over to the next.
-    """
-    state, step, _ = training("adamw", "warmup")
-    step(), step()
-    saved = through_bytes(state.flatten())
-    fresh, _, _ = training("adamw", "warmup")
-    fresh.load(saved)
-    assert checksum_of(fresh.flatten()) == checksum_of(saved)
-
-
-def test_training_on_after_loading_leaves_what_was_loaded_alone():
-    """An optimizer may keep the tensors that it is given; two names of one tensor must not become
-    one memory either.
-    """
-    state, step, _ = training("adamw", "cosine")
-    step()
-    saved = through_bytes(state.flatten())
-    before = checksum_of(saved)
-    state.load(saved)
-    step()
-    assert checksum_of(saved) == before
-
-
-class Versioned(nn.Linear):
-    """As torchvision's MNASNet: it loads nothing without its version."""
-
-    _version = 2
-
-    def _load_from_state_dict(self, values, prefix, metadata, *others):
-        if metadata.get("version") not in (1, 2):
-            raise ValueError("expected version 1 or 2")
-        super()._load_from_state_dict(values, prefix, metadata, *others)
-
-
-def test_a_layer_that_depends_on_its_version_loads():
-    net = nn.Sequential(Versioned(2, 2))
-    other = nn.Sequential(Versioned(2, 2))
-    State(net=other).load(through_bytes(State(net=net).flatten()))
-    assert torch.equal(other[0].weight, net[0].weight)
-
-
-class Converting(nn.Linear):
-    """A layer whose state of version 1 was half of what it is now."""
-
-    _version = 1
-
-    def _load_from_state_dict(self, values, prefix, metadata, *others):
-        if metadata["version"] < self._version:
-            values[f"{prefix}weight"] = 2 * values[f"{prefix}weight"]
-        super()._load_from_state_dict(values, prefix, metadata, *others)
-
-
-def test_a_layer_converts_the_state_of_the_version_that_it_was_saved_by(monkeypatch):
-    """The recipe's layer is newer than its checkpoint. The conversion changes the state, so it is
-    refused; a load under the new version would take the old numbers for new ones.
-    """
-    saved = through_bytes(State(net=nn.Sequential(Converting(2, 2))).flatten())
-    monkeypatch.setattr(Converting, "_version", 2)
-    other = State(net=nn.Sequential(Converting(2, 2)))
-    with pytest.raises(StateDoesNotFit, match=r"net\.0\.weight: other numbers"):
-        other.load(saved)
 
 
 class Average:
@@ -194,8 +119,6 @@ def test_the_state_of_a_module_inside_another_object_loads():
     other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
     other.load(saved)
     assert checksum_of(other.flatten()) == checksum_of(saved)
-    versioned = State(ema=Average(nn.Sequential(Versioned(2, 2))))
-    versioned.load(through_bytes(versioned.flatten()))
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():
@@ -297,37 +220,5 @@ def test_a_view_is_not_torn_from_its_memory():
     net.mean = torch.arange(6.0).view(3, 2).t()
     other.whole = torch.zeros(4, 3)
     other.mean = other.whole[:2]
-    with pytest.raises(
-        StateDoesNotFit, match=r"net\.mean: saved .* strides \[1, 2\]; now .* strides \[3, 1\]"
-    ):
+    with pytest.raises(StateDoesNotFit, match=r"net\.mean: saved .* strides \(1, 2\); now .* row-major"):
         State(net=other).load(through_bytes(State(net=net).flatten()))
-
-
-class Rounding:
-    """Its state_dict gives copies, so that nothing but its load can put a tensor back."""
-
-    def __init__(self, dtype=torch.float32):
-        self.average = torch.zeros(3, dtype=dtype)
-
-    def state_dict(self):
-        return {"average": self.average.clone()}
-
-    def load_state_dict(self, state):
-        self.average.copy_(state["average"])
-
-
-def test_a_tensor_whose_dtype_the_steps_changed_is_named_with_both_dtypes():
-    """A resume builds it as at first, and copies into that; it is a mistake of the recipe."""
-    saved = through_bytes(State(own=Rounding(torch.float64)).flatten())
-    State(own=Rounding(torch.float64)).load(saved)
-    with pytest.raises(
-        UsageError, match=r"own\.average was saved as float64, .* build it as float64; or let"
-    ):
-        State(own=Rounding()).load(saved)
-
-
-def test_the_dtype_of_a_module_is_the_recipes_choice():
-    """An edited recipe that has halves now: it is told so, and is not given floats."""
-    saved = through_bytes(State(net=nn.Linear(2, 2)).flatten())
-    with pytest.raises(StateDoesNotFit, match=r"net\.bias: saved torch.float32 .* now torch.bfloat16"):
-        State(net=nn.Linear(2, 2).bfloat16()).load(saved)

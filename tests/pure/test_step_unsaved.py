@@ -5,7 +5,7 @@ import torch
 from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 
 from elastic.errors import UsageError
 from elastic.train.state.state import State
@@ -30,9 +30,7 @@ def test_a_module_that_is_trained_and_not_in_the_state_is_refused_at_the_loops_b
     """After a resume its weights would be fresh random ones, with the old moments."""
     net, head = net_of(), nn.Linear(CLASSES, CLASSES)
     optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()])
-    with pytest.raises(
-        UsageError, match=r"found one of shape \[3, 3\] in Adam\.param_groups\[0\]\['params'\]\[6\]"
-    ):
+    with pytest.raises(UsageError, match=r"found one of shape \[3, 3\] that no object"):
         next(steps(ALONE, State(net=net, optimizer=optimizer)))
 
 
@@ -44,54 +42,15 @@ def test_a_load_that_replaces_the_parameters_is_refused_since_the_optimizer_has_
     next(coming).mean_loss(loss_of(net))
     optimizer.step()
     net.load_state_dict({name: each / 2 for name, each in net.state_dict().items()}, assign=True)
-    with pytest.raises(UsageError, match=r"the optimizer still has the old ones: load without assign"):
+    with pytest.raises(UsageError, match="without assign=True"):
         next(coming).mean_loss(loss_of(net))
-
-
-@pytest.mark.parametrize("kind", ["alone", "chained"])
-def test_functions_that_the_loop_puts_into_a_schedule_are_refused(kind):
-    """A resume would go on with those that the script builds, and with other rates."""
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    factor = LambdaLR(optimizer, lambda n: 0.9**n)
-    scheduler = factor if kind == "alone" else SequentialLR(optimizer, [factor, StepLR(optimizer, 2)], [9])
-
-    def update():
-        optimizer.step()
-        scheduler.step()
-        if scheduler.last_epoch == 2:
-            factor.lr_lambdas = [lambda n: 0.5**n]
-
-    state = State(net=net, optimizer=optimizer, scheduler=scheduler)
-    with pytest.raises(
-        UsageError, match=r"step 2: the functions of scheduler \(LambdaLR\.lr_lambdas\) are others"
-    ):
-        train(state, net, update)
-
-
-def test_a_module_that_the_optimizer_gets_later_is_refused_then():
-    net, head = net_of(), nn.Linear(CLASSES, CLASSES)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    coming = steps(ALONE, State(net=net, optimizer=optimizer))
-    next(coming).mean_loss(loss_of(net))
-    optimizer.step()
-    optimizer.add_param_group({"params": list(head.parameters())})
-    with pytest.raises(UsageError, match=r"param_groups\[1\].*State\(\.\.\., head=head\)"):
-        next(coming).mean_loss(loss_of(nn.Sequential(net, head)))
 
 
 def test_an_optimizer_with_momenta_that_is_not_in_the_state_is_refused_at_its_first_step():
     net = net_of()
     optimizer = torch.optim.Adam(net.parameters())
-    with pytest.raises(
-        UsageError, match=r"optimizer \(Adam\) updates net\.0\.weight and keeps a state of its own"
-    ):
+    with pytest.raises(UsageError, match="found Adam outside"):
         train(State(net=net), net, optimizer.step)
-
-
-def test_an_optimizer_without_a_state_of_its_own_may_stay_outside():
-    net = net_of()
-    train(State(net=net), net, torch.optim.SGD(net.parameters(), lr=0.1).step)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -108,7 +67,7 @@ def test_an_optimizer_that_the_loop_builds_again_is_refused_with_what_to_write_i
         if step.number == (2 if momentum else 3):
             break
         optimizer.step()
-    with pytest.raises(UsageError, match=r"Change the groups of the first one in place.*second=second"):
+    with pytest.raises(UsageError, match="change groups in place"):
         optimizer.step()
 
 
@@ -137,25 +96,21 @@ class Climber(torch.optim.Optimizer):
 def test_the_momenta_inside_a_wrapping_optimizer_are_refused_unless_they_are_saved():
     net = net_of()
     optimizer = Climber(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    with pytest.raises(UsageError, match=r"base=optimizer\.base_optimizer"):
+    with pytest.raises(UsageError, match="found SGD outside"):
         train(State(net=net, optimizer=optimizer), net, optimizer.step)
     net = net_of()
     optimizer = Climber(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     train(State(net=net, optimizer=optimizer, base=optimizer.base_optimizer), net, optimizer.step)
 
 
-@pytest.mark.parametrize("kind", ["step", "sequential"])
-def test_a_schedule_that_is_not_in_the_state_is_refused_at_the_loops_begin(kind):
+def test_a_schedule_that_is_not_in_the_state_is_refused_at_the_loops_begin():
     net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedule = StepLR(optimizer, 2)
-    if kind == "sequential":
-        schedule = SequentialLR(optimizer, [LinearLR(optimizer), schedule], milestones=[2])
     with pytest.raises(UsageError, match=r"hold the learning rate schedule of its SGD.*scheduler=scheduler"):
         next(steps(ALONE, State(net=net, optimizer=optimizer)))
     next(steps(ALONE, State(net=net, optimizer=optimizer, schedule=schedule)))
-    if kind == "step":
-        next(steps(ALONE, State(net=net, optimizer=optimizer, schedule=ChainedScheduler([schedule]))))
+    next(steps(ALONE, State(net=net, optimizer=optimizer, schedule=ChainedScheduler([schedule]))))
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

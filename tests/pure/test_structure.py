@@ -34,12 +34,6 @@ def test_a_memory_of_many_tensors_is_not_walked_through():
     assert structure.same(list(structure.held(holding)), [holding, holding.items])
 
 
-def test_a_memory_of_many_other_things_is_not_walked_through():
-    """Pairs of observation and reward, say."""
-    holding = Holding([(torch.zeros(1), 0.0)] * 1000)
-    assert structure.same(list(structure.held(holding)), [holding, holding.items])
-
-
 def test_what_stands_in_a_short_list_is_found():
     """A list of models beside a tensor."""
     models = [nn.Linear(1, 1) for _ in range(3)]

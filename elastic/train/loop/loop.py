@@ -42,12 +42,10 @@ from elastic.train.loop.parts import LoopParts
 from elastic.train.loop.progress import LoopProgress
 from elastic.train.loop.record import StepRecorder
 from elastic.train.loop.step_thread import StepThread
-from elastic.train.state import values
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.state.trial_load import load_own_again
 from elastic.train.step import derived_weights
 from elastic.train.step.balancing import balancing_of, is_held_off
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, step_parts
@@ -167,11 +165,8 @@ class Loop:
         self.raise_caught()
         if self._stop_reason is None:
             self._thread.ends(number)
-        values.check_all(self._parts.state.objects.values(), number - first)
         if number == first:  # from here on an optimizer has state
             self._parts.state.check_savable()
-        if number == 1:
-            load_own_again(self._parts.state)
 
     @property
     def last_step(self) -> int:

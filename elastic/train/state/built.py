@@ -5,120 +5,100 @@ parameters by their places in its groups: in another order it would be taken for
 parameters of the same shape. The settings that objects were built with are those that were saved,
 whatever the recipe says now. Which parameters are frozen is an attribute of theirs.
 
-It does not tell parameters apart that no module of the State has.
+A module whose tensors the loop adds, removes or reshapes could not be loaded into what a resume
+builds, and is refused. It does not tell parameters apart that no module of the State has.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
+from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.errors import UsageError
+from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.system.untrusted import decode
 from elastic.train.state import structure
-from elastic.train.state.values import Values
+from elastic.train.state.document import WITH_SETTINGS
+from elastic.train.state.flat import FlatState
 
-# Objects that save their settings, and give them back in place of those that they were built with.
-# Their dicts are read by name: parameters, attributes, settings.
-WITH_SETTINGS = (Optimizer, LRScheduler, torch.amp.GradScaler, Values)
 _SHORT = 32  # elements of a tensor or list that is a setting
 _NO_SETTINGS = {"params", "param_names", "state"}
 
 Objects = Mapping[str, Any]
 Groups = dict[str, list[list[str]]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
     """groups: by optimizer, the names of the parameters of each of its groups, in order. frozen:
     the names of parameters that require no gradient. evaluating: those of modules that are not in
-    training mode.
+    training mode. settings: as text, by place; of what was built alone.
     """
 
     groups: Groups = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     evaluating: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Without copies, which would cost half a millisecond in each snapshot."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built(Structure):
-    """What a recipe built before the loop. settings: as text, by place."""
-
-    settings: dict[str, str] = field(default_factory=dict)
-
-
-class StructureReader:
-    """The structure of some objects as it is now. It is read at every snapshot."""
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._seen: list[nn.Parameter] = []
-        self._groups: Groups = {}
-
-    def read(self) -> Structure:
-        optimizers = list(_parts(self._objects, Optimizer))
-        grouped = [p for _, each in optimizers for group in each.param_groups for p in group["params"]]
-        modules = structure.submodules(part for _, part in _parts(self._objects, nn.Module))
-        parameters = structure.parameters(modules).values()
-        frozen = [p for p in parameters if not p.requires_grad]
-        # To find all names takes ten times as long as all the rest.
-        names = _names(self._objects) if frozen or not _are_the_same(grouped, self._seen) else {}
-        if names:
-            self._groups = {name: _groups(each, names) for name, each in optimizers}
-            self._seen = grouped
-        evaluating = list[str]()
-        if not all(module.training for module in modules):
-            evaluating = [name for module, name in _named_modules(self._objects) if not module.training]
-        return Structure(groups=self._groups, frozen=[names[id(p)] for p in frozen], evaluating=evaluating)
+    @staticmethod
+    def read(flat: FlatState, key: str) -> "Structure":
+        """Raises CheckpointDamaged."""
+        try:
+            return decode(Structure, flat.about[key], what=f"the structure {key!r} of a state")
+        except ValueError as error:
+            raise CheckpointDamaged(str(error)) from error
 
 
-def as_built(objects: Objects) -> Built:
+def structure_of(objects: Objects) -> Structure:
+    """As it is now."""
+    named = list(_named(objects))
+    names = {id(parameter): name for parameter, name in named}
+    return Structure(
+        groups={name: _groups(each, names) for name, each in _parts(objects, Optimizer)},
+        frozen=[name for parameter, name in named if not parameter.requires_grad],
+        evaluating=[name for module, name in _named_modules(objects) if not module.training],
+    )
+
+
+def settings_of(objects: Objects) -> dict[str, str]:
     """To be called before anything is restored."""
-    now, settings = StructureReader(objects).read(), dict[str, str]()
-    for name, part in _parts(objects, WITH_SETTINGS):
-        _add_settings(part.state_dict(), name, settings)
-    return Built(groups=now.groups, frozen=now.frozen, evaluating=now.evaluating, settings=settings)
+    parts = _parts(objects, WITH_SETTINGS)
+    return {place: text for name, part in parts for place, text in settings_in(part.state_dict(), name)}
 
 
 def check_order(saved: Groups, built: Groups, when: str) -> None:
     """Raises UsageError with the first two parameters that stand in another order."""
     for name, groups in built.items():
-        before = saved.get(name)
-        if before is None or before == groups:
-            continue
-        sizes, now = [len(group) for group in before], [len(group) for group in groups]
-        if sizes != now:
-            raise UsageError(f"{name} has groups of {now} parameters, and had groups of {sizes} {when}")
-        places = [(number, place) for number, group in enumerate(groups) for place in range(len(group))]
-        differing = [(n, p) for n, p in places if before[n][p] != groups[n][p]]
-        number, place = differing[0]
-        raise UsageError(
-            f"{name}.param_groups[{number}] has {groups[number][place]} in place {place}, where {before[number][place]} was {when}; "
-            "its state belongs to places: build its groups from lists, never from a set"
-        )
+        for before, now in zip_longest(_places(saved.get(name, groups)), _places(groups)):
+            if before != now:
+                raise UsageError(
+                    f"{name}.param_groups: expected {before or 'no parameter more'}, as {when}, found {now or 'none'}; its state belongs to places: "
+                    "build its groups from lists, never from a set"
+                )
 
 
-def check_alike(of_ranks: list[Built]) -> None:
+def _places(groups: list[list[str]]) -> list[str]:
+    return [f"{each} in group {number}" for number, group in enumerate(groups) for each in group]
+
+
+def check_alike(of_ranks: list[Structure]) -> None:
     """Raises UsageError unless all ranks have built the same."""
     first = of_ranks[0]
     for rank, each in enumerate(of_ranks):
         check_order(first.groups, each.groups, f"on rank 0 (this is rank {rank})")
-        if frozen := sorted(set(first.frozen) ^ set(each.frozen)):
-            raise UsageError(f"{frozen[0]} is frozen on one of the ranks 0 and {rank} and not on the other")
-        if evaluating := sorted(set(first.evaluating) ^ set(each.evaluating)):
+        frozen = sorted(f"{name} (frozen)" for name in {*first.frozen} ^ {*each.frozen})
+        modes = sorted(f"{name} (training mode)" for name in {*first.evaluating} ^ {*each.evaluating})
+        if found := [*frozen, *modes, *changes(first.settings, each.settings)]:
             raise UsageError(
-                f"{evaluating[0]} is in training mode on one of the ranks 0 and {rank} and not on the other"
+                f"expected rank {rank} to build what rank 0 builds, found a difference: {found[0]}"
             )
-        if changed := changes(first.settings, each.settings):
-            raise UsageError(f"rank {rank} builds other settings than rank 0: {changed[0]}")
 
 
 def changes(saved: dict[str, str], built: dict[str, str]) -> list[str]:
@@ -127,46 +107,46 @@ def changes(saved: dict[str, str], built: dict[str, str]) -> list[str]:
     return [f"{name} {saved[name]}, not {built[name]}" for name in both if saved[name] != built[name]]
 
 
-def add_groups(objects: Objects, built: Groups, saved: Groups) -> None:
-    """Give optimizers the groups that the recipe added in its loop, whose state is to be loaded."""
+def take_structure(objects: Objects, built: Structure, there: Structure, now: Structure) -> None:
+    """What the recipe's loop had made of what it built `there`: groups, frozen parameters, modes.
+
+    Where the recipe was edited, and builds others, it means them.
+    """
     tensors = {name: tensor for tensor, name in _named(objects)}
+    frozen, evaluating = set(now.frozen), set(now.evaluating)
     for name, each in _parts(objects, Optimizer):
-        groups, had = saved.get(name, []), len(built[name])
-        if groups[:had] != built[name]:
-            continue
-        for group in groups[had:]:
+        groups, had = now.groups.get(name, []), len(built.groups[name])
+        for group in groups[had:] if groups[:had] == built.groups[name] else ():
             if all(parameter in tensors for parameter in group):
                 each.add_param_group({"params": [tensors[parameter] for parameter in group]})
-                vars(each)["add_param_group"] = partial(_add_group, name, each, tensors)
+    if there.frozen == built.frozen:
+        for name, parameter in tensors.items():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(not parameter.requires_grad)
+    if there.evaluating == built.evaluating:
+        for module, name in _named_modules(objects):
+            module.training = name not in evaluating
 
 
-def _add_group(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], group: dict[str, Any]) -> None:
-    """The method of an optimizer that has got groups of the loop back."""
-    given = group["params"] if isinstance(group["params"], list | tuple) else [group["params"]]
-    present = {id(p) for each in optimizer.param_groups for p in each["params"]}
-    for path, tensor in tensors.items():
-        if id(tensor) in present and any(p is tensor for p in given):
-            raise UsageError(
-                f"{name}.add_param_group: {path} is in a group already. This process resumed after the step in which the loop had added it, "
-                "and has the group again; a variable of the script, as in `if not unfrozen:`, is as at the start. Decide by the step, "
-                "`if step.number == 4:`, or by what is there, `if len(optimizer.param_groups) == 1:`"
+def check_shapes(built: Shapes, now: Shapes, modules: Mapping[str, nn.Module]) -> None:
+    """Of modules' entries, when the loop began and since. Raises StateNotSavable.
+
+    Where a class has a load of its own, it may build what is missing first.
+    """
+    if built == now:
+        return
+    for entry in sorted(built.keys() | now.keys()):
+        before, found = built.get(entry, "no tensor"), now.get(entry, "no tensor")
+        if before != found and not _has_own_load(modules[entry.split(".")[0]]):
+            raise StateNotSavable(
+                f"state entry {entry}: expected the shape {before}, as when the loop began, found {found}; a resume could not load it: build the model in its "
+                "final shape, with parts frozen, masked (prune.identity) or persistent=False, or give it a load_state_dict that builds what is saved"
             )
-    type(optimizer).add_param_group(optimizer, group)
 
 
-def freeze(objects: Objects, frozen: list[str]) -> None:
-    """Make these parameters require no gradient, and all others require one."""
-    names = set(frozen)
-    for parameter, name in _named(objects):
-        if parameter.requires_grad == (name in names):
-            parameter.requires_grad_(name not in names)
-
-
-def set_modes(objects: Objects, evaluating: list[str]) -> None:
-    """Put these modules into evaluation mode, and all others into training mode."""
-    names = set(evaluating)
-    for module, name in _named_modules(objects):
-        module.training = name not in names
+def _has_own_load(model: nn.Module) -> bool:
+    loads = [type(model).load_state_dict, *(type(m)._load_from_state_dict for m in model.modules())]  # noqa: SLF001
+    return not all(each.__module__.startswith("torch.nn.") for each in loads)
 
 
 def _parts(objects: Objects, kind: Any) -> Iterator[tuple[str, Any]]:
@@ -181,19 +161,15 @@ def _named(objects: Objects) -> Iterator[tuple[nn.Parameter, str]]:
     """Each parameter of the modules under one name, a tied one under its first."""
     seen: set[int] = set()
     for name, module in _parts(objects, nn.Module):
-        for path, parameter in module.named_parameters():
+        for path, parameter in module.named_parameters(prefix=name):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield parameter, f"{name}.{path}"
+                yield parameter, path
 
 
 def _named_modules(objects: Objects) -> Iterator[tuple[nn.Module, str]]:
     for name, module in _parts(objects, nn.Module):
         yield from ((each, path) for path, each in module.named_modules(prefix=name))
-
-
-def _names(objects: Objects) -> dict[int, str]:
-    return {id(parameter): name for parameter, name in _named(objects)}
 
 
 def _groups(optimizer: Optimizer, names: dict[int, str]) -> list[list[str]]:
@@ -204,24 +180,20 @@ def _groups(optimizer: Optimizer, names: dict[int, str]) -> list[list[str]]:
     return found
 
 
-def _are_the_same(some: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
-    return len(some) == len(others) and all(map(lambda one, other: one is other, some, others))
-
-
-def _add_settings(value: Any, place: str, found: dict[str, str]) -> None:
-    """Numbers, words and short lists of them; what begins with _ is no setting."""
+def settings_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of numbers, words and short lists of them; what begins with _ is no setting."""
     if isinstance(value, Tensor):
         if value.numel() <= _SHORT and value.device.type != "meta":
-            found[place] = repr(value.tolist())
+            yield place, repr(value.tolist())
     elif isinstance(value, dict):
         for key, item in value.items():
             if key not in _NO_SETTINGS and not str(key).startswith("_"):
-                _add_settings(item, f"{place}.{key}", found)
+                yield from settings_in(item, f"{place}.{key}")
     elif isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
         for number, item in enumerate(value):
-            _add_settings(item, f"{place}[{number}]", found)
+            yield from settings_in(item, f"{place}[{number}]")
     elif isinstance(value, list | tuple):
         if len(value) <= _SHORT and not any(isinstance(item, Tensor) for item in value):
-            found[place] = repr(value)
+            yield place, repr(value)
     elif isinstance(value, bool | int | float | str | None):
-        found[place] = repr(value)
+        yield place, repr(value)

@@ -3,117 +3,113 @@
 Tensors are put aside by name, and the JSON refers to them. Flattening draws no random numbers and
 changes nothing. A value whose type only pickle could keep is refused; so is an instance of a
 subclass (a named tuple, an IntEnum, a defaultdict), which would come back as an instance of its
-base class.
-
-The order of a dict is kept, except in the objects of torch that do not depend on it: they pass
-`Order.FREE`, and their dicts are sorted, so that a digest does not depend on the order of insertion
-there.
+base class. The order of a dict is part of its value, but for what an object loads by name.
 """
 
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
-from elastic.train.state.unsavable import advice
+from elastic.train.state.values import Values, instead
 
 # By the name that the document has for them. torch's MultiStepLR has a Counter.
 _LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
 _DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_KINDS_OF_DICTS = frozenset(_DICTS.values())
 _PLAIN = frozenset({type(None), bool, int, str})
 
+# Objects that save their settings, and give them back in place of those that they were built with.
+WITH_SETTINGS = (Optimizer, LRScheduler, torch.amp.GradScaler, Values)
+# Those of torch move the tensors that they load to where they belong.
+PLACES_TENSORS = WITH_SETTINGS[:-1]
 
-class Order(Enum):
-    """Whether the order of dicts counts.
 
-    MODULE: in all but the outermost dict, which a module loads by name.
+def encode_object(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON of what an object's state_dict has given. Its tensors are added to `tensors`.
+
+    Raises StateNotSavable with the name of the entry.
     """
+    if not isinstance(thing, (nn.Module, Values)):
+        return encode(value, name, tensors, has_properties=not isinstance(thing, PLACES_TENSORS))
+    # A module moves the tensors that it loads to its own device; what is deeper inside is extra
+    # state, which it gets as it was.
+    _check_keys(value, name)
+    return {
+        "dict": [
+            [key, encode(value[key], f"{name}.{key}", tensors, has_properties=type(value[key]) is not Tensor)]
+            for key in sorted(value)
+        ]
+    }
 
-    KEPT = "kept"
-    MODULE = "module"
-    FREE = "free"
 
-
-def encode(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> Any:
-    """JSON of a value. Its tensors are added to `tensors`.
+def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties: bool = True) -> Any:
+    """JSON of a value. has_properties: of tensors, those that `with_properties` gives back.
 
     Raises StateNotSavable with the name of the entry.
     """
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:  # most are, and each snapshot asks
-        return {"tensor": _tensor(value, path, tensors, order)}
+        return {"tensor": _tensor(value, path, tensors, has_properties)}
     if kind in _PLAIN:
         return value
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is np.float64:  # a learning rate that NumPy computed, perhaps
-        return {"float64": encode(float(value), path, tensors, order)}
-    if kind in _KINDS_OF_DICTS:
-        return _dict(value, path, tensors, order)
-    if kind is list or kind is tuple:
-        return {kind.__name__: [encode(item, f"{path}.{i}", tensors, order) for i, item in enumerate(value)]}
+        return {"float64": encode(float(value), path, tensors)}
+
+    def inner(item: Any, key: object) -> Any:
+        return encode(item, f"{path}.{key}", tensors, has_properties=has_properties)
+
+    if kind in _LISTS.values():
+        return {kind.__name__: [inner(item, number) for number, item in enumerate(value)]}
+    if kind in _DICTS.values():
+        _check_keys(value, path)
+        items = [[key, inner(item, key)] for key, item in value.items()]
+        is_of_module = hasattr(value, "_metadata")
+        return {"module": [items, layer_versions(value)]} if is_of_module else {kind.__name__: items}
+    given = instead(value) or (
+        "its state_dict()" if hasattr(value, "state_dict") else "the tensors, numbers and strings in it"
+    )
     raise StateNotSavable(
-        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
-        f"{kind.__qualname__}, which only pickle could keep; with x for it: {advice(value)}"
+        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}.{kind.__qualname__} (x), which only pickle could keep; "
+        f"give {given} in state_dict, and make it of that in load_state_dict"
     )
 
 
-def _dict(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> dict[str, Any]:
+def _check_keys(value: Any, path: str) -> None:
     for name in value:
         if type(name) not in (str, int):
             raise StateNotSavable(
                 f"state entry {path}: expected str or int keys, found {type(name).__name__}; give a list of pairs, "
-                "list(x.items()), in state_dict, and dict(saved) of it in load_state_dict"
+                "list(x.items()), in state_dict"
             )
-    kind, is_module, names = type(value).__name__, hasattr(value, "_metadata"), list(value)
-    if order is not Order.KEPT:
-        # A module's state is an OrderedDict too. It is loaded by name, so its own order does not
-        # count.
-        kind = "dict" if is_module else kind
-        if kind != "OrderedDict":
-            names.sort(key=lambda name: (type(name) is str, name))  # ints before strings
-    # A module moves the tensors that it loads to its own device; what is deeper inside is extra
-    # state, which it gets as it was.
-    is_of_module = order is Order.MODULE
-    items = []
-    for name in names:
-        item = value[name]
-        inner = Order.KEPT if is_of_module and type(item) is not Tensor else order
-        items.append([name, encode(item, f"{path}.{name}", tensors, inner)])
-    if order is Order.KEPT and is_module:
-        return {"module": [items, layer_versions(value)]}
-    return {kind: items}
 
 
-def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], order: Order) -> Any:
+def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], has_properties: bool) -> Any:
     """Register the tensor under its path; marked with ' where two paths read alike.
 
     "a.b" in one dict and "b" in "a" do, and so do 0 and "0". Returns the name, with the properties
     that an object must find again if it keeps the tensor that it loads.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        found = "one on the device meta, without values" if tensor.is_meta else tensor.layout
+    is_dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    if not is_dense or (has_properties and tensor.grad_fn is not None):
+        found = f"part of a graph ({tensor.grad_fn.name()})" if tensor.grad_fn else tensor.layout
         raise StateNotSavable(
-            f"state entry {path}: expected a dense tensor, found {found}; convert it in state_dict, or leave a constant "
-            "one out of it, as register_buffer(..., persistent=False) does"
+            f"state entry {path}: expected a dense tensor of its own, found one {'without values' if tensor.is_meta else found}; "
+            "detach or convert it in state_dict, or leave a constant one out, as register_buffer(..., persistent=False) does"
         )
     while path in tensors:
         path += "'"
     tensors[path] = tensor
-    if order is not Order.KEPT:
+    if not has_properties:
         return path
-    if tensor.grad_fn is not None:
-        raise StateNotSavable(
-            f"state entry {path}: expected a tensor of its own, found one that is part of a graph ({tensor.grad_fn.name()}), "
-            "which cannot be kept; detach it in state_dict, or where it is computed"
-        )
     properties: dict[str, Any] = {}
     if tensor.device.type != "cpu":
         properties["device"] = tensor.device.type

@@ -1,14 +1,20 @@
 """A flattened state has a checksum that depends on its values alone, on whichever device they are.
 
-It says how it was written, so that a state of an earlier version is known as such.
+Where a tensor begins in its memory stands beside it, for that is part of what its numbers become:
+kernels for vectors take the elements up to the next boundary by themselves, so that a sum over a
+tensor that begins elsewhere is rounded otherwise (MKL's dot and matrix products do). torch begins
+its own memory on a boundary. A view of a part of it may begin anywhere, such as a parameter that
+`vector_to_parameters` cut from a vector, or a kept gradient, which is cut from that of all.
+
+Counted is from the beginning of that memory. What other programs allocated (an array of NumPy) may
+begin anywhere, in each process elsewhere, and ranks would seem to have different states.
 """
 
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,24 +23,18 @@ from elastic.errors import CheckpointDamaged
 from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum
 from elastic.snapshot.image import device_bytes, tensor_bytes
-from elastic.system.untrusted import decode as decode_fields
-from elastic.train.state.alignment import BOUNDARY
-from elastic.train.state.built import Built, Structure
 
-VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
-
-T = TypeVar("T")
+BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatState:
     """A flattened state: tensors by name, and the rest as one JSON value that refers to them.
 
-    about: what stands beside the state and does not count in its digest. `version` is that of the
-    document, `layers` has for each module the versions of its layers, `orders` the orders of keys
-    that the document does not have (key_order.py), `alignments` of tensors that do not begin on a
-    boundary (alignment.py), `built` what the recipe built before the loop, and `now` its structure
-    in the loop (as_built.py).
+    about: what stands beside the state and does not count in its digest. `layers` has for each
+    module the versions of its layers, `alignments` those of tensors that do not begin on a
+    boundary, `built` what the recipe built before the loop, and `now` its structure in the loop
+    (built.py).
     """
 
     tensors: dict[str, Tensor]
@@ -55,38 +55,27 @@ class FlatState:
         raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
 
     @property
-    def is_exact(self) -> bool:
-        return self.about.get("version") == VERSION
+    def alignments(self) -> dict[str, int]:
+        """By name, where it is not 0."""
+        found: dict[str, int] = self.about.get("alignments", {})
+        return found
 
-    @property
-    def alignments(self) -> dict[str, int] | None:
-        """By name; None of a state that earlier code saved. Raises CheckpointDamaged."""
-        found = self.about.get("alignments") if self.is_exact else None
-        if found is None:
-            return None
-        for name, place in found.items() if isinstance(found, dict) else [("", found)]:
-            tensor = self.tensors.get(name)
-            if tensor is None or type(place) is not int or place not in range(0, BOUNDARY, tensor.itemsize):
-                raise CheckpointDamaged(f"a tensor {name!r:.80} cannot have the alignment {place!r:.80}")
-        return dict(found)
 
-    @property
-    def built(self) -> Built | None:
-        """None of a state that earlier code saved. Raises CheckpointDamaged."""
-        return self._read(Built, "built") if "built" in self.about else None
+def alignment(tensor: Tensor) -> int:
+    """Bytes from the last boundary before its first element to that, in its memory."""
+    return int(tensor.storage_offset()) * tensor.itemsize % BOUNDARY
 
-    @property
-    def structure(self) -> Structure:
-        """Raises CheckpointDamaged."""
-        return self._read(Structure, "now")
 
-    def _read(self, kind: type[T], key: str) -> T:
-        try:
-            return decode_fields(
-                kind, self.about.get(key), what=f"the structure {key!r} of a state", exact=False
-            )
-        except ValueError as error:
-            raise CheckpointDamaged(str(error)) from error
+def copy_at(tensor: Tensor, place: int) -> Tensor:
+    """A copy of the same strides, but for gaps, in memory of its own, of which `alignment` is
+    `place`. place: bytes, a multiple of an element's.
+    """
+    like = torch.empty_like(tensor, requires_grad=False)
+    if place:
+        first = place // tensor.itemsize
+        memory = like.new_empty(first + tensor.numel())
+        like = memory.as_strided(like.shape, like.stride(), first)
+    return like.copy_(tensor.detach())
 
 
 def checksum_of(flat: FlatState) -> Evidence:
@@ -114,20 +103,3 @@ def tensor_sums(tensor: Tensor) -> bytes:
     words, cut = checksum.stretch_words(flat.numel())
     stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
     return stretches.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes()
-
-
-def array_sums(array: Any) -> bytes:
-    """The same of an array of NumPy."""
-    return checksum.tensor_sums(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def sha256_of(things: list[Any]) -> str:
-    """16 digits of dense tensors and arrays, the same on every device."""
-    found = hashlib.sha256()
-    for thing in things:
-        found.update(f"{thing.dtype} {list(thing.shape)}\n".encode())
-        is_tensor = isinstance(thing, Tensor)
-        found.update(
-            tensor_sums(thing.detach().resolve_conj().resolve_neg()) if is_tensor else array_sums(thing)
-        )
-    return found.hexdigest()[:16]

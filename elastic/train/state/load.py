@@ -1,101 +1,142 @@
 """An object's load_state_dict gets what its state_dict gave; what it changes by it is put back.
 
-It keeps nothing of the memory that the state lies in, and its parts stay the same objects
-(same_objects.py). It does not promise that the object then has the state that was saved: state.py
-compares.
+It keeps nothing of the memory that the state lies in. Tensors that shared all their memory when
+they were saved share it again: an object of the recipe may keep the model's parameters without a
+copy, and they change with the model's then, after a restart as before it.
+
+It does not promise that the object then has the state that was saved: `difference` tells. Names
+that a recipe holds for parts of an object belong to it after the load only where the object is
+torch's own, or loads in place. Every run loads what it built before its first step, so that such a
+name is stale in a calm run and after a restart alike.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
+from elastic.proof.evidence import Evidence
 from elastic.reduce.bucket import ONE_REFERENCE, references
+from elastic.snapshot import image
 from elastic.snapshot.image import dense_strides
-from elastic.train.state.alignment import alignment, copy_at
-from elastic.train.state.built import WITH_SETTINGS
+from elastic.train.state import structure
 from elastic.train.state.document import (
-    Order,
+    PLACES_TENSORS,
     TensorOf,
     decode,
-    encode,
+    encode_object,
+    entries_of,
     layer_versions,
     with_layer_versions,
     with_properties,
 )
-from elastic.train.state.key_order import in_order
-from elastic.train.state.same_objects import SameObjects
-from elastic.train.state.shared_memory import SharedCopies
-from elastic.train.state.values import Values
+from elastic.train.state.flat import FlatState, alignment, copy_at
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedObject:
-    """What was saved of the object `name`.
+class SharedCopies:
+    """Gives each saved tensor to the objects that load it: a copy, the same one to each that shared
+    its memory.
 
-    tensors: of all objects, perhaps views of a slot that will be overwritten. versions: of a
-    module's layers, None if not known. orders: of keys that the document does not have
-    (key_order.py). is_exact: the strides and the order of dicts are those that were saved.
-    alignments: where it is not 0, of all objects' tensors; None if not known.
+    live: tensors that are where they belong, by the name under which they were saved.
     """
 
-    name: str
-    document: Any
-    tensors: Mapping[str, Tensor]
-    versions: Any
-    orders: Any
-    is_exact: bool
-    alignments: Mapping[str, int] | None
+    def __init__(self, flat: FlatState, live: Mapping[str, Tensor]) -> None:
+        self._flat = flat
+        self._first = ties(flat.tensors)
+        self._live = {self._first.get(name, name): tensor for name, tensor in live.items()}
+        self._given: dict[tuple[Any, ...], Tensor] = {}
+
+    def __call__(self, name: str, properties: dict[str, Any]) -> Tensor:
+        """Raises KeyError."""
+        first, wanted = self._first.get(name, name), tuple(sorted(properties.items()))
+        found = self._given.get((first, wanted))
+        if found is None:
+            found = self._given[first, wanted] = self._make(first, properties)
+        return found
+
+    def _make(self, first: str, properties: dict[str, Any]) -> Tensor:
+        live = self._live.get(first)
+        if live is None:
+            place = self._flat.alignments.get(first, 0)
+            live = self._live[first] = copy_at(self._flat.tensors[first], place)
+        is_it = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
+        if is_it and live.requires_grad == bool(properties.get("requires_grad", False)):
+            return live
+        return with_properties(live, properties)
 
 
-def order_of(thing: Any) -> Order:
-    if isinstance(thing, (nn.Module, Values)):  # loaded by name
-        return Order.MODULE
-    return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
-
-
-def load_module(module: nn.Module, saved: SavedObject, *, is_trial: bool = False) -> None:
-    """Modules copy on load, which is verified: one may keep what it is given, as extra state.
-
-    is_trial: the state lies in the module's own memory, so that nothing is verified.
+def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
+    """A module copies its own tensors on a load; what else its state has, it is given as copies.
 
     Raises StateDoesNotFit when the module refuses the state, CheckpointDamaged when it is none.
     """
-    tensors = saved.tensors
-    with _refusals(saved.name):
-        module.load_state_dict(_decoded(module, saved, lambda name, about: _with(tensors[name], about)))
-        if not is_trial and _keeps_any(module, tensors):
-            module.load_state_dict(
-                _decoded(module, saved, lambda name, about: _with(tensors[name].clone(), about))
-            )
-    _put_back(module, saved)
+    had = {entry: tensor.data_ptr() for entry, tensor in own_tensors(name, module).items()}
+
+    def given(entry: str, properties: dict[str, Any]) -> Tensor:
+        saved = flat.tensors[entry]
+        return saved if entry in had else with_properties(saved.clone(), properties)
+
+    with _refusals(name):
+        value = _decoded(name, flat, given)
+        versions = flat.about.get("layers", {}).get(name) or layer_versions(module.state_dict())
+        module.load_state_dict(with_layer_versions(value, versions))
+    # A change of the tensors in its state_dict would not reach it.
+    now = own_tensors(name, module)
+    for entry, tensor in now.items():
+        saved = flat.tensors.get(entry)
+        # One that has taken the memory of the saved tensor, by assign=True, would lose it.
+        if saved is not None and tensor.data_ptr() == saved.data_ptr() != had.get(entry):
+            tensor.data = saved.clone()
+    _put_back(now, flat, has_own_dtypes=True)
 
 
-def load_stateful(
-    thing: Any, saved: SavedObject, copies: SharedCopies, untouchable: frozenset[int]
-) -> SameObjects:
+def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) -> None:
     """Everything that is no module gets copies: optimizers do keep what they are given.
 
-    untouchable: as in `SameObjects`. Raises as `load_module` does.
+    Raises as `load_module` does.
     """
-    parts = SameObjects(thing, untouchable)
-    with _refusals(saved.name):
-        thing.load_state_dict(_decoded(thing, saved, copies))
-    _put_back(thing, saved)
-    parts.put_back()
-    return parts
+    parts = [each for each in structure.held(thing) if isinstance(each, Optimizer | LRScheduler)]
+    before = [dict(vars(part)) for part in parts]
+    with _refusals(name):
+        thing.load_state_dict(_decoded(name, flat, copies))
+    held: dict[str, Tensor] = {}
+    encode_object(thing, thing.state_dict(), name, held)
+    _put_back(held, flat, has_own_dtypes=False)
+    for part, had in zip(parts, before, strict=True):
+        attributes = vars(part)
+        for key in had.keys() & attributes.keys():
+            attributes[key] = _refilled(had[key], attributes[key])
 
 
-def has_own_load(thing: Any) -> bool:
-    """Whether its class has another load_state_dict than those of torch."""
-    return not type(thing).load_state_dict.__module__.startswith("torch.")
+def _refilled(old: Any, new: Any) -> Any:
+    """The list, dict or tensor that a part of torch's had, which the recipe may name, with what the
+    load has put in its place: `group = optimizer.param_groups[0]` above the loop stays that group.
+    """
+    if new is old or type(new) is not type(old):
+        return new
+    if type(old) is list:
+        pairs = zip(old, new, strict=False)
+        old[:] = [*(_refilled(*pair) for pair in pairs), *new[len(old) :]]
+    elif type(old) in (dict, defaultdict):
+        items = {key: _refilled(old.get(key), item) for key, item in new.items()}
+        old.clear()
+        old.update(items)
+    elif type(old) is Tensor and old.shape == new.shape and old.dtype == new.dtype:
+        old.data = new.data
+    else:
+        return new
+    return old
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
@@ -114,21 +155,14 @@ def _refusals(name: str) -> Iterator[None]:
         raise StateDoesNotFit(f"{name} does not take it: {error}") from error
 
 
-def _with(tensor: Tensor, properties: dict[str, Any]) -> Tensor:
-    return with_properties(tensor, properties) if properties else tensor
-
-
-def _decoded(thing: Any, saved: SavedObject, tensor_of: TensorOf) -> Any:
+def _decoded(name: str, flat: FlatState, tensor_of: TensorOf) -> Any:
     try:
-        value = in_order(decode(saved.document, tensor_of), saved.orders)
-        if isinstance(thing, nn.Module):
-            return with_layer_versions(value, saved.versions or layer_versions(thing.state_dict()))
+        return decode(flat.document[name], tensor_of)
     except LOAD_ERRORS as error:
-        raise CheckpointDamaged(f"the saved state of {saved.name} makes no sense: {error}") from error
-    return value
+        raise CheckpointDamaged(f"the saved state of {name} makes no sense: {error}") from error
 
 
-def _put_back(thing: Any, saved: SavedObject) -> None:
+def _put_back(held: Mapping[str, Tensor], flat: FlatState, *, has_own_dtypes: bool) -> None:
     """Give the tensors that an object now has the strides that were saved, dtypes and alignments.
 
     A module keeps the dtype of its parameters, which is the recipe's choice. An optimizer casts
@@ -136,36 +170,24 @@ def _put_back(thing: Any, saved: SavedObject) -> None:
     parameters (NAdam's mu_product, ASGD's eta). It keeps the strides of what it loads, a module
     those that it was built with, and the memory.
     """
-    held: dict[str, Tensor] = {}
-    is_module = isinstance(thing, nn.Module)
-    if isinstance(thing, nn.Module):
-        # A change of those in its state_dict would not reach it.
-        held = own_tensors(saved.name, thing)
-    else:
-        encode(thing.state_dict(), saved.name, held, order_of(thing) if saved.is_exact else Order.FREE)
     for entry, tensor in held.items():
-        before = saved.tensors.get(entry)
+        before = flat.tensors.get(entry)
         if before is None or before.shape != tensor.shape:
             continue
-        is_cast = tensor.dtype != before.dtype and not is_module
-        is_laid_out_otherwise = (
-            saved.is_exact and strides_differ(tensor, before) and _has_all_its_memory(tensor)
-        )
-        place = alignment(tensor) if saved.alignments is None else saved.alignments.get(entry, 0)
-        if is_cast or is_laid_out_otherwise:
+        is_cast = tensor.dtype != before.dtype and not has_own_dtypes
+        # Another tensor that is a view of the same memory would be left behind by a new one.
+        has_all_its_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
+        place = flat.alignments.get(entry, 0)
+        if is_cast or (_strides(tensor) != _strides(before) and has_all_its_memory):
             dtype = before.dtype if is_cast else tensor.dtype
             tensor.data = copy_at(before.to(device=tensor.device, dtype=dtype), place)
         elif alignment(tensor) != place and _is_alone(tensor):
             tensor.data = copy_at(tensor, place)
 
 
-def strides_differ(one: Tensor, other: Tensor) -> bool:
-    return dense_strides(one.shape, one.stride()) != dense_strides(other.shape, other.stride())
-
-
-def _has_all_its_memory(tensor: Tensor) -> bool:
-    """No other tensor is a view of the same memory, which a new one would leave behind."""
-    return tensor.untyped_storage().nbytes() == tensor.nbytes
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """None where they are row-major."""
+    return dense_strides(tensor.shape, tensor.stride())
 
 
 def _is_alone(tensor: Tensor) -> bool:
@@ -173,12 +195,79 @@ def _is_alone(tensor: Tensor) -> bool:
     return references(tensor) == ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
 
 
-def _keeps_any(thing: Any, given: Mapping[str, Tensor]) -> bool:
-    """Whether its state now holds memory that it was given."""
-    held: dict[str, Tensor] = {}
-    encode(thing.state_dict(), "", held, Order.FREE)
-    return not _storages(held).isdisjoint(_storages(given))
+def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """By name, of each tensor that shares its memory: the first name of that memory."""
+    return image.ties(dict(sorted(tensors.items())))
 
 
-def _storages(tensors: Mapping[str, Tensor]) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a load must give back, in a form that stays true when the tensors themselves change: a
+    load of what was built writes into the very tensors that it loads from.
+
+    forms: of tensors, in words. ties: of those whose sharing of memory counts.
+    """
+
+    document: Any
+    checksums: Mapping[str, str]
+    forms: Mapping[str, str]
+    ties: Mapping[str, str]
+
+
+def contents(flat: FlatState, checksum: Evidence, objects: Mapping[str, Any]) -> Contents:
+    # Schedules have an optimizer's learning rate, if it is a tensor, under several names until a
+    # load makes copies.
+    shares = {name for name, each in objects.items() if not isinstance(each, PLACES_TENSORS)}
+    return Contents(
+        document=flat.document,
+        checksums=checksum.entries,
+        forms={
+            name: f"{each.dtype} {list(each.shape)}, strides {_strides(each) or 'row-major'}"
+            for name, each in flat.tensors.items()
+        },
+        ties=ties({name: each for name, each in flat.tensors.items() if name.split(".")[0] in shares}),
+    )
+
+
+def difference(saved: Contents, found: Contents) -> str:
+    """The first entry that differs, as a phrase that says how; "" where none does."""
+    for name, value in saved.document.items():
+        values = f"{name} (values)"  # whose checksums tell 0.0 from -0.0, and True from 1
+        if saved.checksums[values] != found.checksums[values]:
+            return _first_difference(name, value, found.document[name])
+    for name in sorted(saved.forms.keys() | found.forms.keys()):
+        before, now = (each.forms.get(name, "no tensor") for each in (saved, found))
+        if before == now and saved.checksums[name] != found.checksums[name]:
+            before, now = "some numbers", "others"
+        if before == now and saved.ties.get(name) != found.ties.get(name):
+            before, now = (f"memory of {each.ties.get(name, 'its own')}" for each in (saved, found))
+        if before != now:
+            return f"{name}: saved {before}; now {now}"
+    return ""
+
+
+def _first_difference(path: str, one: Any, other: Any) -> str:
+    """Where two values of a document differ first."""
+    before, now = entries_of(one), entries_of(other)
+    if before is not None and now is not None:
+        names, its_names = [name for name, _ in before], [name for name, _ in now]
+        gone, new = [n for n in names if n not in its_names], [n for n in its_names if n not in names]
+        if gone or new:
+            return f"{path}: saved with the keys {gone!r:.60} and without {new!r:.60}, which it has now"
+        if names != its_names:
+            return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
+        for (name, each), (_, its) in zip(before, now, strict=True):
+            if json.dumps(each) != json.dumps(its):
+                return _first_difference(f"{path}.{name}", each, its)
+    return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
+
+
+def storages(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, str]:
+    """By name, of each tensor of these objects: the first that has a part of its memory."""
+    first: dict[int, str] = {}
+    wanted = set(names)
+    return {
+        name: first.setdefault(each.untyped_storage().data_ptr(), name)
+        for name, each in sorted(tensors.items())
+        if each.numel() and name.split(".")[0] in wanted
+    }

@@ -53,7 +53,7 @@ from elastic.snapshot import image
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
-from elastic.train.state import restore_reasons, trial_load
+from elastic.train.state import restore_reasons
 from elastic.train.state.candidates import (
     AvailableStates,
     Candidate,
@@ -64,7 +64,7 @@ from elastic.train.state.candidates import (
     order_candidates,
     with_one_again,
 )
-from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.flat import FlatState
 from elastic.train.state.local_snapshots import LocalSnapshots
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
@@ -179,9 +179,8 @@ class Restorer:
         if self.inheritance is not None:
             self.inheritance.load(state, self.groups, self.clock)
             chain, source = self.inheritance.parent.digest, "parent"
-        trial_load.load_as_built(state)
+        built = state.load_as_built()
         self._fault_point()
-        built = checksum_of(state.flatten())
         self.comparison.check_same_state(built, step=0, known=known)
         self.local.discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)

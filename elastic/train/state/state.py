@@ -1,15 +1,15 @@
 """State is everything that must survive; each value comes back as it was: type, bits, order.
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document
-(state_document.py). A tensor also has its dtype, its strides and its alignment back, where an
-object's load_state_dict would change them (loading.py): kernels choose by them, and may round
-differently.
+(document.py). A tensor also has its dtype, its strides and its alignment back, where an object's
+load_state_dict would change them (load.py): kernels choose by them, and may round differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
 same state: they compare checksums (consistency.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -17,23 +17,24 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from elastic.errors import StateDoesNotFit, UsageError
+from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
 from elastic.train.sealed import sealed
-from elastic.train.state import built as as_built
-from elastic.train.state import reshaped, structure
-from elastic.train.state.alignment import alignments, misplaced
-from elastic.train.state.built import Built, StructureReader
-from elastic.train.state.document import Order, encode, layer_versions
-from elastic.train.state.flat import VERSION, FlatState, checksum_of
-from elastic.train.state.key_order import key_orders
-from elastic.train.state.load import SavedObject, load_module, load_stateful, order_of, own_tensors
-from elastic.train.state.same_objects import SameObjects
-from elastic.train.state.shared_memory import SharedCopies
-from elastic.train.state.state_contents import StateContents, contents, difference
-from elastic.train.state.unsavable import advice_for_entry, check_built
+from elastic.train.state import built, structure
+from elastic.train.state.built import Structure
+from elastic.train.state.document import PLACES_TENSORS, WITH_SETTINGS, encode_object, layer_versions
+from elastic.train.state.flat import FlatState, alignment, checksum_of
+from elastic.train.state.load import (
+    SharedCopies,
+    contents,
+    difference,
+    load_module,
+    load_stateful,
+    own_tensors,
+    storages,
+)
 
 
 @runtime_checkable
@@ -56,21 +57,22 @@ class State:
         if not objects:
             raise UsageError("expected at least one object in State(model=..., optimizer=...), found none")
         for name, thing in objects.items():
-            if not isinstance(thing, Stateful):
+            is_scripted = isinstance(thing, torch.jit.ScriptModule)
+            if is_scripted or not isinstance(thing, Stateful):
                 raise UsageError(
-                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; "
-                    f"{advice_for_entry(name, thing)}"
+                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give numbers in "
+                    f"elastic.Values({name}=...), parameters in a module, several objects under several names, modules without torch.jit, or add the methods"
                 )
-            check_built(name, thing)
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
-        # Entries that begin elsewhere in their memory than when they were saved (alignment.py).
+        # Entries that begin elsewhere in their memory than when they were saved (flat.py).
         self.misplaced: list[str] = []
-        self._built: Built | None = None  # None until the loop begins
-        self._shapes: dict[str, tuple[int, ...]] | None = None  # of modules' tensors; likewise
-        self._structure = StructureReader(objects)
+        self._built: Structure | None = None  # None until the loop begins
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of modules' tensors, where the loop began
         self._tree = structure.Tree()
+        # Whether none of the objects may hold others, so that no walk has to look for them.
+        self._are_alone = all(isinstance(each, (nn.Module, *WITH_SETTINGS)) for each in objects.values())
         # By optimizers of torch, and of the recipe's own, when they were last asked for.
         self._updated: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         # Of the trained ones, those that an optimizer of torch holds, likewise. Do not change it.
@@ -169,43 +171,45 @@ class State:
                 if isinstance(part, nn.Module):
                     yield from part.named_modules(prefix=name)
 
-    def _held(self) -> Iterator[Any]:
-        for thing in self.objects.values():
-            yield from structure.held(thing)
+    def _held(self) -> Iterable[Any]:
+        if self._are_alone:
+            return self.objects.values()
+        return chain.from_iterable(map(structure.held, self.objects.values()))
 
-    def flatten(self, *, exact: bool = True) -> FlatState:
-        """Tensors are references, not copies. exact: else as version 1 had it.
+    def flatten(self) -> FlatState:
+        """Tensors are references, not copies.
 
         Raises StateNotSavable with the name of the entry that needs pickle, or that has another
         shape than when the loop began.
         """
         tensors: dict[str, Tensor] = {}
-        document, layers, orders = {}, {}, {}
+        document, layers = {}, {}
         for name, thing in sorted(self.objects.items()):
-            value, order = thing.state_dict(), order_of(thing) if exact else Order.FREE
-            document[name] = encode(value, name, tensors, order)
-            if order is Order.FREE and (found := key_orders(value)):
-                orders[name] = found
+            value = thing.state_dict()
+            document[name] = encode_object(thing, value, name, tensors)
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
-        if self._shapes is not None:
-            reshaped.check(self._shapes, reshaped.shapes_of(tensors, self._modules), self._modules)
-        about: dict[str, Any] = {"version": VERSION, "layers": layers, "orders": orders} if exact else {}
-        if exact:
-            about["alignments"] = alignments(tensors)
-        if exact and self._built is not None:
-            about |= {"built": self._built.to_json(), "now": self._structure.read().to_json()}
+        places = {name: place for name, tensor in tensors.items() if (place := alignment(tensor))}
+        about: dict[str, Any] = {"layers": layers, "alignments": places}
+        if self._built is not None:
+            built.check_shapes(self._shapes, self._shapes_of(tensors), self._modules)
+            about |= {"built": self._built.to_json(), "now": built.structure_of(self.objects).to_json()}
         return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
 
-    def begin(self) -> Built:
+    def _shapes_of(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+        modules = self._modules
+        return {name: tuple(each.shape) for name, each in tensors.items() if name.split(".")[0] in modules}
+
+    def begin(self) -> Structure:
         """To be called before anything is restored; returns what the recipe has built.
 
         Raises StateNotSavable.
         """
-        self._shapes = None
+        self._built = None
         self.check_savable()
-        self._shapes = reshaped.shapes_of(self.flatten().tensors, self._modules)
-        self._built = as_built.as_built(self.objects)
+        self._shapes = self._shapes_of(self.flatten().tensors)
+        settings = built.settings_of(self.objects)
+        self._built = replace(built.structure_of(self.objects), settings=settings)
         return self._built
 
     def check_savable(self) -> None:
@@ -222,85 +226,56 @@ class State:
         another order than when it was saved, CheckpointDamaged when it is no state.
         """
         if flat.document.keys() != self.objects.keys():
-            raise StateDoesNotFit(
-                f"it has the entries {_listed(flat.document)}, and the recipe's State has {_listed(self.objects)}"
-            )
-        if self._built is not None and flat.built is not None:
-            as_built.check_order(flat.built.groups, self._built.groups, "when the state was saved")
+            saved, ours = (", ".join(sorted(names)) for names in (flat.document, self.objects))
+            raise StateDoesNotFit(f"it has the entries {saved}, and the recipe's State has {ours}")
+        there = Structure.read(flat, "built") if "built" in flat.about else None
+        if self._built is not None and there is not None:
+            built.check_order(there.groups, self._built.groups, "when the state was saved")
         checksum = checksum_of(flat)
-        expected = self._contents(flat, checksum)
+        expected = contents(flat, checksum, self.objects)
         for name, module in self._modules.items():
-            load_module(module, saved_entry(flat, name))
-        self._take_structure(flat)
-        self.load_others(flat, self.objects, {})
-        loaded = self.flatten(exact=flat.is_exact)
-        self.misplaced = misplaced(flat.alignments, loaded.alignments)
-        if found := difference(expected, self.contents(loaded), is_exact=flat.is_exact):
-            self._check_dtypes(flat)
+            load_module(name, module, flat)
+        if self._built is not None and there is not None:
+            built.take_structure(self.objects, self._built, there, Structure.read(flat, "now"))
+            self.ignored = built.changes(there.settings, self._built.settings)
+        of_modules = (own_tensors(name, module) for name, module in self._modules.items())
+        live = {entry: each for tensors in of_modules for entry, each in tensors.items()}
+        copies = SharedCopies(flat, live)
+        for name, thing in self.objects.items():
+            if not isinstance(thing, nn.Module):
+                load_stateful(name, thing, flat, copies)
+        loaded = self.flatten()
+        was, now = flat.alignments, loaded.alignments
+        self.misplaced = sorted(name for name in {*was, *now} if was.get(name, 0) != now.get(name, 0))
+        if found := difference(expected, contents(loaded, checksum_of(loaded), self.objects)):
             raise StateDoesNotFit(
                 f"load_state_dict does not bring it back; the first entry that differs is {found}"
             )
         return checksum
 
-    def _check_dtypes(self, flat: FlatState) -> None:
-        """Raises UsageError where an object copied what was saved into tensors of other dtypes."""
-        now = self.flatten(exact=flat.is_exact).tensors
-        for name, before in flat.tensors.items():
-            after, entry = now.get(name), name.partition(".")[0]
-            if (
-                after is None
-                or entry in self._modules
-                or after.shape != before.shape
-                or after.dtype == before.dtype
-            ):
-                continue
-            was, is_now = (str(each.dtype).removeprefix("torch.") for each in (before, after))
-            raise UsageError(
-                f"{name} was saved as {was}, and is {is_now} after load_state_dict of {entry}, which copied it into a tensor of that type. If the steps make "
-                f"it {was} (a product with a {was} tensor does), build it as {was}; or let load_state_dict take the saved tensor itself"
-            )
+    def load_as_built(self) -> Evidence:
+        """Load what was built, as a process that resumes loads what was saved.
 
-    def load_others(
-        self, flat: FlatState, names: Iterable[str], live: Mapping[str, Tensor]
-    ) -> dict[str, SameObjects]:
-        """Load those of these objects that are no modules, once the modules are loaded.
-
-        live: tensors, beside those of the modules, with which they may have shared memory. Raises
-        as `load` does.
+        Whatever a load changes (the parts of an object that it replaces, the order of a dict) is
+        then changed in both. Returns the checksum. Raises UsageError for an object that a load
+        leaves in another state.
         """
-        of_modules = (own_tensors(name, module) for name, module in self._modules.items())
-        live = dict(live) | {entry: each for tensors in of_modules for entry, each in tensors.items()}
-        copies = SharedCopies(flat.tensors, live, flat.alignments or {})
-        of_all = (own_tensors("", module).values() for module in self.modules)
-        untouchable = frozenset(id(tensor) for tensors in of_all for tensor in tensors)
-        return {
-            name: load_stateful(self.objects[name], saved_entry(flat, name), copies, untouchable)
-            for name in names
-            if name not in self._modules
-        }
-
-    def contents(self, flat: FlatState) -> StateContents:
-        """What `flat`, a state of these objects, holds now."""
-        return self._contents(flat, checksum_of(flat))
-
-    def _contents(self, flat: FlatState, checksum: Evidence) -> StateContents:
-        # Schedules have an optimizer's learning rate, if it is a tensor, under several names until
-        # a load makes copies.
-        shares = frozenset(name for name, each in self.objects.items() if order_of(each) is not Order.FREE)
-        return contents(flat.document, checksum.entries, flat.tensors, shares)
-
-    def _take_structure(self, saved: FlatState) -> None:
-        """What the recipe's loop had made of what was built: groups, frozen parameters, modes."""
-        built = saved.built
-        if self._built is None or built is None:
-            return
-        now = saved.structure
-        as_built.add_groups(self.objects, self._built.groups, now.groups)
-        if built.frozen == self._built.frozen:  # else the recipe was edited, and means it
-            as_built.freeze(self.objects, now.frozen)
-        if built.evaluating == self._built.evaluating:
-            as_built.set_modes(self.objects, now.evaluating)
-        self.ignored = as_built.changes(built.settings, self._built.settings)
+        flat = self.flatten()
+        names = {name for name, each in self.objects.items() if not isinstance(each, PLACES_TENSORS)}
+        before = storages(flat.tensors, names)
+        try:
+            checksum = self.load(flat)
+            # A state that was saved does not say which tensors are views of a part of others.
+            now = storages(self.flatten().tensors, names)
+            torn = next((name for name, first in before.items() if now.get(name) != first), "")
+            if torn:
+                raise StateDoesNotFit(f"{torn} does not share the memory of {before[torn]} any more")
+        except (StateDoesNotFit, CheckpointDamaged, StateNotSavable) as error:
+            raise UsageError(
+                f"a trial load of what the State's objects give did not leave them as they were: {error}; "
+                "let load_state_dict take what state_dict gave, and put all of it back"
+            ) from error
+        return checksum
 
 
 def _trained_and_idle(
@@ -312,20 +287,3 @@ def _trained_and_idle(
     ordered = [p for name, p in owned.items() if name in updated]
     ordered += [p for name, p in updated.items() if name not in owned]
     return ordered, [p for name, p in owned.items() if name not in updated]
-
-
-def saved_entry(flat: FlatState, name: str) -> SavedObject:
-    """What a flattened state has of the object `name`."""
-    return SavedObject(
-        name=name,
-        document=flat.document[name],
-        tensors=flat.tensors,
-        versions=flat.about.get("layers", {}).get(name),
-        orders=flat.about.get("orders", {}).get(name, []),
-        is_exact=flat.is_exact,
-        alignments=flat.alignments,
-    )
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(names)) or "none"

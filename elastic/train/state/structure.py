@@ -66,11 +66,10 @@ class Items(NamedTuple):
 class StateParts(NamedTuple):
     """What the objects of a state consist of at a moment. Do not change the lists.
 
-    held: the modules, optimizers and parameters among the objects and what these hold. A trial load
-    takes any other object that is kept here for one that the recipe holds. attributes: of each
-    module its own. holders: of each module its dict of parameters. places: what these hold; the
-    names are those that were there when one last got another parameter. owned: the parameters, each
-    once, by their id.
+    held: the modules, optimizers and parameters among the objects and what these hold. attributes:
+    of each module its own. holders: of each module its dict of parameters. places: what these hold;
+    the names are those that were there when one last got another parameter. owned: the parameters,
+    each once, by their id.
     """
 
     held: list[Any]

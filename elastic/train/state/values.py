@@ -1,22 +1,20 @@
 """What a recipe's loop changes survives as a value: an attribute, which comes back as it was.
 
 A variable of the loop (a best metric, a count of bad epochs) begins again in every generation,
-because every worker runs the script from its top. As a value it is part of the state.
+because every worker runs the script from its top. As a value it is part of the state. What may be
+kept is checked where an attribute is set, and where the state is taken, which sees what the body
+has put into lists and dicts.
 
 It does not make ranks agree: a value that is computed from a rank's own data differs between ranks,
 and the comparison of states finds that.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
-from itertools import islice
 from pathlib import PurePath
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,37 +25,38 @@ from elastic.snapshot.image import DTYPES
 from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
-_MOST_LEVELS = 50
-ALL_OF_FIRST, LAST_ITEMS = 16, 8  # steps; items of a list or a dict in the others
-_EXPECTED = "expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them"
-_ELSE = "Anything else belongs into an object of its own with state_dict and load_state_dict"
 _ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
 
-
-# What to keep in the place of a value of this kind, which is no more than its number or its items.
+# What to keep in the place of a value of this kind; the first that fits.
 _INSTEAD: tuple[tuple[Any, str], ...] = (
     (Enum, "x.value"),
     (set | frozenset, "sorted(x)"),
-    (PurePath, "str(x)"),
+    (PurePath | torch.dtype | torch.device, "str(x)"),
     (datetime, "x.isoformat()"),
     (timedelta, "x.total_seconds()"),
-    (complex, "(x.real, x.imag)"),
+    (complex, "[x.real, x.imag]"),
     (bytes | bytearray | deque | range, "list(x)"),
-    (Decimal | Fraction, "str(x)"),
-    (int | np.unsignedinteger, "int(x)"),
-    (str, "str(x)"),
+    (torch.Generator, "x.get_state()"),
+    (np.random.Generator, "x.bit_generator.state"),
+    (np.ndarray, "torch.from_numpy(x)"),
+    (np.generic, "x.item()"),
     (tuple, "tuple(x)"),
     (dict, "dict(x)"),
-    (torch.dtype | torch.device, "str(x)"),
+    (int, "int(x)"),
+    (str, "str(x)"),
 )
+
+
+def instead(value: object) -> str:
+    """An expression in x that is the content of the value and can be kept; "" where none is known.
+
+    It does not promise to keep all that an instance of a subclass has.
+    """
+    return next((words for kind, words in _INSTEAD if isinstance(value, kind)), "")
 
 
 class UnknownValue(UsageError, AttributeError):  # noqa: N818
     """A name that the recipe did not give when it made its Values: a slip of the pen, perhaps."""
-
-
-# That each of them was given; a copy of Values has none here.
-_names: "WeakKeyDictionary[Values, frozenset[str]]" = WeakKeyDictionary()
 
 
 class Values:
@@ -72,9 +71,8 @@ class Values:
     The names are fixed here. A value is a copy, and no part of a graph; it has the type and dtype
     that it was given with, but for a tensor without dimensions, such as a loss, which becomes its
     number; in lists and dicts, whole ones stay tensors (`dict(model.state_dict())`). Raises
-    UsageError for values of other types, all of them at once, and for a name that no value can
-    have, and UnknownValue (an AttributeError too) where a name is read or set that was not given
-    here.
+    UsageError for values of other types, and for a name that no value can have, and UnknownValue
+    (an AttributeError too) where a name is read or set that was not given here.
     """
 
     @public("elastic.Values")
@@ -82,13 +80,12 @@ class Values:
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise UsageError(f"Values({name}=...): expected another name, this one is taken")
-        vars(self).update(_kept_all(values))
-        _names[self] = frozenset(values)
+        vars(self).update({name: _mapped(value, name, _copied, {}) for name, value in values.items()})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(self):
             self._refuse(name)
-        vars(self).update(_kept_all({name: value}))
+        vars(self)[name] = _mapped(value, name, _copied, {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy and pickle look for
@@ -103,8 +100,8 @@ class Values:
 
     def state_dict(self) -> dict[str, Any]:
         """Raises UsageError for what cannot be kept, and for a list or dict that has two places."""
-        _check(self, most=None)
-        return {name: _encoded(value) for name, value in vars(self).items()}
+        places: dict[int, str] = {}
+        return {name: _mapped(value, name, _encoded, places) for name, value in vars(self).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises ValueError for other names than these."""
@@ -123,85 +120,61 @@ class Values:
         )
 
 
-def check_all(objects: Iterable[object], steps: int) -> None:
-    """What a step's body has put into lists and dicts of Values is of types that a state can keep.
+def _mapped(value: Any, place: str, leaf: Callable[[Any, str], Any], places: dict[int, str]) -> Any:
+    """The same lists, tuples and dicts of what `leaf` makes of their tensors and arrays.
 
-    objects: those of the state. steps: done by this process before this one. All items are looked
-    at in the first steps and in those that are a power of two, in others the last ones of each list
-    and dict, where an append puts them. Raises UsageError.
+    places: of the lists and dicts so far, by their ids.
     """
-    is_whole = steps <= ALL_OF_FIRST or not steps & (steps - 1)
-    for thing in objects:
-        if isinstance(thing, Values):
-            _check(thing, most=None if is_whole else LAST_ITEMS)
-
-
-def _check(values: Values, most: int | None) -> None:
-    if other := vars(values).keys() ^ _names.get(values, vars(values).keys()):
-        raise UsageError(
-            f"Values: expected the names that were given at first, found that {min(other, key=str)!r} came or went in vars(values), which no load can give back; "
-            "name all where the Values are made, and for names that come later keep a dict, Values(others={})"
-        )
-    places: dict[int, str] = {}
-    for name, value in vars(values).items():
-        _check_item(value, name, places, most)
-
-
-def _kept_all(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of the values. Raises UsageError with all of those that a state cannot keep."""
-    kept, refused = dict[str, Any](), list[str]()
-    for name, value in values.items():
-        try:
-            kept[name] = _kept(value)
-        except _Unkept as problem:
-            refused.append(f"{name!r}, found {problem}")
-    if refused:
-        raise UsageError(f"Values: {_EXPECTED} for {'; for '.join(refused)}. {_ELSE}")
-    return kept
-
-
-class _Unkept(Exception):  # noqa: N818 - never leaves this module
-    """What a value is, and what to keep in its place, if that is known."""
-
-
-def _kept(value: Any, level: int = 0) -> Any:
-    """A copy of the value. Raises _Unkept for one that a state cannot keep."""
-    if level > _MOST_LEVELS:
-        raise _Unkept(
-            f"more than {_MOST_LEVELS} lists, tuples and dicts in each other (does one contain itself?)"
-        )
-    is_number = isinstance(value, Tensor) and not value.dim() and not value.is_complex()
-    # Inside a dict it may be BatchNorm's count of batches, which a module takes as a tensor alone.
-    if is_number and (not level or value.is_floating_point()):
-        value = value.item()
-    if type(value) in _KINDS:
-        return value
-    if isinstance(value, Tensor):
-        if value.dtype not in DTYPES:
-            raise _Unkept(_of_unknown_dtype(value))
-        return value.detach().clone()
-    if (type(value) is np.ndarray or isinstance(value, np.generic)) and _is_number(value.dtype):
-        return value.copy() if value.ndim else np.asarray(value)[()]  # the number, also of an array
-    if type(value) in (list, tuple):
-        return type(value)(_kept(item, level + 1) for item in value)
-    if type(value) is not dict:
-        raise _Unkept(_described(value))
-    if problem := _problem_of_keys(value, value):
-        raise _Unkept(problem)
-    return {key: _kept(item, level + 1) for key, item in value.items()}
-
-
-def _of_unknown_dtype(value: Tensor) -> str:
-    return f"a tensor of {value.dtype}: keep x.to(...) of another dtype (x stands for it), such as torch.int64 or torch.float32"
-
-
-def _described(value: Any) -> str:
     kind = type(value)
-    found = f"an array of {value.dtype}" if kind is np.ndarray else kind.__name__
-    if kind is np.ndarray and value.dtype.kind == "u":
-        return f"{found}: keep x.astype(np.int64) (x stands for it)"
-    instead = next((words for known, words in _INSTEAD if isinstance(value, known)), "")
-    return f"{found}: keep {instead} (x stands for it)" if instead else found
+    if kind in _KINDS:
+        return value
+    if kind not in (list, tuple, dict):
+        return leaf(value, place)
+    if kind is not tuple and (former := places.setdefault(id(value), place)) != place:
+        raise UsageError(
+            f"Values: expected a {kind.__name__} of its own at {place}, found the one at {former}, which would come back as two: "
+            f"put a copy there, {kind.__name__}(x)"
+        )
+    if kind is not dict:
+        return kind(_mapped(item, f"{place}[{i}]", leaf, places) for i, item in enumerate(value))
+    for key in value:
+        if type(key) not in (str, int) or key == _ARRAY:
+            raise UsageError(
+                f"Values: expected keys of type str or int other than {_ARRAY!r} at {place}, found {key!r:.40}; "
+                "keep a list of pairs, list(x.items())"
+            )
+    return {key: _mapped(item, f"{place}[{key!r}]", leaf, places) for key, item in value.items()}
+
+
+def _copied(value: Any, place: str) -> Any:
+    """What is kept of a tensor or array at an attribute that is set."""
+    is_inside = "[" in place
+    if isinstance(value, Tensor):
+        # A whole number inside a dict may be BatchNorm's count, which a module takes as a tensor.
+        if not value.dim() and not value.is_complex() and (not is_inside or value.is_floating_point()):
+            return value.item()
+        value = value.detach()
+        return _encoded(value, place).clone()
+    _encoded(value, place)
+    return np.array(value)[()]  # the number, also of an array without dimensions
+
+
+def _encoded(value: Any, place: str) -> Any:
+    """A tensor or array as a state has it. Raises UsageError for any other value."""
+    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+    if isinstance(value, Tensor) and value.dtype in DTYPES and value.grad_fn is None:
+        return value
+    if is_array and _is_number(value.dtype):  # a number is an array without dimensions
+        return {_ARRAY: torch.from_numpy(np.asarray(value))}
+    found, keep = type(value).__name__, instead(value)
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        found, keep = f"{found} of {value.dtype}", "x of another dtype, such as int64"
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            found, keep = "a tensor that is part of a graph", "x.detach()"
+    raise UsageError(
+        f"Values: expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them at {place}, found {found}; "
+        f"keep {keep or 'what it holds in an object of its own with state_dict and load_state_dict'}"
+    )
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
@@ -210,90 +183,29 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8 and not is_wide
 
 
-def _check_item(value: Any, place: str, places: dict[int, str], most: int | None) -> None:
-    """most: items of each list and dict that are looked at, the last ones; None for all.
-
-    places: of the lists and dicts so far, by their ids.
-    """
-    kind = type(value)
-    if kind in _KINDS:
-        return
-    if kind is not list and kind is not dict and kind is not tuple:
-        if problem := _problem(value):
-            raise UsageError(f"Values: {_EXPECTED} at {place}, found {problem}. {_ELSE}")
-        return
-    if kind is not tuple:
-        former = places.setdefault(id(value), place)
-        if former != place:
-            raise UsageError(
-                f"Values: expected a {kind.__name__} of its own at {place}, found the one at {former}, which a state would give back as two, so that "
-                f"what changes one of them after a restart would not change the other: put a copy there, {kind.__name__}(x)"
-            )
-    if kind is dict:
-        items = [(key, value[key]) for key in islice(reversed(value), most)]
-        if problem := _problem_of_keys(value, [key for key, _ in items]):
-            raise UsageError(f"Values: {_EXPECTED} at {place}, found {problem}. {_ELSE}")
-    else:
-        first = 0 if most is None else max(0, len(value) - most)
-        items = list(enumerate(value[first:], first))
-    for key, item in items:
-        _check_item(item, f"{place}[{key!r}]", places, most)
-
-
-def _problem(value: Any) -> str:
-    """Of what is no list, tuple or dict; empty for what a state can keep."""
-    if isinstance(value, Tensor):
-        if value.dtype not in DTYPES:
-            return _of_unknown_dtype(value)
-        if value.grad_fn is None:
-            return ""
-        return "a tensor that is part of a graph: keep x.detach() (x stands for it)"
-    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
-    return "" if is_array and _is_number(value.dtype) else _described(value)
-
-
-def _problem_of_keys(value: dict[Any, Any], keys: Iterable[Any]) -> str:
-    if _ARRAY in value:
-        return f"a dict with the key {_ARRAY!r}, which is taken: give it another"
-    other = next((type(key).__name__ for key in keys if type(key) not in (str, int)), "")
-    return other and f"a dict with a key of type {other}: keep a list of pairs, list(x.items())"
-
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):  # a number is an array without dimensions
-        return {_ARRAY: torch.from_numpy(np.asarray(value))}
-    if type(value) in (list, tuple):
-        return type(value)(_encoded(item) for item in value)
-    if type(value) is dict:
-        return {key: _encoded(item) for key, item in value.items()}
-    return value
-
-
 def _decoded(value: Any) -> Any:
     if type(value) is dict:
         if value.keys() == {_ARRAY}:
             return value[_ARRAY].numpy()[()]  # of one without dimensions, the number
         return {key: _decoded(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_decoded(item) for item in value)
+        return type(value)(map(_decoded, value))
     return value
 
 
 def _loaded(held: Any, value: Any) -> Any:
     """The value, in the tensor, array, list or dict that is there, which the recipe may name."""
+    is_array = isinstance(held, Tensor | np.ndarray) and type(held) is type(value)
+    if is_array and (held.shape, held.dtype) == (value.shape, value.dtype):
+        held[...] = value
+        return held
     if isinstance(held, Tensor) and isinstance(value, Tensor):
-        if (held.shape, held.dtype) == (value.shape, value.dtype):
-            return held.copy_(value)
         return value.to(held.device)
-    if isinstance(held, np.ndarray) and isinstance(value, np.ndarray):
-        if (held.shape, held.dtype) == (value.shape, value.dtype):
-            held[...] = value
-            return held
-    elif type(held) is list and type(value) is list:
+    if type(held) is list and type(value) is list:
         new = [_loaded(*pair) for pair in zip(held, value, strict=False)]
         held[:] = new + value[len(new) :]
         return held
-    elif type(held) is dict and type(value) is dict:
+    if type(held) is dict and type(value) is dict:
         found = {key: _loaded(held.get(key), item) for key, item in value.items()}
         held.clear()
         held.update(found)

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.train.state.reshaped import sized_by_data
 from elastic.train.state.state import State
 from elastic.train.step.buffer_copies import BufferCopies
 from elastic.train.step.buffer_places import Cache, changed_caches, check_assigned, check_caches
@@ -339,7 +338,10 @@ class Buffers:
             self._openings.tensors, values or self._openings.tensors, self._opening.values, strict=True
         )
         if resized := [tensor for tensor, value, opening in pairs if value.shape != opening.shape]:
-            raise UsageError(sized_by_data([self._state.name_of(tensor) for tensor in resized]))
+            raise UsageError(
+                f"forward gave buffer {self._state.name_of(resized[0])} another size than it had in the State: give it its final shape in __init__, "
+                "or run one forward on a fixed batch before elastic.State, with torch.no_grad()"
+            )
 
     def end(self, total: Tensor, signs: list[float]) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length].

@@ -106,10 +106,8 @@ class Contract:
     def end_step(self) -> str:
         """After the step's body: no gradient that an update has used is left for the next one.
 
-        Returns what to tell the user, once. Raises UsageError where the body has put functions into
-        a schedule, which no State saves.
+        Returns what to tell the user, once.
         """
-        self._unsaved.check_functions(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
         note, self._loose.note = self._loose.note, ""

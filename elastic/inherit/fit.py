@@ -1,0 +1,160 @@
+"""Of another run's state an object takes all that fits it, and the recipe's own text holds.
+
+- A module takes exactly its own names, shapes and dtypes.
+- A torch optimizer takes tensors and counts; its hyperparameters are the recipe's, but for those
+  that a schedule has set, if the schedule is taken too.
+- A scheduler goes on from its saved position. Constants that the recipe builds otherwise now (its
+  length, its base rates) are a misfit, for the saved ones would replace them unseen.
+- Any other object takes what was saved, and it is said which of its numbers the recipe builds
+  otherwise: nothing tells a counter from a setting.
+
+It does not promise that objects are as they were where something does not fit: nothing may be
+trained then.
+"""
+
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
+from elastic.train.state.built import Structure, changes, check_order, settings_in, structure_of
+from elastic.train.state.document import decode, encode_object
+from elastic.train.state.flat import FlatState
+from elastic.train.state.state import State
+
+MOST_NOTED = 4  # numbers of one entry
+# What does not fit, in words, by the name of its entry; under "" where that is not known.
+Problems = dict[str, list[str]]
+_GROUPS = "param_groups"
+_OF_PARAMETERS = {"params", "param_names"}
+# What schedulers add to the groups.
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+# The entries of a scheduler's state that its steps change.
+_POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
+_POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
+
+
+def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[Problems, list[str]]:
+    """Load these entries of a saved state, all for none; (what does not fit, notes for people)."""
+    wanted = set(entries) or saved.document.keys() | state.objects.keys()
+    problems = {
+        name: [f"no entry {name} {where}"]
+        for where, names in (("there", saved.document), ("here", state.objects))
+        for name in sorted(wanted - names.keys())
+    }
+    if problems:
+        return problems, []
+    part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
+    fitted, problems, notes = _fitted(saved, part)
+    if problems:
+        return problems, notes
+    try:
+        if "now" in saved.about:
+            groups = structure_of(state.objects).groups
+            ours = {name: each for name, each in groups.items() if name.split(".")[0] in wanted}
+            check_order(Structure.read(saved, "now").groups, ours, "there")
+        part.load(fitted)
+    except (CheckpointDamaged, StateDoesNotFit, UsageError) as error:
+        name = str(error).split()[0].split(".")[0]
+        problems = {name if name in wanted else "": [str(error)]}
+    return problems, notes
+
+
+def _fitted(saved: FlatState, part: State) -> tuple[FlatState, Problems, list[str]]:
+    """(the saved state as these objects take it, what does not fit, notes)."""
+    schedulers = [thing for thing in part.objects.values() if isinstance(thing, LRScheduler)]
+    tensors: dict[str, Tensor] = {}
+    document, notes, problems = {}, list[str](), Problems()
+    for name, thing in part.objects.items():
+        theirs = decode(saved.document[name], lambda entry, _: saved.tensors[entry])
+        ours, words = thing.state_dict(), list[str]()
+        is_fitted = isinstance(thing, Optimizer) and _GROUPS in ours
+        if isinstance(thing, nn.Module):
+            words = _other_tensors(name, theirs, ours)
+        elif isinstance(thing, LRScheduler):
+            words = _other_constants(name, theirs, ours)
+        elif not is_fitted:
+            notes += _notes("as it was saved", changes(*(dict(settings_in(v, name)) for v in (theirs, ours))))
+        elif not (words := _other_groups(name, theirs, ours)):
+            goes_on = {key for each in schedulers if each.optimizer is thing for key in _set_by(each)}
+            groups = [
+                here | {key: there[key] for key in goes_on & there.keys() & here.keys()}
+                for there, here in zip(theirs[_GROUPS], ours[_GROUPS], strict=True)
+            ]
+            theirs[_GROUPS], there = groups, {_GROUPS: theirs[_GROUPS]}
+            built = dict(settings_in({_GROUPS: groups}, name))
+            notes += _notes("as the recipe builds it", changes(built, dict(settings_in(there, name))))
+        if words:
+            problems[name] = words
+        elif is_fitted:
+            document[name] = encode_object(thing, theirs, name, tensors)
+        else:
+            document[name] = saved.document[name]
+            tensors |= {key: each for key, each in saved.tensors.items() if key.startswith(f"{name}.")}
+    fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
+    return fitted, problems, notes
+
+
+def _set_by(scheduler: LRScheduler) -> set[str]:
+    """The hyperparameters that a scheduler sets at each of its steps."""
+    return {"lr", "momentum", "betas"} if getattr(scheduler, "cycle_momentum", False) else {"lr"}
+
+
+def _notes(what: str, found: list[str]) -> list[str]:
+    more = f" and {len(found) - MOST_NOTED} more" if len(found) > MOST_NOTED else ""
+    return [f"{what}: {'; '.join(found[:MOST_NOTED])}{more}"] if found else []
+
+
+def _other_tensors(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}.{key} is {there} there and {here} here"
+        for key in sorted(theirs.keys() | ours.keys())
+        if (there := _form(theirs.get(key))) != (here := _form(ours.get(key)))
+    ]
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "nothing" if value is None else type(value).__name__
+
+
+def _other_constants(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    words = []
+    for key in sorted(theirs.keys() | ours.keys()):
+        there, here = theirs.get(key), ours.get(key)
+        if key == "_schedulers" and there and here:
+            for number, pair in enumerate(zip(there, here, strict=False)):
+                words += _other_constants(f"{name}[{number}]", *pair)
+        elif key not in _POSITION and not _is_equal(there, here):
+            words.append(f"{name}.{key} is {there} there and {here} here")
+    return words
+
+
+def _is_equal(there: Any, here: Any) -> bool:
+    if isinstance(there, Tensor) and isinstance(here, Tensor):
+        return torch.equal(there, here.cpu())
+    if isinstance(there, list | tuple) and isinstance(here, list | tuple):
+        return len(there) == len(here) and all(map(_is_equal, there, here))
+    return bool(there == here)
+
+
+def _other_groups(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    words = []
+    groups = zip_longest(theirs[_GROUPS], ours[_GROUPS], fillvalue=dict[str, Any]())
+    for number, pair in enumerate(groups):
+        sizes = [f"{len(each.get('params', ()))} parameters" for each in pair]
+        # Another version of torch has more hyperparameters, and another optimizer has others.
+        only = [
+            ", ".join(sorted(one.keys() - other.keys() - _OF_SCHEDULERS - _OF_PARAMETERS))
+            for one, other in (pair, pair[::-1])
+        ]
+        there, here = sizes if sizes[0] != sizes[1] or not all(only) else only
+        if there != here:
+            words.append(f"{name}.{_GROUPS}[{number}] has {there} there and {here} here")
+    return words
