@@ -19,7 +19,7 @@ from elastic.proof import replay
 from elastic.proof.replay import FirstTime, Replay, first_times
 from elastic.proof.step_again import no_determinism
 from elastic.train.groups import ProcessGroups
-from elastic.train.loop.parts import LoopParts
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.restore import ResumePoint
 
 

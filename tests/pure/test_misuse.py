@@ -139,7 +139,7 @@ def test_every_public_method_is_among_them(kind):
 class _Left:
     """A loop that is over, without anything to settle."""
 
-    is_in_step, is_over = False, True
+    step, groups = None, None
 
 
 @pytest.mark.parametrize("place", ["before the loop", "after the loop"])
