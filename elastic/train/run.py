@@ -45,6 +45,7 @@ from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender
 
+LONGEST_REASON = 500  # it becomes a part of lines
 _SECOND_LOOP = (
     "run.steps was called a second time, and a run is one loop over one Data and one State: a second loop would begin with the"
     " steps and the state of the first. Make a recipe of each phase, and begin the second from the state of the first:"
@@ -188,11 +189,10 @@ class Run:
         finished: the same command trains nothing more. `break` says the same without a reason.
         Raises UsageError outside of the loop's body, and where not all ranks call it.
         """
-        if self._loop_end is None:
-            raise UsageError(
-                "expected run.stop(reason) in the body of the loop over run.steps, found it before"
-            )
-        self._loop_end.loop.stop(reason)
+        loop = self._loop_in_step
+        if loop is None:
+            raise UsageError("expected run.stop(reason) in the body of the loop, found it outside")
+        loop.stop_reason = " ".join(str(reason).split())[:LONGEST_REASON] or "run.stop"
 
     @public("run.evaluate", is_of_all_ranks=True)
     def evaluate(
@@ -314,7 +314,7 @@ class Run:
     @property
     def _current_groups(self) -> ProcessGroups:
         """Those of the loop, which opens fresh ones where it is left early."""
-        return self._groups if self._loop_end is None else self._loop_end.loop.groups
+        return self._groups if self._loop_end is None else self._loop_end.loop.parts.groups
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""

@@ -1,5 +1,7 @@
 """The methods of a run go on in the groups in which the ranks met when they left the loop."""
 
+from types import SimpleNamespace
+
 from elastic.train.loop.ends import LoopEnd
 from elastic.train.run import Run
 
@@ -10,7 +12,7 @@ class Groups:
 
 class LeftLoop:
     def __init__(self, groups):
-        self.groups = groups
+        self.parts = SimpleNamespace(groups=groups)
 
 
 def test_ranks_meet_in_the_groups_of_the_loop_that_was_left():

@@ -119,8 +119,9 @@ class LoopParts:
         self.output = None
         if is_first:
             checkpointing = Checkpointing(uploader, Every.parse(link.save_every), self.clock, worker.log)
-            rehearse, again = Every.parse(link.rehearse), self.again
-            is_rehearsed = rehearse.kind != "off" and bool(evidence)
+            rehearse, rehearsals = Every.parse(link.rehearse), None
+            if rehearse.kind != "off" and evidence:
+                rehearsals = Rehearsals(rehearse, loader.order, run.events, self.again.recipe, self.clock)
             self.output = Rank0Output(
                 store=store,
                 events=run.events,
@@ -128,9 +129,7 @@ class LoopParts:
                 checkpointing=checkpointing,
                 schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
                 audits=AuditSchedule(Every.parse(link.audit)),
-                rehearsals=Rehearsals(rehearse, loader.order, run.events, again.recipe, self.clock)
-                if is_rehearsed
-                else None,
+                rehearsals=rehearsals,
                 comparing=Interval(COMPARISON_SHARE),
             )
         self.metrics = None

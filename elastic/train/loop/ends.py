@@ -129,7 +129,7 @@ class LoopEnd:
         """A rank that waits for one that left the loop sees that its peer is gone."""
         if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
-        return explain_loss(self.loop.groups, self.loop.place) or error
+        return explain_loss(self.loop.parts.groups, self.loop.place) or error
 
     def error_place(self) -> ErrorPlace | None:
         return self.loop.error_place

@@ -26,22 +26,10 @@ from elastic.train.state.saving import SavedState
 from elastic.train.state.snapshotting import layout_of
 from elastic.train.step.parts import StepPlace
 
-REASON_LIMIT = 500
 _ADVICE = (
     "All ranks must leave it in the same step: decide by what is the same on each of them, such as step.number, "
     "the loss that step.mean_loss returns, run.evaluate or elastic.Values, and not by run.rank, a clock or a rank's own data"
 )
-
-
-def reason_line(reason: object) -> str:
-    """What the recipe gave as the reason, as one line: it becomes a part of lines.
-
-    Raises UsageError for a reason that is no text.
-    """
-    if not isinstance(reason, str):
-        raise UsageError(f"expected run.stop(reason), a text that says why, found {type(reason).__name__}")
-    line = " ".join(reason.split()) or "run.stop"
-    return line if len(line) <= REASON_LIMIT else f"{line[: REASON_LIMIT - 3]}..."
 
 
 def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:

@@ -8,8 +8,9 @@ it there. It does not commit that state: the agent does, if the run ends there. 
 the loop commits it.)
 
 The run ends after its last step, or after an earlier one where the recipe leaves the loop (`leave`,
-called from outside) or asks for its end (`stop`). A step that the recipe leaves counts once its
-gradients were computed, with the state as it is then; a step that it leaves before has not begun.
+called from outside) or asks for its end (`stop_reason`). A step that the recipe leaves counts once
+its gradients were computed, with the state as it is then; a step that it leaves before has not
+begun.
 
 A thread may run the body of a step for the thread that runs the script, which waits for it. But a
 thread of the recipe's own that takes the steps would ask for the next one while another thread runs
@@ -30,7 +31,6 @@ from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
 from elastic.train import refuse
-from elastic.train.groups import ProcessGroups
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.record import StepRecorder
@@ -49,19 +49,20 @@ from elastic.train.step.step import Step
 class Loop:
     """The training loop of one rank in one generation.
 
-    step: the one whose body the recipe runs. stopped: where the recipe ended the run early, if it
-    did. digest: of the checkpoint of the last step, once it is committed.
+    step: the one whose body the recipe runs. stop_reason: why the run is to end after it, if the
+    recipe has asked for that. stopped: where the recipe ended the run early, if it did. digest: of
+    the checkpoint of the last step, once it is committed.
     """
 
     def __init__(self, parts: LoopParts) -> None:
+        self.parts = parts
         self.step: Step | None = None
+        self.stop_reason: str | None = None
         self.stopped = parts.stopped
         self.digest = ""
-        self._parts = parts
         self._passed = 0  # the last step whose body is over
         self._is_restored = False
         self._last: SavedState | None = None  # of the step before, if it is new
-        self._stop_reason: str | None = None
 
     def run(self) -> Iterator[Step]:
         """The steps that are left.
@@ -69,15 +70,15 @@ class Loop:
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
         self._begin()
-        parts, first = self._parts, self._began.step + 1
+        parts, first = self.parts, self._began.step + 1
         auditor, batches = self._auditor(), self._batches(first)
         is_audited = is_first_audited(parts, first)
         for number in range(first, self.last_step + 1):
             step = self._open(number, batches, auditor, is_audited=is_audited)
             yield step
             self._check_body(step, first)
-            if self._stop_reason is not None:
-                self.leave(self._stop_reason)
+            if self.stop_reason is not None:
+                self.leave(self.stop_reason)
                 return
             self.step, self._passed = None, number
             self._last = self._finish(step)
@@ -94,17 +95,12 @@ class Loop:
     @property
     def last_step(self) -> int:
         """Of the run, as far as it is known."""
-        return self._parts.loader.order.steps if self.stopped is None else self.stopped.step
+        return self.parts.loader.order.steps if self.stopped is None else self.stopped.step
 
     @property
     def epochs(self) -> int:
         """That are complete when the run ends."""
-        return self._parts.loader.order.position(self.last_step + 1)[0]
-
-    @property
-    def groups(self) -> ProcessGroups:
-        """Those in which the ranks meet now."""
-        return self._parts.groups
+        return self.parts.loader.order.position(self.last_step + 1)[0]
 
     @property
     def place(self) -> StepPlace:
@@ -126,24 +122,24 @@ class Loop:
 
     def checksum(self) -> str:
         """Of the whole state, as it is now on this rank."""
-        return checksum_of(self._parts.state.flatten()).whole
+        return checksum_of(self.parts.state.flatten()).whole
 
     def say(self, sentence: str) -> None:
         """Once, on the console."""
-        if self._parts.output is not None:
+        if self.parts.output is not None:
             print(sentence, flush=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """While an evaluation in the body of a step runs, which is no part of the step."""
         self._saving.finish_copy()  # the evaluation may be longer than this node has time
-        with self._recorder.evaluating(), self._parts.loader.loading():
+        with self._recorder.evaluating(), self.parts.loader.loading():
             yield
 
     # The begin of a generation.
 
     def _begin(self) -> None:
-        parts = self._parts
+        parts = self.parts
         self._asking = threading.current_thread()
         # Until the loop has ended, the agent takes an end of this process for a failure, also one
         # with exit code 0.
@@ -180,7 +176,7 @@ class Loop:
                 )
 
     def _auditor(self) -> Auditor:
-        parts, of_steps = self._parts, self._of_steps
+        parts, of_steps = self.parts, self._of_steps
         return Auditor(
             groups=parts.groups,
             exchange=of_steps.exchange,
@@ -210,7 +206,7 @@ class Loop:
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """Of this rank's shards, for each step from `first` on."""
-        parts, exchange, output = self._parts, self._of_steps.exchange, self._parts.output
+        parts, exchange, output = self.parts, self._of_steps.exchange, self.parts.output
         # On GPUs a rank's own seconds lack what its host waits for; a check compares other spans.
         is_wanted = parts.link.balance == "auto" and parts.trace is None and parts.groups.device.type == "cpu"
         if is_wanted and output is not None and parts.groups.world_size > 1:
@@ -240,7 +236,7 @@ class Loop:
         self, number: int, batches: Iterator[list[Batch]], auditor: Auditor, *, is_audited: bool
     ) -> Step:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""
-        parts = self._parts
+        parts = self.parts
         if is_audited and parts.output is not None:
             parts.output.audits.begin(number)
         # What `elastic-train check` wants takes the place of an audit.
@@ -272,9 +268,9 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         """Asked when gradients are summed."""
-        if self._parts.snapshotting is not None:
-            self._parts.snapshotting.copy.before_update()
-        return requests_of(self._parts, self._agreement, number, self.last_step)
+        if self.parts.snapshotting is not None:
+            self.parts.snapshotting.copy.before_update()
+        return requests_of(self.parts, self._agreement, number, self.last_step)
 
     def _check_body(self, step: Step, first: int) -> None:
         """The recipe asks for the next step. An error of this one that it caught ends the run."""
@@ -282,8 +278,8 @@ class Loop:
         refuse.own_signal_handlers()
         if step.error is not None:
             raise step.error
-        state, number = self._parts.state, step.number
-        if self._stop_reason is None:
+        state, number = self.parts.state, step.number
+        if self.stop_reason is None:
             self._check_thread(number, is_asking=step.place.passes > 0)
         values.check_all(state.objects.values(), number - first)
         if number == first:  # from here on an optimizer has state
@@ -293,7 +289,7 @@ class Loop:
 
     def _finish(self, step: Step) -> SavedState:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
-        parts, saving = self._parts, self._saving
+        parts, saving = self.parts, self._saving
         outcome = step.outcome or step.end_by_hand()
         if note := self._of_steps.contract.end_step():
             self.say(note)
@@ -304,7 +300,7 @@ class Loop:
         info = self._recorder.record(step, outcome, parts.groups)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)
-        if is_last or any(requests._replace(audit=False)):
+        if is_last or requests.drain or requests.snapshot or requests.save or requests.compare:
             saved = self._keep(step, info, requests, ends=requests.drain or is_last)
         parts.page.set_step(parts.groups.local_rank, step.number)
         if requests.drain and not is_last:
@@ -320,7 +316,7 @@ class Loop:
 
     def _keep(self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool) -> SavedState:
         """Vote for the state after the step, and take the snapshot that is asked for."""
-        parts, saving, published = self._parts, self._saving, None
+        parts, saving, published = self.parts, self._saving, None
         parts.heartbeat.enter(Phase.SAVE)
         takes_snapshot = ends or requests.snapshot or requests.save
         if takes_snapshot:
@@ -342,24 +338,13 @@ class Loop:
 
     # The end.
 
-    def stop(self, reason: str) -> None:
-        """End the run after the step whose body runs.
-
-        Raises UsageError outside of a body, and for a reason that is no text.
-        """
-        if self.step is None:
-            raise UsageError(
-                "expected run.stop(reason) in the body of the loop over run.steps, found it outside"
-            )
-        self._stop_reason = leaving.reason_line(reason)
-
     def leave(self, reason: str) -> None:
         """The recipe has left the body of the open step: the run ends here, on all ranks.
 
         Raises the error of the step that the recipe caught, UsageError where ranks left at
         different places, and what the end of a run raises.
         """
-        step, parts, contract = self.step, self._parts, self._of_steps.contract
+        step, parts, contract = self.step, self.parts, self._of_steps.contract
         assert step is not None
         if step.error is not None:
             raise step.error
@@ -378,7 +363,7 @@ class Loop:
             leaving.check_unchanged(parts, step.number, self._began, self._last, has_same_mark=has_same_mark)
         parts.heartbeat.enter(Phase.SAVE)
         if end < self.last_step or is_cut:
-            reason = (self._stop_reason or reason) + (", before its update" if is_cut else "")
+            reason = (self.stop_reason or reason) + (", before its update" if is_cut else "")
             self.stopped = leaving.stop(parts, reason, end)
         self.step, self._passed = None, end
         if is_done:
@@ -393,7 +378,7 @@ class Loop:
 
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
-        parts, began, last, output = self._parts, self._began, self._last, self._parts.output
+        parts, began, last, output = self.parts, self._began, self._last, self.parts.output
         derived_weights.compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
         for sentence in parts.step_functions.failures():

@@ -17,9 +17,8 @@ import sys
 import traceback
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -77,11 +76,16 @@ class StepFunctions:
             return
         self.reported = line.step
         text, before = json.dumps(line.to_json()), mark()
-        with self._running(heartbeat):
-            for index, function in enumerate(self._functions):
-                # What is no finite number is null in the file.
-                record = json.loads(text, parse_constant=lambda _: None)
-                self._call(line.step, index, partial(function, record), log)
+        phase, self._is_running = heartbeat.phase, True
+        heartbeat.enter(Phase.BETWEEN)  # the recipe's own code, as slow as it may be there
+        try:
+            with random_streams.kept():
+                for index in range(len(self._functions)):
+                    # What is no finite number is null in the file.
+                    self._call(line.step, index, json.loads(text, parse_constant=lambda _: None), log)
+        finally:
+            self._is_running = False
+            heartbeat.enter(phase)
         if mark() != before:
             raise UsageError(
                 f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
@@ -95,20 +99,10 @@ class StepFunctions:
             for index, steps in self._failed.items()
         ]
 
-    @contextmanager
-    def _running(self, heartbeat: HeartbeatSender) -> Iterator[None]:
-        phase, self._is_running = heartbeat.phase, True
-        heartbeat.enter(Phase.BETWEEN)  # the recipe's own code, as slow as it may be there
+    def _call(self, step: int, index: int, record: dict[str, Any], log: EventLog) -> None:
+        function = self._functions[index]
         try:
-            with random_streams.kept():
-                yield
-        finally:
-            self._is_running = False
-            heartbeat.enter(phase)
-
-    def _call(self, step: int, index: int, call: Callable[[], object], log: EventLog) -> None:
-        try:
-            call()
+            function(record)
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         # A tracker's client may exit where it cannot log in, and give up a request of asyncio.
@@ -116,7 +110,7 @@ class StepFunctions:
             self._failed[index] += 1
             if self._failed[index] > 1:
                 return
-            name = _name_of(self._functions[index])
+            name = _name_of(function)
             words = "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
             log.record(OnStepFailed(step=step, function=name, message=words))
             with suppress(OSError):  # standard error has lost its reader

@@ -188,25 +188,17 @@ def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str
     """
     hooked = [state.name_of(p) for p in state.trained if p._backward_hooks]  # noqa: SLF001 - no public name
     found = list[str]()
-    if shards == 1:
-        return found
-    if hooked:
+    if hooked and shards > 1:
         found.append(
-            f"{_listed(hooked)} has a hook on its gradient (register_hook): it is called for each of the {shards} shards, and with step.mean_loss it sees "
-            f"the gradient divided by {shards}. One that is not linear, such as a clip, gives another result than in plain PyTorch: change .grad after "
-            "the call instead"
+            f"{', '.join(hooked[:_NAMED])} has a hook on its gradient (register_hook), called for each of the {shards} shards; with step.mean_loss it sees the "
+            f"gradient divided by {shards}. One that is not linear, such as a clip, gives another result than in plain PyTorch: change .grad after the call"
         )
-    if averaged:
+    if averaged and shards > 1:
         found.append(
-            f"{_listed(averaged)}: a buffer of floats that a forward changes becomes the mean over the {shards} shards of what each made of it. That is right "
-            "for a running average, and not for a queue, a codebook or a counter: update those in the loop's body, from step.sum"
+            f"{', '.join(averaged[:_NAMED])}: a buffer of floats that a forward changes becomes the mean over the {shards} shards. That is right for a running "
+            "average, and not for a queue, a codebook or a counter: update those in the loop's body, from step.sum"
         )
     return found
-
-
-def _listed(names: list[str]) -> str:
-    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + others
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:
