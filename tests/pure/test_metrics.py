@@ -17,7 +17,6 @@ from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, _cut, newest, read
 from elastic.observe.step_line import StepLine
-from elastic.system import growing_file
 from elastic.testing.fakes import FakeClock
 from elastic.train.state import resume
 from elastic.train.state.restore import ResumePoint
@@ -129,26 +128,6 @@ def test_a_process_that_dies_in_its_rewind_costs_no_line_that_counts(tmp_path, m
     assert [line.step for line in read(path)] == [1, 2, 3]
 
 
-def test_a_disk_that_has_no_room_for_the_name_holds_up_no_generation(tmp_path, monkeypatch):
-    """The file of generation 2 has room. With the next line the name is tried again."""
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    first.append(StepLine(step=1, generation=1))
-    show = metrics_module.metrics_files.show
-
-    def full(_path):
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(metrics_module.metrics_files, "show", full)
-    second = Metrics(path, generation=2)
-    assert second.rewind(1).last.step == 1
-    monkeypatch.setattr(metrics_module.metrics_files, "show", show)
-    second.append(StepLine(step=2, generation=2))
-    assert [line.step for line in read(path)] == [1, 2]
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
-
-
 def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     """A recipe logs a list of a million numbers. Without that line `status` showed step 0."""
     path = tmp_path / "metrics.jsonl"
@@ -200,20 +179,6 @@ class Disk:
         written_bytes = self._write(fd, data[: self.room_bytes])
         self.room_bytes -= written_bytes
         return written_bytes
-
-
-def test_lines_beyond_the_limit_are_lost_and_no_others(tmp_path, monkeypatch):
-    """Two lines fit."""
-    path = tmp_path / "metrics.jsonl"
-    metrics, disk = Metrics(path), Disk(tmp_path, monkeypatch)
-    metrics.append(StepLine(step=1))
-    monkeypatch.setattr(growing_file, "WAITING_BYTES", 2 * path.stat().st_size)
-    disk.room_bytes = 0
-    for step in range(2, 9):
-        metrics.append(StepLine(step=step))
-    disk.room_bytes = 10**9
-    metrics.append(StepLine(step=9))
-    assert [r.step for r in read(path)] == [1, 2, 3, 9]
 
 
 OPERATIONS = st.lists(

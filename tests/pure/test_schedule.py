@@ -47,14 +47,10 @@ def test_seconds_are_counted_since_the_last_save(since_s, due):
         assert is_save_due(Every.parse("2min"), step=step, since_s=since_s, cost_s=cost_s) == due
 
 
-def test_auto_saves_at_once_to_learn_the_cost():
-    """A young run has no checkpoint to resume from."""
-    assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
-
-
 @given(COSTS, st.floats(0, 1e4))
 def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
-    """And never later than after the longest interval."""
+    """And never later than after the longest interval; at once, where the cost is not known."""
+    assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
     assert is_save_due(AUTO, step=3, since_s=since_s, cost_s=cost_s) == (since_s >= save_interval_s(cost_s))
     assert is_save_due(AUTO, step=3, since_s=MAX_INTERVAL_S, cost_s=cost_s)
 

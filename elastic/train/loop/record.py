@@ -162,16 +162,11 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
     A rank that has more shards than others is slow by no fault of its machine: the others count as
     if they had as many, at their own pace. One without a shard shows no pace.
     """
-    if not own_s:
+    ranks = [rank for rank, number in enumerate(shards) if number] if own_s else []
+    if len(ranks) < 2:
         return {}
-    slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    others_s = [
-        seconds * max(1.0, shards[slowest] / shards[rank])
-        for rank, seconds in enumerate(own_s)
-        if rank != slowest and shards[rank]
-    ]
-    if not others_s:
-        return {}
+    slowest = max(ranks, key=own_s.__getitem__)
+    others_s = [own_s[each] * max(1.0, shards[slowest] / shards[each]) for each in ranks if each != slowest]
     return {
         "slowest_rank": slowest,
         "slowest_s": round(own_s[slowest], _DIGITS),
