@@ -116,7 +116,7 @@ class LoopParts:
             recipe=_recipe(worker.identity),
             accepts=link.accepts,
         )
-        self.output = None
+        self.output: Rank0Output | None = None
         if is_first:
             checkpointing = Checkpointing(uploader, Every.parse(link.save_every), self.clock, worker.log)
             rehearse, rehearsals = Every.parse(link.rehearse), None
@@ -132,38 +132,23 @@ class LoopParts:
                 rehearsals=rehearsals,
                 comparing=Interval(COMPARISON_SHARE),
             )
-        self.metrics = None
+        self.metrics: Metrics | None = None
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
         if is_first or (run.is_remote and groups.local_rank == 0):
             generation = None if run.is_remote else link.generation
             self.metrics = Metrics(run.metrics_of(link.node), generation=generation)
-        self.trace = None
+        self.trace: StateTrace | None = None
         if check is not None:
             self.trace = StateTrace(check, writes=is_first, agent_pid=link.pid, clock=self.clock)
         self.snapshotting = _snapshotting(self)
-        self.faults = None
+        self.faults: WorkerFaults | None = None
         if link.faults:
             injector = FaultInjector(link.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
             self.faults = WorkerFaults(injector, rank=groups.rank, generation=link.generation)
-        parent, run_id = worker.identity.parent, worker.identity.run_id
-        self.restorer = Restorer(
-            groups=groups,
-            store=open_store(run.checkpoints_url),
-            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
-            run_id=run_id,
-            run_url=run.url,
-            comparison=self.comparison,
-            failures=link.failures,
-            committed_step=link.committed_step,
-            divergence=link.divergence,
-            log=log,
-            clock=self.clock,
-            faults=self.faults,
-            inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
-        )
-        # Rank 0 reads it for all ranks.
-        found = stop_record.read(store, run_id, self.clock) if is_first else None
+        self.restorer = _restorer(self, worker, store, log)
+        # Rank 0 reads for all ranks where the run ended.
+        found = stop_record.read(store, self.identity.run_id, self.clock) if is_first else None
         text = groups.from_rank0("" if found is None else found.to_json().decode())
         self.stopped = stop_record.parse(text.encode()) if text else None
 
@@ -177,6 +162,25 @@ def _recipe(identity: Identity) -> str:
     """What a rehearsal shows to be exact: the recipe's text with these arguments."""
     text = json.dumps([identity.recipe_sha256, *identity.arguments])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _restorer(parts: LoopParts, worker: WorkerParts, store: Store, log: EventLog | None) -> Restorer:
+    link, run, parent = worker.link, worker.run_dir, worker.identity.parent
+    return Restorer(
+        groups=worker.groups,
+        store=open_store(run.checkpoints_url),
+        local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
+        run_id=worker.identity.run_id,
+        run_url=run.url,
+        comparison=parts.comparison,
+        failures=link.failures,
+        committed_step=link.committed_step,
+        divergence=link.divergence,
+        log=log,
+        clock=parts.clock,
+        faults=parts.faults,
+        inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
+    )
 
 
 def _snapshotting(parts: LoopParts) -> Snapshotting | None:

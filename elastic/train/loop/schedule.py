@@ -48,10 +48,8 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
             return step % int(every.value) == 0
         case "seconds":
             return since_s >= every.value
-        case "auto":
+        case _:
             return cost_s is None or since_s >= save_interval_s(cost_s)
-        case "off":
-            return False
 
 
 def affordable_interval(cost_s: float, step_s: float, current: int | None, share: float) -> int:
