@@ -112,11 +112,9 @@ class Loop:
         """Where an error is that ends the script now; None while a state is being restored."""
         if not self._is_restored:
             return None
-        began = self._began
-        passed = max(self._passed, began.step)
+        began, passed = self._began, max(self._passed, self._began.step)
         where = f"after step {passed}" if passed else "before step 1"
-        if self.step is not None:
-            where = f"in step {self.step.number}"
+        where = where if self.step is None else f"in step {self.step.number}"
         trained = passed - began.step
         return ErrorPlace(where=where, resumed=began.step, has_older=began.has_older, trained=trained)
 
@@ -133,8 +131,10 @@ class Loop:
     def evaluating(self) -> Iterator[None]:
         """While an evaluation in the body of a step runs, which is no part of the step."""
         self._saving.finish_copy()  # the evaluation may be longer than this node has time
-        with self._recorder.evaluating(), self.parts.loader.loading():
+        begin_s = self.parts.clock.monotonic()
+        with self.parts.loader.loading():
             yield
+        self._recorder.evaluated_s += self.parts.clock.monotonic() - begin_s
 
     # The begin of a generation.
 

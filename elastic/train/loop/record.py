@@ -7,8 +7,7 @@ numbers that differ between ranks.
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -54,20 +53,11 @@ class StepRecorder:
         if resumed.late is not None:  # the restored step has its line only now
             self._report(resumed.late)
         self._began_s = self._opened_s = parts.clock.monotonic()
-        self._evaluated_s = 0.0
+        self.evaluated_s = 0.0  # in the body of the step, and no part of it either
 
     def open(self) -> None:
         """A step begins: what came before, such as a save, is no part of it."""
-        self._opened_s, self._evaluated_s = self._parts.clock.monotonic(), 0.0
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """An evaluation in the body of a step is no part of it either."""
-        begin_s = self._parts.clock.monotonic()
-        try:
-            yield
-        finally:
-            self._evaluated_s += self._parts.clock.monotonic() - begin_s
+        self._opened_s, self.evaluated_s = self._parts.clock.monotonic(), 0.0
 
     def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state.
@@ -87,7 +77,7 @@ class StepRecorder:
             world_size=parts.groups.world_size,
             generation=parts.link.generation,
             time=parts.clock.wall(),
-            seconds=max(0.0, now_s - self._opened_s - self._evaluated_s),
+            seconds=max(0.0, now_s - self._opened_s - self.evaluated_s),
             audited=None if step.audit is None else True,
             **slowest_of(outcome.own_s, outcome.shards),
             values=step.logged,

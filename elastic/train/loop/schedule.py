@@ -2,10 +2,9 @@
 
 By `auto`, each of them comes as often as its share of the steps' time allows, by the medians of the
 last costs and step times: one percent for snapshots and for audits, half a percent for comparisons
-of the ranks' states besides those at snapshots. Before a step that ends an epoch, half of the
-interval between snapshots is enough, so that they cost two percent at most: its body may evaluate
-for longer than a node that is asked to leave can wait, and in the middle of a body there is no
-state to go on from.
+of the ranks' states besides those at snapshots. One more snapshot is taken before a step that ends
+an epoch, as long as these cost at most one percent besides: its body may evaluate for longer than a
+node that is asked to leave can wait, and in the middle of a body there is no state to go on from.
 
 `--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
 first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
@@ -27,6 +26,7 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 SNAPSHOT_SHARE = AUDIT_SHARE = 0.01
 COMPARISON_SHARE = 0.005
+CREDIT_S = 60.0  # a process lasts longer: its first epoch may end after milliseconds
 HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
@@ -72,9 +72,9 @@ class Interval:
         self.costs_s: deque[float] = deque(maxlen=MEASUREMENTS)
         self.last: int | None = None
 
-    def is_over(self, step: int, *, part: float = 1.0) -> bool:
-        """Whether it is, or a part of it; also while no cost is known: the first ones tell it."""
-        return self.last is None or self.steps is None or step - self.last >= part * self.steps
+    def is_over(self, step: int) -> bool:
+        """Also while no cost is known: the first ones tell it."""
+        return self.last is None or self.steps is None or step - self.last >= self.steps
 
     def begin(self, step: int) -> None:
         """Steps are counted from this one, whether or not what is due in it succeeds."""
@@ -93,7 +93,8 @@ class SnapshotSchedule:
         self._every = every
         self.interval = Interval(SNAPSHOT_SHARE, int(every.value) or None)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
-        self.last_step_s = 0.0
+        self.last_step_s = self._elapsed_s = 0.0
+        self._before_evaluations = 0
 
     def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
         """Whether the state after `step` gets a snapshot; asked once, while the step is under way.
@@ -103,13 +104,20 @@ class SnapshotSchedule:
         """
         if self._every.kind == "off":
             return False
-        part = 0.5 if evaluates_next and self._every.kind == "auto" else 1.0
-        return self.interval.is_over(step, part=part)
+        if self.interval.is_over(step):
+            return True
+        if not evaluates_next or not self.interval.costs_s:
+            return False
+        cost_s = (self._before_evaluations + 1) * median(self.interval.costs_s)
+        is_affordable = cost_s <= SNAPSHOT_SHARE * (CREDIT_S + self._elapsed_s)
+        self._before_evaluations += is_affordable
+        return is_affordable
 
     def add_step(self, seconds: float) -> None:
         """A step took so long, with all that its body does."""
         self._steps.append(seconds)
         self.last_step_s = seconds
+        self._elapsed_s += seconds
 
     @property
     def step_s(self) -> float | None:
