@@ -297,7 +297,7 @@ class Loop:
         derived_weights.compute_again(self._of_steps.contract.modules())
         saving.after_update()
         requests, evidence = remaining(parts, self._agreement, step, outcome, self.last_step)
-        info = self._recorder.record(step, outcome, parts.groups)
+        info = self._recorder.record(step, outcome)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)
         if is_last or requests.drain or requests.snapshot or requests.save or requests.compare:

@@ -22,7 +22,6 @@ from elastic.proof.logged_numbers import LoggedNumbers
 from elastic.proof.replay_check import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train import refuse
-from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.resume import Resumed
 from elastic.train.state.state import State
@@ -59,11 +58,11 @@ class StepRecorder:
         """A step begins: what came before, such as a save, is no part of it."""
         self._opened_s, self.evaluated_s = self._parts.clock.monotonic(), 0.0
 
-    def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
+    def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state.
 
-        groups: those that are open now. Raises ReplayDiffers for a step that is done again and
-        gives another result, before anything is written.
+        Raises ReplayDiffers for a step that is done again and gives another result, before anything
+        is written.
         """
         parts, output = self._parts, self._parts.output
         step.has_line = True
@@ -82,14 +81,14 @@ class StepRecorder:
             **slowest_of(outcome.own_s, outcome.shards),
             values=step.logged,
         )
-        self._replay.check(line, groups)
+        self._replay.check(line, parts.groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
             parts.page.lines_wait = parts.metrics.waits
         # At once: a peer that is lost in what follows must not leave a step that has its line, and
         # was reported to no tracker.
         self._report(line)
-        self._say_once(step, groups)
+        self._say_once(step)
         if parts.trace is not None:
             parts.trace.add(line, parts.state.flatten(), step)
         if output is not None:
@@ -107,9 +106,9 @@ class StepRecorder:
         if parts.output is not None and parts.trace is None and parts.step_functions:
             parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
 
-    def _say_once(self, step: Step, groups: ProcessGroups) -> None:
+    def _say_once(self, step: Step) -> None:
         """What the user should know of this step. Raises PeerLost."""
-        parts, found, number = self._parts, list[str](), step.number
+        parts, groups, found, number = self._parts, self._parts.groups, list[str](), step.number
         self._logged.add(number, step.logged)
         if number == 1:
             found += first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards)
