@@ -45,8 +45,8 @@ class OneLoop(Iterator[Step]):
     def __iter__(self) -> Self:
         if self._has_begun:
             raise UsageError(
-                "a second loop over the steps began, and a process that restarts begins with the first one, at any step: write one loop,"
-                " `for step in run.steps(data, state):`, which asks step.epoch, step.ends_epoch or step.number"
+                "a second loop over the steps began, and a process that restarts begins with the first one, at any step: write one"
+                " loop, which asks step.epoch, step.ends_epoch or step.number"
             )
         return self
 

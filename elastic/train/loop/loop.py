@@ -262,8 +262,8 @@ class Loop:
         """is_asking: it computes the step, too. The main thread waits for what it hands on to."""
         if not is_asking and self._asking is not threading.main_thread():
             raise UsageError(
-                f"step {number} was taken by a thread of its own ({self._asking.name}), which does not compute it: expected one thread for both. Write"
-                " `for step in run.steps(data, state):` around the body, without a generator in the background; run.data(..., workers=...) loads ahead"
+                f"step {number} was taken by a thread of its own ({self._asking.name}), which does not compute it: expected one thread for both;"
+                " loop over run.steps without a generator in the background"
             )
 
     def _requests(self, number: int) -> Requests:
