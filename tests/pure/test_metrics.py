@@ -140,14 +140,6 @@ def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     assert newest(path) is None
 
 
-def test_rewind_raises_if_it_cannot_write(tmp_path):
-    """The parent is a file. Going on would leave steps in the record twice."""
-    (tmp_path / "blocked").write_text("")
-
-    with pytest.raises(OSError):
-        Metrics(tmp_path / "blocked" / "metrics.jsonl").rewind(0)
-
-
 def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
     (tmp_path / "blocked").write_text("")
     metrics = Metrics(tmp_path / "blocked" / "metrics.jsonl")

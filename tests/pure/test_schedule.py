@@ -165,11 +165,6 @@ def test_a_fixed_interval_stays_whatever_a_snapshot_costs():
     assert not any(changes)
 
 
-def test_off_takes_no_snapshot():
-    schedule = SnapshotSchedule(Every.parse("off"))
-    assert not any(schedule.is_due(step, evaluates_next=True) for step in range(100))
-
-
 def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
     """At every step it would cost each time what finding no memory costs."""
     schedule = SnapshotSchedule(Every.parse("4steps"))

@@ -101,8 +101,3 @@ def test_a_rank_that_has_more_shards_is_not_slow(shards, workers):
     own = [len(span(shards, workers, rank)) for rank in range(workers)]
     lines = [line(n, [0.1 + each + 0.01 * draw.random() for each in own], shards=own) for n in range(1, 301)]
     assert costs_s(lines) == {}
-
-
-def test_a_slow_rank_is_named_where_ranks_have_unequal_shards():
-    lines = [line(n, [2.0, 1.0, 3.0], shards=[2, 1, 1]) for n in range(1, 101)]
-    assert costs_s(lines) == {2: pytest.approx(100.0 * (3.0 - 1.5))}
