@@ -281,16 +281,6 @@ class SnapshotInterval(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationInterval(Event):
-    """The body of this step evaluates, `every` steps after the last that did; the next is expected
-    after as many. The steps that end an epoch do not count.
-    """
-
-    step: int
-    every: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRejected(Event):
     """A snapshot is not used: nodes hold different ones, or restoring it brought no new step."""
 

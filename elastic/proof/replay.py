@@ -25,7 +25,7 @@ from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.proof.evidence import Evidence, differences
 from elastic.proof.step_again import no_determinism
 from elastic.train.groups import ProcessGroups
-from elastic.train.loop.parts import LoopParts
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.restore import ResumePoint
 
 

@@ -33,9 +33,8 @@ from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.groups import ProcessGroups
-from elastic.train.loop import step_thread
-from elastic.train.loop.build import LoopBuilder, is_alone
-from elastic.train.loop.ends import LoopEnd
+from elastic.train.loop.build import LoopParts, WorkerParts, is_alone
+from elastic.train.loop.ends import LoopEnd, end_process_with_thread
 from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import Function, StepFunctions
 from elastic.train.misuse import public
@@ -46,6 +45,7 @@ from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender
 
+LONGEST_REASON = 500  # it becomes a part of lines
 _SECOND_LOOP = (
     "run.steps was called a second time, and a run is one loop over one Data and one State: a second loop would begin with the"
     " steps and the state of the first. Make a recipe of each phase, and begin the second from the state of the first:"
@@ -84,7 +84,7 @@ class Run:
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
         self._step_functions = StepFunctions()
-        self._builder = LoopBuilder(
+        self._worker = WorkerParts(
             groups=self._groups,
             link=link,
             identity=ours,
@@ -126,7 +126,7 @@ class Run:
         Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
-        if self._loop_end is not None and self._loop_end.is_in_step:
+        if self._loop_in_step is not None:
             raise UsageError(
                 "run.data was called in the body of the loop, which has no effect: the loop goes on with the data that run.steps was given. Choose the samples"
                 " of later epochs by order=function(epoch), or let the dataset read what the loop keeps in elastic.Values"
@@ -174,10 +174,10 @@ class Run:
         self._state = state
         # It connects at the first offer, which is rank 0's.
         uploader = UploaderClient(self._link.uploader)
-        loop = self._builder.build(uploader, data.loader, state)
+        loop = Loop(LoopParts(self._worker, uploader, data.loader, state))
         self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
         script_end.add(self._loop_end)
-        step_thread.end_process_with_thread()
+        end_process_with_thread()
         return self._loop_end.steps()
 
     @public("run.stop")
@@ -189,11 +189,10 @@ class Run:
         finished: the same command trains nothing more. `break` says the same without a reason.
         Raises UsageError outside of the loop's body, and where not all ranks call it.
         """
-        if self._loop_end is None:
-            raise UsageError(
-                "expected run.stop(reason) in the body of the loop over run.steps, found it before"
-            )
-        self._loop_end.stop(reason)
+        loop = self._loop_in_step
+        if loop is None:
+            raise UsageError("expected run.stop(reason) in the body of the loop, found it outside")
+        loop.stop_reason = " ".join(str(reason).split())[:LONGEST_REASON] or "run.stop"
 
     @public("run.evaluate", is_of_all_ranks=True)
     def evaluate(
@@ -242,17 +241,18 @@ class Run:
             workers=workers,
             collate=collate,
         )
+        loop = self._loop_in_step
         evaluation = Evaluation(
             loader=loader,
             contents=sha256_of(dataset),
-            checksum=str if self._loop_end is None else self._loop_end.checksum_in_step,
+            checksum=str if loop is None else loop.checksum,
             samples=samples,
             batch_size=size,
             modules=[] if self._state is None else self._state.modules,
             groups=self._current_groups,
             heartbeat=self._heartbeat,
         )
-        with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
+        with nullcontext() if loop is None else loop.evaluating():
             return evaluation.sum(function)
 
     def print(self, *words: object) -> None:
@@ -306,9 +306,15 @@ class Run:
             self._error = self._error or error
 
     @property
+    def _loop_in_step(self) -> Loop | None:
+        """None outside of a step's body, where no comparison of states follows."""
+        loop = None if self._loop_end is None else self._loop_end.loop
+        return None if loop is None or loop.step is None else loop
+
+    @property
     def _current_groups(self) -> ProcessGroups:
         """Those of the loop, which opens fresh ones where it is left early."""
-        return self._groups if self._loop_end is None else self._loop_end.groups
+        return self._groups if self._loop_end is None else self._loop_end.loop.parts.groups
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""

@@ -122,15 +122,6 @@ def test_what_a_function_raises_is_shown_once_and_training_goes_on(drill, start)
     assert drill.values("on_step_failed", "step", "function") == [(1, "fail")]
 
 
-def test_what_a_function_raised_before_a_restart_is_told_of_at_the_end(start):
-    """The process that counted was killed later, and the next one saw no failure."""
-    agent = start("flaky", "--faults", "step 12 rank 0: kill")
-
-    agent.ends_with(0)
-
-    assert "run.on_step: flaky failed in an earlier process, first at step 5\n" in agent.output
-
-
 @pytest.mark.parametrize(
     ("way", "sentence"),
     [

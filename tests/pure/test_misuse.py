@@ -2,6 +2,7 @@
 
 import inspect
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_every_public_method_is_among_them(kind):
 class _Left:
     """A loop that is over, without anything to settle."""
 
-    is_in_step, is_over = False, True
+    step, parts = None, SimpleNamespace(groups=None)
 
 
 @pytest.mark.parametrize("place", ["before the loop", "after the loop"])

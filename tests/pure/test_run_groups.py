@@ -1,5 +1,8 @@
 """The methods of a run go on in the groups in which the ranks met when they left the loop."""
 
+from types import SimpleNamespace
+
+from elastic.train.loop.ends import LoopEnd
 from elastic.train.run import Run
 
 
@@ -9,10 +12,7 @@ class Groups:
 
 class LeftLoop:
     def __init__(self, groups):
-        self.groups = groups
-
-    def settle(self):
-        pass
+        self.parts = SimpleNamespace(groups=groups)
 
 
 def test_ranks_meet_in_the_groups_of_the_loop_that_was_left():
@@ -20,5 +20,5 @@ def test_ranks_meet_in_the_groups_of_the_loop_that_was_left():
     run, first, fresh = object.__new__(Run), Groups(), Groups()
     run._groups, run._loop_end, run._error = first, None, None
     assert run._current_groups is first
-    run._loop_end = LeftLoop(fresh)
+    run._loop_end = LoopEnd(LeftLoop(fresh), lambda: None)
     assert run._current_groups is fresh

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
-from elastic.events import EvaluationInterval
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.loop.schedule import (
+    AUDIT_SHARE,
     COMPARISON_SHARE,
     CREDIT_S,
     FAULT_EVERY_S,
@@ -18,8 +18,8 @@ from elastic.train.loop.schedule import (
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,
     SNAPSHOT_SHARE,
-    ComparisonSchedule,
-    EvaluatedSteps,
+    AuditSchedule,
+    Interval,
     SnapshotSchedule,
     affordable_interval,
     is_save_due,
@@ -48,14 +48,10 @@ def test_seconds_are_counted_since_the_last_save(since_s, due):
         assert is_save_due(Every.parse("2min"), step=step, since_s=since_s, cost_s=cost_s) == due
 
 
-def test_auto_saves_at_once_to_learn_the_cost():
-    """A young run has no checkpoint to resume from."""
-    assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
-
-
 @given(COSTS, st.floats(0, 1e4))
 def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
-    """And never later than after the longest interval."""
+    """And never later than after the longest interval; at once, where the cost is not known."""
+    assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
     assert is_save_due(AUTO, step=3, since_s=since_s, cost_s=cost_s) == (since_s >= save_interval_s(cost_s))
     assert is_save_due(AUTO, step=3, since_s=MAX_INTERVAL_S, cost_s=cost_s)
 
@@ -133,19 +129,15 @@ def test_a_save_that_no_uploader_takes_is_recorded_as_failed_once(tmp_path):
     ]
 
 
-@given(SECONDS, SECONDS)
-def test_snapshots_cost_at_most_their_share_and_come_as_often_as_it_allows(cost_s, step_s):
-    every = affordable_interval(cost_s, step_s)
-    assert cost_s <= SNAPSHOT_SHARE * step_s * every * (1 + 1e-9)
-    assert every == 1 or cost_s > SNAPSHOT_SHARE * step_s * (every - 1) * (1 - 1e-9)
-
-
-@given(SECONDS, SECONDS, st.integers(1, 10_000))
-def test_an_interval_between_snapshots_that_is_a_little_too_long_stays(cost_s, step_s, current):
-    """One that is too short never does: the share is a promise."""
-    wanted, chosen = affordable_interval(cost_s, step_s), affordable_interval(cost_s, step_s, current)
-    assert chosen == (current if wanted <= current <= HYSTERESIS * wanted else wanted)
+@given(SECONDS, SECONDS, st.none() | st.integers(1, 10_000))
+def test_an_interval_keeps_its_share_and_stays_where_it_is_a_little_too_long(cost_s, step_s, current):
+    """One that is too short never stays: the share is a promise."""
+    chosen = affordable_interval(cost_s, step_s, current, SNAPSHOT_SHARE)
     assert cost_s <= SNAPSHOT_SHARE * step_s * chosen * (1 + 1e-9)
+    if chosen != current:
+        assert chosen == 1 or cost_s > SNAPSHOT_SHARE * step_s * (chosen - 1) * (1 - 1e-9)
+    elif chosen > 1:
+        assert cost_s > SNAPSHOT_SHARE * step_s * (chosen / HYSTERESIS - 1) * (1 - 1e-9)
 
 
 def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
@@ -173,11 +165,6 @@ def test_a_fixed_interval_stays_whatever_a_snapshot_costs():
     assert not any(changes)
 
 
-def test_off_takes_no_snapshot():
-    schedule = SnapshotSchedule(Every.parse("off"))
-    assert not any(schedule.is_due(step, evaluates_next=True) for step in range(100))
-
-
 def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
     """At every step it would cost each time what finding no memory costs."""
     schedule = SnapshotSchedule(Every.parse("4steps"))
@@ -189,86 +176,90 @@ def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
 @given(st.floats(1e-5, 1.0), st.floats(1e-3, 10.0))
 def test_comparisons_cost_no_more_than_their_share_of_the_steps(cost_s, step_s):
     """Once the cost is known: no snapshot is ever taken."""
-    schedule, compared = ComparisonSchedule(), []
+    interval, compared = Interval(COMPARISON_SHARE), []
     for step in range(1, 200):
-        if schedule.is_due(step):
+        if interval.is_over(step):
             compared.append(step)
-            schedule.compared(step, cost_s, step_s)
-    assert compared[0] == 1
-    interval = schedule.interval
-    assert cost_s <= COMPARISON_SHARE * step_s * interval * (1 + 1e-9)
-    assert compared == list(range(1, 200, interval))
+            interval.begin(step)
+            interval.add_cost(cost_s, step_s)
+    assert cost_s <= COMPARISON_SHARE * step_s * interval.steps * (1 + 1e-9)
+    assert compared == list(range(1, 200, interval.steps))
 
 
 def test_a_comparison_at_a_snapshot_takes_the_place_of_the_next_one():
-    """Its cost says nothing of one without a snapshot."""
-    schedule = ComparisonSchedule()
-    schedule.compared(1, 0.001, 0.05)
-    assert schedule.interval == 4
-    schedule.compared(3, None, 0.05)
-    assert [schedule.is_due(step) for step in (5, 6, 7)] == [False, False, True]
-    assert schedule.interval == 4
-
-
-def test_the_first_comparison_without_a_snapshot_tells_what_one_costs():
-    schedule = ComparisonSchedule()
-    schedule.compared(1, None, 0.05)
-    assert schedule.is_due(2)
-
-
-class Body:
-    """A loop whose body evaluates after these steps; the sum before asks what the next one does."""
-
-    def __init__(self, evaluates, epoch):
-        self.evaluates, self.epoch, self.seen = evaluates, epoch, EvaluatedSteps()
-
-    def runs(self, first, last):
-        """The steps that evaluate and were not foreseen, and the changes of the interval."""
-        missed, changes = [], []
-        for step in range(first, last + 1):
-            is_foreseen = self.seen.is_expected(step + 1, ends_epoch=(step + 1) % self.epoch == 0)
-            if self.evaluates(step + 1) and not is_foreseen:
-                missed.append(step + 1)
-            if self.evaluates(step):
-                changes.append(self.seen.add(step, ends_epoch=step % self.epoch == 0))
-        return missed, [each for each in changes if each is not None]
-
-
-@pytest.mark.parametrize("every", [1, 2, 7, 20, 30])
-def test_every_evaluation_at_a_stride_but_the_first_is_foreseen(every):
-    """In epochs of 20 steps, some of which end with one of them."""
-    body = Body(lambda step: step % every == 0, epoch=20)
-    missed, changes = body.runs(1, 200)
-    assert [step for step in missed if step > 2] == [every] * (every not in (1, 2, 20))
-    assert changes == [EvaluationInterval(step=every, every=every)] * (every != 20)
-
-
-def test_evaluations_at_the_ends_of_epochs_do_not_hide_a_stride():
-    body = Body(lambda step: step % 100 == 0 or step % 333 == 0, epoch=333)
-    assert body.runs(1, 2000)[0] == [100]
-
-
-@given(st.integers(2, 30), st.integers(1, 200))
-def test_a_restart_foresees_what_the_run_has_learnt(every, resumed):
-    body = Body(lambda step: step % every == 0, epoch=1000)
-    body.seen.resume(resumed, EvaluationInterval(step=every, every=every))
-    missed, changes = body.runs(resumed + 1, resumed + 200)
-    assert missed == changes == []
+    """Its cost says nothing of one without a snapshot, of which the first one tells."""
+    interval = Interval(COMPARISON_SHARE)
+    interval.begin(1)
+    assert interval.is_over(2)
+    interval.add_cost(0.001, 0.05)
+    interval.begin(3)
+    assert [step for step in range(4, 9) if interval.is_over(step)] == [7, 8]
 
 
 @given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
 def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
     """With a process that lasts a minute. They are no part of the other snapshots' interval."""
-    schedule, others, taken = SnapshotSchedule(AUTO), SnapshotSchedule(AUTO), 0
+    schedule, taken = SnapshotSchedule(AUTO), 0
     for step in range(1, 300):
-        for each in (schedule, others):
-            each.add_step(step_s)
-        if others.is_due(step):
-            assert schedule.is_due(step)
-            for each in (schedule, others):
-                each.requested(step)
-                each.add_cost(cost_s)
+        schedule.add_step(step_s)
+        if schedule.is_due(step):
+            schedule.requested(step)
+            schedule.add_cost(cost_s)
         elif schedule.is_due(step, evaluates_next=True):
             taken += 1
     assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
-    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or others.interval == 1
+    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
+
+
+def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
+    """The steps of a process that are audited, from its first one.
+
+    measured: which part of what an audit costs it sees itself.
+    """
+    due, is_audited = [], schedule.is_due(first, is_first=True)
+    for step in range(first, last + 1):
+        if is_audited:
+            due.append(step)
+            schedule.begin(step)
+        # As in the loop: the next step is decided about before this one's costs are known.
+        is_next = schedule.is_due(step + 1)
+        schedule.add_step(step_s + cost_s * is_audited, measured * cost_s if is_audited else None)
+        is_audited = is_next
+    return due
+
+
+@given(st.integers(1, 40), st.integers(1, 400))
+def test_every_nth_step_is_audited_whichever_step_a_process_begins_with(every, first):
+    """So that the same steps are audited whatever failed before."""
+    schedule = AuditSchedule(Every.parse(f"{every}steps"))
+    found = audited(schedule, first, first + 99, step_s=1.0, cost_s=9.0)
+    assert found == [step for step in range(first, first + 100) if step % every == 0]
+
+
+@given(st.floats(1e-4, 100), st.floats(1e-6, 10), st.integers(1, 1000), st.floats(0, 1))
+def test_auto_costs_one_percent_of_the_time_after_its_first_audit(step_s, cost_s, first, measured):
+    """The first one, in the second step, has to be paid to learn the cost. What an audit does not
+    measure itself (it waits for other ranks) counts all the same.
+    """
+    steps, schedule = 2000, AuditSchedule(AUTO)
+    found = audited(schedule, first, first + steps, step_s=step_s, cost_s=cost_s, measured=measured)
+    assert found[0] == first + 1
+    spent_s = (len(found) - 1) * cost_s
+    assert spent_s <= AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)
+
+
+def test_auto_uses_the_one_percent_that_it_has():
+    """A step of 50 ms, an audit of one: every hundredth step, but for what is rounded."""
+    found = audited(AuditSchedule(AUTO), 1, 2000, step_s=0.05, cost_s=0.05)
+    assert 18 <= len(found) <= 21
+
+
+def test_auto_audits_every_step_where_that_costs_next_to_nothing():
+    """An interval below one step is one step, once the first audit's cost is known."""
+    found = audited(AuditSchedule(AUTO), 1, 50, step_s=1.0, cost_s=1e-6)
+    assert found == [2, *range(5, 51)]
+
+
+def test_off_audits_nothing():
+    """Not even to learn the cost."""
+    assert audited(AuditSchedule(Every.parse("off")), 1, 50, step_s=1.0, cost_s=0.1) == []

@@ -1,9 +1,5 @@
 """Where slow ranks have fewer shards, the report and the watch say so."""
 
-import drawn_runs
-from drawn_pictures import drawn
-from logged import logged
-
 from elastic.events import GenerationStarted, ShardsMoved
 from elastic.observe.logged_event import LoggedEvent
 from elastic.report.shards import shards_by_rank, shards_text
@@ -51,12 +47,3 @@ def test_spans_stay_equal_after_two_failures_in_a_row_with_moved_shards():
     assert not has_failed(3, joined, [moved(1, 6, 2), moved(2, 6, 2)])
     assert not has_failed(3, failures, [moved(2, 6, 2)])
     assert not has_failed(4, [*failures, start(4, "failure")], [moved(1, 6, 2), moved(2, 6, 2)])
-
-
-def test_moved_shards_are_no_fault():
-    """The timeline of the page has a mark for them, and its list of what went wrong does not."""
-    events, lines = drawn_runs.of_generations(1, 20)
-    events.append(logged("shards_moved", drawn_runs.BEGAN + 5, 1, "a", step=9, shards=[6, 2], before=[4, 4]))
-    shown = drawn(events, lines)
-    assert "shards of the ranks from step 9 on: 6, 2" in [mark.text for mark in shown.timeline.marks]
-    assert not [fault for fault in shown.faults.most_expensive if "shards" in fault.what]

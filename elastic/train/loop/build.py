@@ -1,4 +1,4 @@
-"""The loop of a rank is put together here, from what its launcher and its recipe gave.
+"""The parts of a rank are put together in one place, from what its launcher and its recipe gave.
 
 Which parts a rank has follows from its place: rank 0 writes and decides for all, and one worker of
 each node takes snapshots.
@@ -7,18 +7,20 @@ each node takes snapshots.
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from elastic.checkpoint import stop_record
-from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
-from elastic.data.order import SampleOrder
+from elastic.faults.flip import flip
 from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.inherit.inherit import Inheritance
 from elastic.observe.log import EventLog
@@ -31,15 +33,11 @@ from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
-from elastic.train.loop.audit_schedule import AuditSchedule
-from elastic.train.loop.flip import flip
-from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import StepFunctions
-from elastic.train.loop.parts import LoopParts, Rank0Output
-from elastic.train.loop.schedule import ComparisonSchedule, SnapshotSchedule
+from elastic.train.loop.schedule import COMPARISON_SHARE, AuditSchedule, Interval, SnapshotSchedule
 from elastic.train.state.checkpointing import Checkpointing
 from elastic.train.state.local_snapshots import LocalSnapshots
 from elastic.train.state.restore import Restorer
@@ -49,14 +47,12 @@ from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
 
 
-def is_alone(link: AgentLink) -> bool:
-    """There is no agent: this process wrote its own link."""
-    return link.pid == os.getpid()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopBuilder:
-    """check: what `elastic-train check` asks of this command, None outside of a check."""
+class WorkerParts:
+    """What a worker has before its loop, as its launcher made it.
+
+    check: what `elastic-train check` asks of this command, None outside of a check.
+    """
 
     groups: ProcessGroups
     link: AgentLink
@@ -68,139 +64,141 @@ class LoopBuilder:
     check: CheckRequest | None
     step_functions: StepFunctions
 
-    def build(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
-        clock, link, groups = SystemClock(), self.link, self.groups
-        store = open_store(self.run_dir.url)
-        comparison = Comparison(
-            groups=groups,
-            node=link.node,
-            generation=link.generation,
-            log=self._log_of_rank0,
-            redo=link.divergence,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank0Output:
+    """What rank 0 alone writes, and decides for all ranks.
+
+    store: of the run directory. events: the folder of all that nodes with a shared folder record.
+    comparing: between comparisons of the ranks' states.
+    """
+
+    store: Store
+    events: Path
+    log: EventLog
+    checkpointing: Checkpointing
+    schedule: SnapshotSchedule
+    audits: AuditSchedule
+    rehearsals: Rehearsals | None
+    comparing: Interval
+
+
+class LoopParts:
+    """The parts of one rank in one generation.
+
+    The loop gives the loader another order, where the run began in one, and opens fresh groups when
+    it is left early. commits_drains: without an agent the process itself commits the state with
+    which it is told to end. output: on rank 0 alone. metrics: on rank 0, and where nodes share no
+    folder a copy on each other node. trace: where `elastic-train check` tries the recipe, else
+    None. stopped: where the recipe ended the run early, if it did.
+    """
+
+    def __init__(self, worker: WorkerParts, uploader: UploaderClient, loader: Loader, state: State) -> None:
+        self.loader, self.state, self.clock = loader, state, SystemClock()
+        groups, link, run = worker.groups, worker.link, worker.run_dir
+        self.groups, self.link, self.identity = groups, link, worker.identity
+        self.page, self.heartbeat, self.step_functions = worker.page, worker.heartbeat, worker.step_functions
+        self.commits_drains = is_alone(link)
+        is_first, check = groups.rank == 0, worker.check
+        log = worker.log if is_first else None
+        evidence = link.evidence if check is None else ""
+        store = open_store(run.url)
+        self.comparison = Comparison(
+            groups=groups, node=link.node, generation=link.generation, log=log, redo=link.divergence
         )
-        faults = self._faults(state, clock)
+        self.again = StepAgain(
+            path=Path(evidence) if evidence else None,
+            groups=groups,
+            clock=self.clock,
+            generation=link.generation,
+            log=log,
+            events=run.events,
+            recipe=_recipe(worker.identity),
+            accepts=link.accepts,
+        )
+        self.output: Rank0Output | None = None
+        if is_first:
+            checkpointing = Checkpointing(uploader, Every.parse(link.save_every), self.clock, worker.log)
+            rehearse, rehearsals = Every.parse(link.rehearse), None
+            if rehearse.kind != "off" and evidence:
+                rehearsals = Rehearsals(rehearse, loader.order, run.events, self.again.recipe, self.clock)
+            self.output = Rank0Output(
+                store=store,
+                events=run.events,
+                log=worker.log,
+                checkpointing=checkpointing,
+                schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
+                audits=AuditSchedule(Every.parse(link.audit)),
+                rehearsals=rehearsals,
+                comparing=Interval(COMPARISON_SHARE),
+            )
+        self.metrics: Metrics | None = None
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
-        keeps_metrics = self._is_first or (self.run_dir.is_remote and groups.local_rank == 0)
-        parts = LoopParts(
-            loader=loader,
-            state=state,
-            groups=groups,
-            node=link.node,
-            generation=link.generation,
-            run_id=self.identity.run_id,
-            redo=link.divergence,
-            clock=clock,
-            page=self.page,
-            heartbeat=self.heartbeat,
-            restorer=self._restorer(comparison, store, faults, clock),
-            comparison=comparison,
-            output=self._output(uploader, store, loader.order, clock) if self._is_first else None,
-            metrics=self._metrics() if keeps_metrics else None,
-            snapshotting=self._snapshotting(state, clock),
-            faults=faults,
-            commits_drains=is_alone(link),
-            trace=self._trace(clock),
-            is_balanced=link.balance == "auto" and self.check is None and groups.device.type == "cpu",
-            recipe_sha256=self.identity.recipe_sha256,
-            step_functions=self.step_functions,
-            again=StepAgain(
-                path=Path(link.evidence) if link.evidence and self.check is None else None,
-                groups=groups,
-                clock=clock,
-                generation=link.generation,
-                log=self._log_of_rank0,
-                events=self.run_dir.events,
-                recipe=self._recipe,
-                accepts=link.accepts,
-            ),
-        )
-        return Loop(parts, self._read_stop(store, clock))
+        if is_first or (run.is_remote and groups.local_rank == 0):
+            generation = None if run.is_remote else link.generation
+            self.metrics = Metrics(run.metrics_of(link.node), generation=generation)
+        self.trace: StateTrace | None = None
+        if check is not None:
+            self.trace = StateTrace(check, writes=is_first, agent_pid=link.pid, clock=self.clock)
+        self.snapshotting = _snapshotting(self)
+        self.faults: WorkerFaults | None = None
+        if link.faults:
+            injector = FaultInjector(link.faults, run.faults, worker.log, self.clock)
+            injector.flip = partial(flip, partial(_tensors_of, state))
+            self.faults = WorkerFaults(injector, rank=groups.rank, generation=link.generation)
+        self.restorer = _restorer(self, worker, store, log)
+        # Rank 0 reads for all ranks where the run ended.
+        found = stop_record.read(store, self.identity.run_id, self.clock) if is_first else None
+        text = groups.from_rank0("" if found is None else found.to_json().decode())
+        self.stopped = stop_record.parse(text.encode()) if text else None
 
-    @property
-    def _is_first(self) -> bool:
-        return self.groups.rank == 0
 
-    @property
-    def _log_of_rank0(self) -> EventLog | None:
-        return self.log if self._is_first else None
+def is_alone(link: AgentLink) -> bool:
+    """There is no agent: this process wrote its own link."""
+    return link.pid == os.getpid()
 
-    def _metrics(self) -> Metrics:
-        run, link = self.run_dir, self.link
-        generation = None if run.is_remote else link.generation
-        return Metrics(run.metrics_of(link.node), generation=generation)
 
-    def _faults(self, state: State, clock: Clock) -> WorkerFaults | None:
-        if not self.link.faults:
-            return None
-        injector = FaultInjector(self.link.faults, self.run_dir.faults, self.log, clock)
-        injector.flip = partial(flip, state)
-        return WorkerFaults(injector, rank=self.groups.rank, generation=self.link.generation)
+def _recipe(identity: Identity) -> str:
+    """What a rehearsal shows to be exact: the recipe's text with these arguments."""
+    text = json.dumps([identity.recipe_sha256, *identity.arguments])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _restorer(
-        self, comparison: Comparison, store: Store, faults: WorkerFaults | None, clock: Clock
-    ) -> Restorer:
-        link, parent = self.link, self.identity.parent
-        return Restorer(
-            groups=self.groups,
-            store=open_store(self.run_dir.checkpoints_url),
-            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
-            run_id=self.identity.run_id,
-            run_url=self.run_dir.url,
-            comparison=comparison,
-            failures=link.failures,
-            committed_step=link.committed_step,
-            divergence=link.divergence,
-            log=self._log_of_rank0,
-            clock=clock,
-            faults=faults,
-            inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
-        )
 
-    def _rehearsals(self, order: SampleOrder, clock: Clock) -> Rehearsals | None:
-        every = Every.parse(self.link.rehearse)
-        if every.kind == "off" or not self.link.evidence or self.check is not None:
-            return None
-        return Rehearsals(every, order, self.run_dir.events, self._recipe, clock)
+def _restorer(parts: LoopParts, worker: WorkerParts, store: Store, log: EventLog | None) -> Restorer:
+    link, run, parent = worker.link, worker.run_dir, worker.identity.parent
+    return Restorer(
+        groups=worker.groups,
+        store=open_store(run.checkpoints_url),
+        local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
+        run_id=worker.identity.run_id,
+        run_url=run.url,
+        comparison=parts.comparison,
+        failures=link.failures,
+        committed_step=link.committed_step,
+        divergence=link.divergence,
+        log=log,
+        clock=parts.clock,
+        faults=parts.faults,
+        inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
+    )
 
-    @property
-    def _recipe(self) -> str:
-        """What a rehearsal shows to be exact: the recipe's text with these arguments."""
-        text = json.dumps([self.identity.recipe_sha256, *self.identity.arguments])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _output(
-        self, uploader: UploaderClient, store: Store, order: SampleOrder, clock: Clock
-    ) -> Rank0Output:
-        return Rank0Output(
-            store=store,
-            events=self.run_dir.events,
-            log=self.log,
-            checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock, self.log),
-            schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),
-            audits=AuditSchedule(Every.parse(self.link.audit)),
-            comparing=ComparisonSchedule(),
-            rehearsals=self._rehearsals(order, clock),
-        )
+def _snapshotting(parts: LoopParts) -> Snapshotting | None:
+    """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
+    groups, page, alone = parts.groups, parts.page, parts.commits_drains
+    if groups.local_rank != 0 or (alone and groups.rank != 0):
+        return None
+    slots = OwnSlots() if alone else AgentSlots(page, parts.link.pid)
+    copy = HostCopy() if groups.device.type == "cpu" else DeviceCopy(groups.device)
+    # Without an agent, no other process could make the memory ready.
+    is_large = not alone and sum(p.nbytes for p in parts.state.parameters()) > PROMPT_BYTES
+    is_waiting = is_large and page.slots_fd is None
+    return Snapshotting(slots.of_size, copy, parts.clock, waits_beside=is_large, is_waiting=is_waiting)
 
-    def _snapshotting(self, state: State, clock: Clock) -> Snapshotting | None:
-        """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
-        alone, device = is_alone(self.link), self.groups.device
-        if self.groups.local_rank != 0 or (alone and not self._is_first):
-            return None
-        slots = OwnSlots() if alone else AgentSlots(self.page, self.link.pid)
-        copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
-        # Without an agent, no other process could make the memory ready.
-        is_large = not alone and sum(p.nbytes for p in state.parameters()) > PROMPT_BYTES
-        is_waiting = is_large and self.page.slots_fd is None
-        return Snapshotting(slots.of_size, copy, clock, waits_beside=is_large, is_waiting=is_waiting)
 
-    def _trace(self, clock: Clock) -> StateTrace | None:
-        if self.check is None:
-            return None
-        return StateTrace(self.check, writes=self._is_first, agent_pid=self.link.pid, clock=clock)
-
-    def _read_stop(self, store: Store, clock: Clock) -> StopRecord | None:
-        """Rank 0 reads it for all ranks."""
-        found = stop_record.read(store, self.identity.run_id, clock) if self._is_first else None
-        text = self.groups.from_rank0("" if found is None else found.to_json().decode())
-        return stop_record.parse(text.encode()) if text else None
+def _tensors_of(state: State, target: str) -> Iterable[Tensor]:
+    """Those in which a fault plan flips a bit."""
+    if target != "optimizer":
+        return state.trained
+    modules = [name for name, thing in state.objects.items() if isinstance(thing, nn.Module)]
+    return (t for name, t in state.flatten().tensors.items() if name.split(".")[0] not in modules)

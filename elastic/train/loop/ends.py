@@ -13,8 +13,9 @@ that of the end of the script, and it says so.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from inspect import CO_GENERATOR
 from opcode import opname
 from types import FrameType
@@ -23,7 +24,6 @@ from typing import Self
 from elastic.errors import ElasticError, PeerLost, UsageError
 from elastic.system import forked_child
 from elastic.system.raised_error import ErrorPlace
-from elastic.train.groups import ProcessGroups
 from elastic.train.loop.leaving import explain_loss
 from elastic.train.loop.loop import Loop
 from elastic.train.step.step import Step
@@ -45,8 +45,8 @@ class OneLoop(Iterator[Step]):
     def __iter__(self) -> Self:
         if self._has_begun:
             raise UsageError(
-                "a second loop over the steps began, and a process that restarts begins with the first one, at any step: write one loop,"
-                " `for step in run.steps(data, state):`, which asks step.epoch, step.ends_epoch or step.number"
+                "a second loop over the steps began, and a process that restarts begins with the first one, at any step: write one"
+                " loop, which asks step.epoch, step.ends_epoch or step.number"
             )
         return self
 
@@ -62,22 +62,22 @@ class LoopEnd:
     """
 
     def __init__(self, loop: Loop, ended: Callable[[], None]) -> None:
-        self._loop = loop
+        self.loop = loop
         self._ended = ended
         self._is_over = False  # it ended, or an error inside it is on its way
         self._error: BaseException | None = None  # that ended the loop
         self._caught: ElasticError | None = None  # after the loop: other ranks still wait in that call
-        self._was_dropped = False
-        self._left_as: str | None = None  # checksum of the state when the iterator was dropped
+        # Checksum of the state when the iterator was dropped, which did not tell whether an
+        # exception is on its way.
+        self._left_as: str | None = None
 
     def steps(self) -> Iterator[Step]:
         return OneLoop(self._steps())
 
     def _steps(self) -> Iterator[Step]:
         try:
-            yield from self._loop.run()
+            yield from self.loop.run()
         except GeneratorExit:
-            self._was_dropped = True
             self._drop(sys._getframe().f_back)  # noqa: SLF001 - the frame that dropped it
             raise
         except BaseException as error:
@@ -86,29 +86,10 @@ class LoopEnd:
         self._is_over = True
         self._ended()
 
-    @property
-    def groups(self) -> ProcessGroups:
-        """Those in which the ranks meet now."""
-        return self._loop.groups
-
-    @property
-    def is_in_step(self) -> bool:
-        return self._loop.is_in_step
-
-    def checksum_in_step(self) -> str:
-        """Of the state; empty outside of a step, where no comparison of states follows."""
-        return self._loop.checksum() if self._loop.is_in_step else ""
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._loop.evaluating()
-
-    def stop(self, reason: str) -> None:
-        self._loop.stop(reason)
-
     def note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
         """The recipe may catch it. is_of_all_ranks: of a call in which all ranks meet."""
-        if self._loop.is_in_step:
-            self._loop.note_error(error)
+        if self.loop.step is not None:
+            self.loop.step.error = self.loop.step.error or error
         elif is_of_all_ranks:
             self._caught = self._caught or error
 
@@ -120,10 +101,10 @@ class LoopEnd:
         """
         if self._caught is not None:
             raise self._caught
-        if self._was_dropped and self._is_left:
-            if self._left_as != self._loop.checksum():
+        if self._left_as is not None and self._is_left:
+            if self._left_as != self.loop.checksum():
                 raise UsageError(
-                    f"the recipe left the loop in step {self._loop.place.step} and changed the state before the end of the loop was seen:"
+                    f"the recipe left the loop in step {self.loop.place.step} and changed the state before the end of the loop was seen:"
                     " expected the state of that step. Leave it with break or return out of `for step in run.steps(data, state)`,"
                     " where no variable holds run.steps(...), or call run.stop(reason) in that step"
                 )
@@ -138,7 +119,7 @@ class LoopEnd:
             raise self._error
         self.settle()
         if self._is_left:
-            self._loop.say(
+            self.loop.say(
                 "a variable of the recipe still holds the iterator of its loop: the run ends with the state that it has now, at the end"
                 " of the script"
             )
@@ -148,10 +129,10 @@ class LoopEnd:
         """A rank that waits for one that left the loop sees that its peer is gone."""
         if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
-        return explain_loss(self._loop.groups, self._loop.place) or error
+        return explain_loss(self.loop.parts.groups, self.loop.place) or error
 
     def error_place(self) -> ErrorPlace | None:
-        return self._loop.error_place
+        return self.loop.error_place
 
     @property
     def _is_left(self) -> bool:
@@ -159,15 +140,15 @@ class LoopEnd:
 
         A child that the recipe forked leaves nothing: the loop is that of its parent.
         """
-        return not self._is_over and self._loop.is_in_step and not forked_child.is_one()
+        return not self._is_over and self.loop.step is not None and not forked_child.is_one()
 
     def _drop(self, by: FrameType | None) -> None:
-        self._was_dropped = True
         if not self._is_left:
             return
         if not is_left_by_break(by):
+            self._left_as = ""
             with suppress(Exception):  # one may be on its way already, and matters more
-                self._left_as = self._loop.checksum()
+                self._left_as = self.loop.checksum()
             return
         try:
             self._leave()
@@ -177,8 +158,7 @@ class LoopEnd:
 
     def _leave(self) -> None:
         self._is_over = True
-        self._loop.raise_caught()
-        self._loop.leave(LEFT)
+        self.loop.leave(LEFT)
         self._ended()
 
 
@@ -195,3 +175,17 @@ def is_left_by_break(frame: FrameType | None) -> bool:
             return doing in _DROPS
         frame = frame.f_back
     return False
+
+
+def end_process_with_thread() -> None:
+    """From here on, an error of this library that ends a thread ends the process: the script may
+    wait for that thread for ever.
+    """
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if isinstance(ended.exc_value, ElasticError) and not forked_child.is_one():
+            script_end.fail(ended.exc_value)
+        before(ended)
+
+    threading.excepthook = hook

@@ -6,40 +6,30 @@ groups, which ends every wait for it, and meets the ranks that left too in fresh
 whose wait ended that way looks into the store: if another rank left at a place that it has passed
 itself, that is the reason, and no peer died.
 
+An early end is written down before its state, and its state is that of a step. Both must hold
+whatever was saved on the way, or the end would depend on the rhythm of saves.
+
 With nccl, closing a group may not end the waits of others; the agent then takes them for a hang.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
-from elastic.errors import UsageError
-from elastic.system.untrusted import Count, decode
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.errors import StoreFailed, UsageError
+from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
+from elastic.train.loop.build import LoopParts
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.restore import ResumePoint
+from elastic.train.state.saving import SavedState
+from elastic.train.state.snapshotting import layout_of
+from elastic.train.step.parts import StepPlace
 
 _ADVICE = (
     "All ranks must leave it in the same step: decide by what is the same on each of them, such as step.number, "
     "the loss that step.mean_loss returns, run.evaluate or elastic.Values, and not by run.rank, a clock or a rank's own data"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class StepPlace:
-    """How far a rank is in the loop; a later place is greater.
-
-    step: the one whose body runs. passes: how often a function of it was computed over the shards.
-    computed: its gradients are known.
-    """
-
-    step: Count
-    passes: Count
-    computed: bool
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    def __str__(self) -> str:
-        return f"in step {self.step}, {'after' if self.computed else 'before'} its gradients"
 
 
 def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:
@@ -48,11 +38,12 @@ def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:
     No thread of this process may be using the groups. Raises UsageError on every rank unless they
     left at the same place, PeerLost.
     """
-    groups.tell(f"left/{groups.rank}", place.to_json())
+    groups.tell(f"left/{groups.rank}", json.dumps(place))
     fresh = groups.reopened("left")
-    places = fresh.all_gather(place)
+    places = [StepPlace(*each) for each in fresh.all_gather(place)]
     if len(set(places)) > 1:
-        raise UsageError(f"the ranks left the loop at different places ({_listed(places)}). {_ADVICE}")
+        listed = "; ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
+        raise UsageError(f"the ranks left the loop at different places ({listed}). {_ADVICE}")
     return fresh
 
 
@@ -63,7 +54,7 @@ def explain_loss(groups: ProcessGroups, place: StepPlace) -> UsageError | None:
     """
     for rank in range(groups.world_size):
         text = groups.told(f"left/{rank}") if rank != groups.rank else None
-        left = None if text is None else decode(StepPlace, text.encode(), what="a rank's place")
+        left = None if text is None else StepPlace(*json.loads(text))
         if left is not None and left < place:
             return UsageError(
                 f"rank {rank} left the loop {left}, and rank {groups.rank} did not (it is {place}). {_ADVICE}"
@@ -71,5 +62,42 @@ def explain_loss(groups: ProcessGroups, place: StepPlace) -> UsageError | None:
     return None
 
 
-def _listed(places: Sequence[StepPlace]) -> str:
-    return "; ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
+def stop(parts: LoopParts, reason: str, step: int) -> StopRecord:
+    """Write down that no step follows this one, before any state of it can be loaded.
+
+    Raises StoreFailed on every rank; UsageError on rank 0 where the run ended at another step
+    before.
+    """
+    steps, problem = parts.loader.order.steps, ""
+    stopped = StopRecord(run_id=parts.identity.run_id, step=step, steps=steps, reason=reason)
+    if parts.output is not None:
+        try:
+            stop_record.create(parts.output.store, stopped, parts.clock)
+        except StoreFailed as error:
+            problem = str(error)
+    problem = parts.groups.from_rank0(problem)
+    if problem:
+        raise StoreFailed(f"the run was {stopped}, which could not be written down: {problem}")
+    return stopped
+
+
+def check_unchanged(
+    parts: LoopParts, number: int, resumed: ResumePoint, last: SavedState | None, *, has_same_mark: bool
+) -> None:
+    """The recipe left step `number` before its gradients: the state is to be that before the step.
+
+    It is compared with what was restored, if that was the step before, or with the snapshot of that
+    step (`last`), if it has one; and by its parameters' versions, which need neither. Raises
+    UsageError on every rank where one of them has another state.
+    """
+    is_changed, state = not has_same_mark, parts.state.flatten()
+    if resumed.step == number - 1:
+        is_changed |= checksum_of(state).whole != resumed.checksum
+    elif last is not None and last.published is not None:
+        now = LiveChecksum(layout_of(state, last.info)).hexdigest()
+        is_changed |= now != last.published.snapshot.info.checksum
+    if any(parts.groups.all_gather(is_changed)):
+        raise UsageError(
+            f"the recipe left the loop in step {number} before its gradients, and had changed the state in it. Expected the state "
+            f"of step {number - 1}: leave the loop before the change, or after the gradients of step {number}"
+        )

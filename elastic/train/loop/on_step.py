@@ -17,17 +17,15 @@ import sys
 import traceback
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from inspect import iscoroutine, iscoroutinefunction
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import iscoroutinefunction
 from typing import Any
 
 from elastic.data import random_streams
 from elastic.errors import ElasticError, UsageError
 from elastic.events import OnStepFailed
-from elastic.observe.log import EventLog, read_rare
+from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.phase import Phase
 from elastic.worker.heartbeat import HeartbeatSender
@@ -37,14 +35,10 @@ _LONGEST_WORDS = 500
 
 
 class StepFunctions:
-    """reported: the highest step that was ever reported, as far as the run's files tell.
-
-    lost: the chain values of steps that are done again, as their lines had them before.
-    """
+    """reported: the highest step that was ever reported, as far as the run's files tell."""
 
     def __init__(self) -> None:
         self.reported = 0
-        self.lost: dict[int, str] = {}
         self._functions: list[Function] = []
         # Steps, by the function's place: lambdas and instances of one class have one name.
         self._failed: Counter[int] = Counter()
@@ -54,13 +48,14 @@ class StepFunctions:
         return bool(self._functions)
 
     def add(self, function: Any) -> None:
-        """Raises UsageError for what cannot be called."""
-        if not callable(function):
-            raise UsageError(
-                f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
+        """Raises UsageError for what cannot be called, or would be done later."""
+        if not callable(function) or iscoroutinefunction(function):
+            kind = (
+                "an async one, which nothing would await" if callable(function) else type(function).__name__
             )
-        if iscoroutinefunction(function):
-            raise _async_refused()
+            raise UsageError(
+                f"expected run.on_step(function), a function of a step's record that is done when it returns, found {kind}"
+            )
         self._functions.append(function)
 
     def refuse_inside(self, name: str) -> None:
@@ -78,66 +73,36 @@ class StepFunctions:
         mark: of the state; another one afterwards raises UsageError.
         """
         if line.step <= self.reported:
-            self._say_if_other(line)
             return
         self.reported = line.step
         text, before = json.dumps(line.to_json()), mark()
-        with self._running(heartbeat):
-            for index, function in enumerate(self._functions):
-                # What is no finite number is null in the file.
-                record = json.loads(text, parse_constant=lambda _: None)
-                self._call(line.step, index, partial(function, record), log)
-        if mark() != before:
-            raise UsageError(
-                f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
-                " and not for a step that is done again. Change the State in the body of the loop. To try other weights, call a copy of the model, or"
-                " torch.func.functional_call: what is written and put back counts as a change"
-            )
-
-    def _say_if_other(self, line: StepLine) -> None:
-        """Say so once: from the first such step on, the chain values of all are others."""
-        if self.lost.pop(line.step, line.chain) != line.chain:
-            self.lost.clear()
-            print(
-                f"note: run.on_step: steps {line.step} to {self.reported} were reported before they were done again with another result, and are not reported"
-                " a second time: a tracker keeps what they gave before; metrics.jsonl has what counts",
-                flush=True,
-            )
-
-    def told_at_the_end(self, events: Path, generation: int) -> str:
-        """How often they failed in this generation, and that they did in older ones; or nothing.
-
-        How often it was then was in the memory of processes that are gone. events: the folder.
-        """
-        told = [
-            f"{_name_of(self._functions[index])} failed at {steps} steps in this process"
-            for index, steps in self._failed.items()
-        ]
-        found = read_rare(events, OnStepFailed) if self._functions else []
-        earlier = [each.event for each in found if each.generation < generation]
-        for name, count in Counter(each.function for each in earlier).items():
-            processes = "an earlier process" if count == 1 else f"{count} earlier processes"
-            step = min(each.step for each in earlier if each.function == name)
-            told.append(f"{name} failed in {processes}, first at step {step}")
-        return "; ".join(f"run.on_step: {each}" for each in told)
-
-    @contextmanager
-    def _running(self, heartbeat: HeartbeatSender) -> Iterator[None]:
         phase, self._is_running = heartbeat.phase, True
         heartbeat.enter(Phase.BETWEEN)  # the recipe's own code, as slow as it may be there
         try:
             with random_streams.kept():
-                yield
+                for index in range(len(self._functions)):
+                    # What is no finite number is null in the file.
+                    self._call(line.step, index, json.loads(text, parse_constant=lambda _: None), log)
         finally:
             self._is_running = False
             heartbeat.enter(phase)
+        if mark() != before:
+            raise UsageError(
+                f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
+                " and not for a step that is done again. Change the State in the body of the loop, and try other weights in a copy of the model"
+            )
 
-    def _call(self, step: int, index: int, call: Callable[[], object], log: EventLog) -> None:
+    def failures(self) -> list[str]:
+        """How often each function failed in this process, as sentences."""
+        return [
+            f"run.on_step: {_name_of(self._functions[index])} failed at {steps} steps in this process"
+            for index, steps in self._failed.items()
+        ]
+
+    def _call(self, step: int, index: int, record: dict[str, Any], log: EventLog) -> None:
+        function = self._functions[index]
         try:
-            result = call()
-            if iscoroutine(result):
-                result.close()
-                raise _async_refused()
+            function(record)
         except ElasticError:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         # A tracker's client may exit where it cannot log in, and give up a request of asyncio.
@@ -145,29 +110,16 @@ class StepFunctions:
             self._failed[index] += 1
             if self._failed[index] > 1:
                 return
-            name, words = _name_of(self._functions[index]), _words_of(error)
+            name = _name_of(function)
+            words = "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
             log.record(OnStepFailed(step=step, function=name, message=words))
-            # Standard error has lost its reader, or the error cannot be made a text.
-            with suppress(Exception):
+            with suppress(OSError):  # standard error has lost its reader
                 traceback.print_exc()
                 print(
                     f"run.on_step: {name} raised at step {step} ({words}); training goes on, and it is called again for the next step",
                     file=sys.stderr,
                     flush=True,
                 )
-
-
-def _async_refused() -> UsageError:
-    return UsageError(
-        "expected run.on_step(function), a function that is done when it returns, found an async one, which nothing would await:"
-        " give one that calls asyncio.run, or hands the record to a thread"
-    )
-
-
-def _words_of(error: BaseException) -> str:
-    with suppress(Exception):  # what its own text raises
-        return "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
-    return type(error).__name__
 
 
 def _name_of(function: Function) -> str:

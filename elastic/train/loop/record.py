@@ -1,10 +1,13 @@
-"""A step that counts has one line in the metrics; its state has beside it what a resume needs."""
+"""A step that counts has one line in the metrics; its state has beside it what a resume needs.
+
+What a step shows of the recipe is said here, once: what is exact and perhaps not meant, and logged
+numbers that differ between ranks.
+"""
 
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -13,70 +16,55 @@ import torch
 from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
-from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.proof import logged_numbers
 from elastic.proof.logged_numbers import LoggedNumbers
 from elastic.proof.replay import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.train.groups import ProcessGroups
-from elastic.train.loop.parts import LoopParts
+from elastic.train import refuse
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.resume import Resumed
-from elastic.train.step.contract import Contract
+from elastic.train.state.state import State
 from elastic.train.step.parts import StepOutcome
 from elastic.train.step.step import Step
 
 _DIGITS = 6  # of seconds
-_LOOK_EVERY = 50  # steps, for ranks that are slow
+_NAMED = 3
 
 
 class StepRecorder:
     """Keeps the chain value from step to step."""
 
-    def __init__(self, parts: LoopParts, resumed: Resumed) -> None:
+    def __init__(self, parts: LoopParts, resumed: Resumed, mark: Callable[[], object]) -> None:
+        """mark: of what is trained, which functions of run.on_step must leave as it is."""
         self._parts = parts
         self._chain = resumed.point.chain
-        self._first_new = resumed.first_new
-        self._began_with = resumed.data
-        self._data = -1, resumed.data  # an epoch, and what stands beside a state of it
-        self._text = ""  # of that
-        log = None if parts.output is None else parts.output.log
+        self._resumed = resumed
+        self._data = -1, ""  # an epoch, and what stands beside a state of it
+        output, log, known = parts.output, None, []
+        if output is not None:
+            log, known = output.log, read_rare(output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
         self._logged = LoggedNumbers()
-        self._said = set[str]()
-        self._pace, self._slow = Tally(), set[int]()
-        self._late = resumed.late
-        parts.step_functions.reported, parts.step_functions.lost = resumed.reported, resumed.lost
+        self._said = {name for each in known for name in each.event.names}
+        self._mark = mark
+        parts.step_functions.reported = resumed.reported
+        if resumed.late is not None:  # the restored step has its line only now
+            self._report(resumed.late)
         self._began_s = self._opened_s = parts.clock.monotonic()
-        self._evaluated_s = 0.0
-
-    def begin(self, contract: Contract) -> None:
-        """Report the restored step, if it has its line only now. contract: of the loop."""
-        self._contract = contract
-        if self._late is not None:
-            self._report(self._late)
-        self._began_s = self._parts.clock.monotonic()
+        self.evaluated_s = 0.0  # in the body of the step, and no part of it either
 
     def open(self) -> None:
         """A step begins: what came before, such as a save, is no part of it."""
-        self._opened_s, self._evaluated_s = self._parts.clock.monotonic(), 0.0
+        self._opened_s, self.evaluated_s = self._parts.clock.monotonic(), 0.0
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """An evaluation in the body of a step is no part of it either."""
-        begin_s = self._parts.clock.monotonic()
-        try:
-            yield
-        finally:
-            self._evaluated_s += self._parts.clock.monotonic() - begin_s
-
-    def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
+    def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state.
 
-        groups: those that are open now. Raises ReplayDiffers for a step that is done again and
-        gives another result, before anything is written.
+        Raises ReplayDiffers for a step that is done again and gives another result, before anything
+        is written.
         """
-        parts = self._parts
+        parts, output = self._parts, self._parts.output
         step.has_line = True
         self._chain = _next_chain(self._chain, outcome)
         now_s = parts.clock.monotonic()
@@ -86,93 +74,76 @@ class StepRecorder:
             loss=step.logged.get("loss", outcome.loss),
             chain=self._chain[:CHAIN_DIGITS],
             world_size=parts.groups.world_size,
-            generation=parts.generation,
+            generation=parts.link.generation,
             time=parts.clock.wall(),
-            seconds=max(0.0, now_s - self._opened_s - self._evaluated_s),
+            seconds=max(0.0, now_s - self._opened_s - self.evaluated_s),
             audited=None if step.audit is None else True,
             **slowest_of(outcome.own_s, outcome.shards),
             values=step.logged,
         )
-        self._replay.check(line, groups)
+        self._replay.check(line, parts.groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
             parts.page.lines_wait = parts.metrics.waits
         # At once: a peer that is lost in what follows must not leave a step that has its line, and
         # was reported to no tracker.
         self._report(line)
-        self._logged.add(step.number, step.logged)
-        if groups.world_size > 1 and self._logged.is_due(is_last=step.number == step.steps):
-            self._compare_logged(step.number, groups)
+        self._say_once(step)
         if parts.trace is not None:
             found = parts.again.collected.end(groups, outcome.loss, parts.state.flatten())
             parts.trace.add(line, found, step)
-        if parts.output is not None:
+        if output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop
-            parts.output.schedule.add_step(seconds)
-            parts.output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
-            if step.number == self._first_new:
-                parts.output.log.record(FirstStep(step=step.number))
-            self._note_slow_ranks(line)
+            output.schedule.add_step(seconds)
+            output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
+            if step.number == self._resumed.first_new:
+                output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
         return self.info(step.number, step.epoch, line)
-
-    def _note_slow_ranks(self, line: StepLine) -> None:
-        """Each once in a generation, on the console."""
-        self._pace.add_line(line)
-        if line.step % _LOOK_EVERY == 0:
-            for rank, cost_s in self._pace.costs_s().items():
-                if rank not in self._slow:
-                    self._slow.add(rank)
-                    print(
-                        f"note: rank {rank} is slower than the others, which have waited for it for {cost_s / self._pace.seconds:.0%}"
-                        f" of the time since this generation began; elastic-train report {self._parts.restorer.run_url} names its node",
-                        flush=True,
-                    )
 
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
         parts = self._parts
         if parts.output is not None and parts.trace is None and parts.step_functions:
-            parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._contract.mark)
+            parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
 
-    def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
-        """Name numbers that are others on other ranks. Raises PeerLost."""
-        found = logged_numbers.differing(groups.all_gather(self._logged.take()))
-        output = self._parts.output
-        if output is None or not found.keys() - self._said:
-            return
-        known = read_rare(output.events, LoggedByRank) if self._parts.generation > 1 else []
-        self._said.update(name for each in known for name in each.event.names)
-        new = {name: found[name] for name in found if name not in self._said}
-        self._said |= found.keys()
-        if new:
-            output.log.record(LoggedByRank(step=step, names=list(new)))
-            print(note := logged_numbers.note(new, step), flush=True)
-            if self._parts.trace is not None:
-                self._parts.trace.note(note)
+    def _say_once(self, step: Step) -> None:
+        """What the user should know of this step. Raises PeerLost."""
+        parts, groups, found, number = self._parts, self._parts.groups, list[str](), step.number
+        self._logged.add(number, step.logged)
+        if number == 1:
+            found += first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards)
+            if not parts.commits_drains:  # an agent does
+                found += refuse.kept_signal_handlers()
+        if groups.world_size > 1 and self._logged.is_due(is_last=number == step.steps):
+            differing = logged_numbers.differing(groups.all_gather(self._logged.take()))
+            if new := {name: differing[name] for name in differing if name not in self._said}:
+                self._said |= new.keys()
+                found.append(logged_numbers.note(new, number))
+                if parts.output is not None:
+                    parts.output.log.record(LoggedByRank(step=number, names=list(new)))
+        for note in found:
+            if parts.output is not None:
+                print(note, flush=True)
+            if parts.trace is not None:
+                parts.trace.note(note)
 
     def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
         """line: the step's own, None where it has none."""
+        if self._data[0] != epoch:  # once in an epoch, and not in each step
+            known, order = self._resumed.data, self._parts.loader.order
+            record = record_of(order, epoch, known.contents, known.generators, known.recipe)
+            self._data = epoch, record.to_json()
         return SnapshotInfo(
             step=step,
             epoch=epoch,
-            generation=self._parts.generation,
+            generation=self._parts.link.generation,
             world_size=self._parts.groups.world_size,
             torch=torch.__version__,
             chain=self._chain,
             line=None if line is None else line.to_json(),
-            data=self._data_of(epoch),
+            data=self._data[1],
         )
-
-    def _data_of(self, epoch: int) -> str:
-        if self._data[0] != epoch:  # once in an epoch, and not in each step
-            known = self._began_with
-            record = record_of(
-                self._parts.loader.order, epoch, known.contents, known.generators, known.recipe
-            )
-            self._data = epoch, record
-            self._text = self._data[1].to_json()
-        return self._text
 
 
 def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
@@ -181,21 +152,38 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
     A rank that has more shards than others is slow by no fault of its machine: the others count as
     if they had as many, at their own pace. One without a shard shows no pace.
     """
-    if not own_s:
+    ranks = [rank for rank, number in enumerate(shards) if number] if own_s else []
+    if len(ranks) < 2:
         return {}
-    slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    others_s = [
-        seconds * max(1.0, shards[slowest] / shards[rank])
-        for rank, seconds in enumerate(own_s)
-        if rank != slowest and shards[rank]
-    ]
-    if not others_s:
-        return {}
+    slowest = max(ranks, key=own_s.__getitem__)
+    others_s = [own_s[each] * max(1.0, shards[slowest] / shards[each]) for each in ranks if each != slowest]
     return {
         "slowest_rank": slowest,
         "slowest_s": round(own_s[slowest], _DIGITS),
         "others_s": round(median(others_s), _DIGITS),
     }
+
+
+def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str]:
+    """What is the same at every world size, and perhaps not meant.
+
+    Nothing is refused: whether a hook is linear, or a buffer a running average, cannot be known.
+    A module's own backward hooks are not mentioned: most only look. averaged: names of the buffers
+    that became a mean of different values.
+    """
+    hooked = [state.name_of(p) for p in state.trained if p._backward_hooks]  # noqa: SLF001 - no public name
+    found = list[str]()
+    if hooked and shards > 1:
+        found.append(
+            f"{', '.join(hooked[:_NAMED])} has a hook on its gradient (register_hook), called for each of the {shards} shards; with step.mean_loss it sees the "
+            f"gradient divided by {shards}. One that is not linear, such as a clip, gives another result than in plain PyTorch: change .grad after the call"
+        )
+    if averaged and shards > 1:
+        found.append(
+            f"{', '.join(averaged[:_NAMED])}: a buffer of floats that a forward changes becomes the mean over the {shards} shards. That is right for a running "
+            "average, and not for a queue, a codebook or a counter: update those in the loop's body, from step.sum"
+        )
+    return found
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:

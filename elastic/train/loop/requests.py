@@ -1,16 +1,23 @@
-"""What is asked for at the end of a step: a drain, a snapshot, a save, a comparison of the ranks'
-states, and an audit of the next step.
+"""What ranks ask for at the end of a step, and what of it is done after that step.
 
-Each rank says what it asks for; the sum at the end of the step tells all of them, and what any rank
-asked for is done by all. A generation's first step has no step before it: rank 0 decides its audit.
+Each rank says what it asks for: a drain, a snapshot, a save, a comparison of the ranks' states, an
+audit or a rehearsal of the next step. The sum at the end of the step tells all of them, and what
+any rank asked for is done by all. A generation's first step has no step before it: rank 0 decides
+its audit.
+
+A generation that ends as planned ends one step later, with the states before and after that step in
+memory, so that the next one can do the step again.
 """
 
-from collections.abc import Callable
+import sys
 
 from elastic.proof.agreement import Agreement
-from elastic.proof.audit import Auditor
-from elastic.train.loop.parts import LoopParts
-from elastic.train.step.parts import Requests, StepParts
+from elastic.proof.evidence import ComputedStep
+from elastic.proof.step_again import texts_of
+from elastic.proof.variables import variables_of
+from elastic.train.loop.build import LoopParts
+from elastic.train.step.parts import Requests, StepOutcome
+from elastic.train.step.step import Step
 
 LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
 
@@ -21,58 +28,68 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
     drain = page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
     at_once = drain and page.drains_at_once
     if output is None or number == last_step:
-        return Requests(drain=drain, snapshot=False, save=False, compare=False, at_once=at_once)
-    ends_epoch = parts.loader.order.ends_epoch(number + 1)
-    evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
+        return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
+    evaluates_next = parts.loader.order.ends_epoch(number + 1)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
     save = output.checkpointing.is_due(number)
-    is_busy = drain or bool(parts.again.earlier.found) or parts.again.closing > 0
-    rehearsals, rehearse = None if is_busy else output.rehearsals, False
+    rehearse = False
     if parts.snapshotting is not None and parts.snapshotting.is_waiting:
         snapshot = save = False  # due until there is memory
-    elif rehearsals is not None:
-        rehearse = rehearsals.is_due(number + 1)
-    is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
-    compare = snapshot or save or is_due or agreement.is_wanted(number)
-    audit = output.audits.is_due(number + 1)
-    at_once = at_once or output.schedule.last_step_s > LONGEST_STEP_S
+    elif output.rehearsals is not None and not (drain or parts.again.earlier.found or parts.again.closing):
+        rehearse = output.rehearsals.is_due(number + 1)
+    is_due = parts.groups.world_size > 1 and output.comparing.is_over(number)
     return Requests(
         drain=drain,
         snapshot=snapshot,
         save=save,
-        compare=compare,
-        audit=audit,
+        compare=snapshot or save or is_due or agreement.is_wanted(number),
+        audit=output.audits.is_due(number + 1),
         rehearse=rehearse,
-        at_once=at_once,
+        at_once=at_once or output.schedule.last_step_s > LONGEST_STEP_S,
     )
 
 
 def is_first_audited(parts: LoopParts, step: int) -> bool:
     """Whether a generation's first step is audited. Later ones learn it from the step before."""
-    output, redo = parts.output, parts.redo
+    output, redo = parts.output, parts.link.divergence
     failed = redo is not None and bool(redo.at_fault) and redo.step == step  # its audit, before
     is_due = output is not None and (failed or output.audits.is_due(step, is_first=True))
     return parts.groups.from_rank0(is_due)
 
 
-def auditor_of(parts: LoopParts, of_steps: StepParts, began: int, compare: Callable[[], None]) -> Auditor:
-    """began: the step with whose state the generation began.
+def remaining(
+    parts: LoopParts, agreement: Agreement, step: Step, outcome: StepOutcome, last_step: int
+) -> tuple[Requests, ComputedStep | None]:
+    """What is to be done after this step, and the evidence of a planned generation's last one.
 
-    compare: raises where the ranks had other states before the open step.
+    Raises SystemExit or RecipeNotExact where this step was done again and differs.
     """
-    return Auditor(
-        groups=parts.groups,
-        exchange=of_steps.exchange,
-        loader=parts.loader,
-        state=parts.state,
-        buffers=of_steps.buffers,
-        gradients=of_steps.gradients,
-        heartbeat=parts.heartbeat,
-        clock=parts.clock,
-        node=parts.node,
-        generation=parts.generation,
-        compare=compare,
-        redo=parts.redo,
-        began=began,
-        log=None if parts.output is None else parts.output.log,
-    )
+    again, asked, number = parts.again, outcome.requests, step.number
+    if not again.is_on or number == last_step:
+        return asked, None
+    rehearsals = None if parts.output is None else parts.output.rehearsals
+    if again.earlier.found:
+        done = again.compare(_evidence(parts, step, outcome))
+        if rehearsals is not None:
+            rehearsals.compared(done)
+    elif again.closing:
+        again.closing = 0
+        # The votes on the state before rode in this step's sum: every node keeps it.
+        if agreement.kept_step == number - 1:
+            again.is_rehearsal &= not asked.drain
+            return asked._replace(drain=True), _evidence(parts, step, outcome)
+    elif (asked.rehearse or (asked.drain and not asked.at_once)) and number + 1 < last_step:
+        is_rehearsal, is_dealt_anew = not asked.drain, False
+        if is_rehearsal and rehearsals is not None:
+            rehearsals.asked(number + 1)
+            is_dealt_anew = rehearsals.deals_anew
+        again.close_after(number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
+        # Whatever was asked for is done after the next step.
+        return asked._replace(drain=False, snapshot=True), None
+    return asked, None
+
+
+def _evidence(parts: LoopParts, step: Step, outcome: StepOutcome) -> ComputedStep:
+    found = variables_of(sys._getframe())  # noqa: SLF001 - the recipe's frame is above
+    variables = texts_of(found, parts.state, parts.loader.dataset, parts.clock)
+    return parts.again.end(step.number, parts.state.flatten(), step.logged, outcome.loss, variables)

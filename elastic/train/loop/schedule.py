@@ -1,13 +1,10 @@
-"""When a snapshot or a checkpoint is due is a function of steps, seconds and measured costs.
+"""When a snapshot, save, comparison or audit is due is a function of steps and measured seconds.
 
-`--snapshot-every auto` takes snapshots as often as one percent of the steps' time allows, by the
-medians of the last costs and step times. One more is taken where the body of the next step is
-expected to evaluate (EvaluatedSteps), as long as these cost at most one percent besides: an
-evaluation may last longer than a node that is asked to leave can wait, and in the middle of a body
-there is no state to go on from.
-
-Ranks compare their states at every snapshot, and otherwise as often as half a percent of the steps'
-time allows.
+By `auto`, each of them comes as often as its share of the steps' time allows, by the medians of the
+last costs and step times: one percent for snapshots and for audits, half a percent for comparisons
+of the ranks' states besides those at snapshots. One more snapshot is taken before a step that ends
+an epoch, as long as these cost at most one percent besides: its body may evaluate for longer than a
+node that is asked to leave can wait, and in the middle of a body there is no state to go on from.
 
 `--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
 first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
@@ -22,14 +19,14 @@ from collections import deque
 from statistics import median
 
 from elastic.config.durations import Every
-from elastic.events import EvaluationInterval, SnapshotInterval
+from elastic.events import SnapshotInterval
 
 FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
-SNAPSHOT_SHARE = 0.01
+SNAPSHOT_SHARE = AUDIT_SHARE = 0.01
 COMPARISON_SHARE = 0.005
-CREDIT_S = 60.0  # a process lasts longer: its first evaluation may come after milliseconds
+CREDIT_S = 60.0  # a process lasts longer: its first epoch may end after milliseconds
 HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
@@ -51,16 +48,12 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
             return step % int(every.value) == 0
         case "seconds":
             return since_s >= every.value
-        case "auto":
+        case _:
             return cost_s is None or since_s >= save_interval_s(cost_s)
-        case "off":
-            return False
 
 
-def affordable_interval(
-    cost_s: float, step_s: float, current: int | None = None, *, share: float = SNAPSHOT_SHARE
-) -> int:
-    """Steps from one snapshot, or comparison, to the next.
+def affordable_interval(cost_s: float, step_s: float, current: int | None, share: float) -> int:
+    """Steps from one snapshot, comparison or audit to the next.
 
     current: the interval in force, None before the first. It grows at once, since they would cost
     more than their share, and shrinks only where it is much too long.
@@ -69,32 +62,53 @@ def affordable_interval(
     return current if current is not None and wanted <= current <= wanted * HYSTERESIS else wanted
 
 
+class Interval:
+    """Steps between things that together cost a share of the steps' time. Rank 0 decides by it."""
+
+    def __init__(self, share: float, steps: int | None = None) -> None:
+        """steps: None where it follows the costs."""
+        self.share = share
+        self.steps = steps
+        self.costs_s: deque[float] = deque(maxlen=MEASUREMENTS)
+        self.last: int | None = None
+
+    def is_over(self, step: int) -> bool:
+        """Also while no cost is known: the first ones tell it."""
+        return self.last is None or self.steps is None or step - self.last >= self.steps
+
+    def begin(self, step: int) -> None:
+        """Steps are counted from this one, whether or not what is due in it succeeds."""
+        self.last = step
+
+    def add_cost(self, cost_s: float, step_s: float) -> None:
+        """What one has cost training, and what a step takes."""
+        self.costs_s.append(cost_s)
+        self.steps = affordable_interval(median(self.costs_s), step_s, self.steps, self.share)
+
+
 class SnapshotSchedule:
-    """The interval in force. Rank 0 has one and decides for all ranks."""
+    """When to take a snapshot, and what a step takes. Rank 0 has one and decides for all ranks."""
 
     def __init__(self, every: Every) -> None:
         self._every = every
-        self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
+        self.interval = Interval(SNAPSHOT_SHARE, int(every.value) or None)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
-        self._last: int | None = None
-        self._elapsed_s = 0.0
+        self.last_step_s = self._elapsed_s = 0.0
         self._before_evaluations = 0
-        self.last_step_s = 0.0
-        self.interval = int(every.value) or None  # None: not known yet, or never
 
     def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
         """Whether the state after `step` gets a snapshot; asked once, while the step is under way.
 
         The first one of a process does: with `auto`, to learn what it costs. evaluates_next: the
-        body of the next step is expected to evaluate, which counts with `auto` alone.
+        body of the next step may evaluate, which counts with `auto` alone.
         """
         if self._every.kind == "off":
             return False
-        if self._last is None or self.interval is None or step - self._last >= self.interval:
+        if self.interval.is_over(step):
             return True
-        if self._every.kind != "auto" or not evaluates_next or not self._costs:
+        if not evaluates_next or not self.interval.costs_s:
             return False
-        cost_s = (self._before_evaluations + 1) * median(self._costs)
+        cost_s = (self._before_evaluations + 1) * median(self.interval.costs_s)
         is_affordable = cost_s <= SNAPSHOT_SHARE * (CREDIT_S + self._elapsed_s)
         self._before_evaluations += is_affordable
         return is_affordable
@@ -112,69 +126,62 @@ class SnapshotSchedule:
 
     def requested(self, step: int) -> None:
         """All ranks tried to take a snapshot after this step, with or without success."""
-        self._last = step
+        self.interval.begin(step)
 
     def add_cost(self, cost_s: float) -> SnapshotInterval | None:
         """A snapshot cost training so long. Returns the new interval if it changed."""
-        if self._every.kind != "auto" or not self._steps:
+        interval, step_s = self.interval, self.step_s
+        if self._every.kind != "auto" or step_s is None:
             return None
-        self._costs.append(cost_s)
-        cost_s, step_s = median(self._costs), median(self._steps)
-        before, self.interval = self.interval, affordable_interval(cost_s, step_s, self.interval)
-        changed = SnapshotInterval(every=self.interval, cost_s=cost_s, step_s=step_s)
-        return changed if self.interval != before else None
+        before = interval.steps
+        interval.add_cost(cost_s, step_s)
+        if interval.steps is None or interval.steps == before:
+            return None
+        return SnapshotInterval(every=interval.steps, cost_s=median(interval.costs_s), step_s=step_s)
 
 
-class EvaluatedSteps:
-    """The next step whose body is expected to evaluate, by the ones before. Rank 0 has one.
+class AuditSchedule:
+    """Which steps are audited. Rank 0 has one and decides for all ranks.
 
-    Such a step ends an epoch, or follows the last evaluation after as many steps as that one
-    followed the evaluation before it, or the run's beginning. The first evaluation that does
-    neither is not foreseen.
+    `--audit auto` audits the second step of a process, to learn what an audit costs. The first one,
+    which builds and loads much, tells nothing of the time of steps, and after a fault it is waited
+    for. `--audit Nsteps` audits each step whose number N divides.
+
+    What an audit costs is what it has measured itself, or what its step took longer than others
+    where that is more: an audited step also waits for other ranks.
     """
 
-    def __init__(self) -> None:
-        self._last = self._every = 0  # an evaluation that ends an epoch alone is none of these
+    def __init__(self, every: Every) -> None:
+        self._every = every
+        self._interval = Interval(AUDIT_SHARE)
+        self._steps: deque[float] = deque(maxlen=MEASUREMENTS)  # without an audit
+        self._is_first = True
+        self._newest: tuple[float, float] | None = None  # seconds of an audited step, and of its audit
 
-    def resume(self, step: int, known: EvaluationInterval) -> None:
-        """The run goes on after `step`. known: the last interval that the run had."""
-        self._every = max(1, known.every)  # a damaged file may say anything
-        self._last = step - (step - known.step) % self._every
+    def is_due(self, step: int, *, is_first: bool = False) -> bool:
+        """Asked while the step before is under way. is_first: of this process."""
+        interval = self._interval
+        match self._every.kind:
+            case "steps":
+                return step % int(self._every.value) == 0
+            case "auto":
+                is_known = interval.steps is not None or interval.last is None
+                return is_known and not is_first and interval.is_over(step)
+            case _:
+                return False
 
-    def is_expected(self, step: int, *, ends_epoch: bool) -> bool:
-        """Asked before the body of the step before has ended, which may evaluate as well."""
-        return ends_epoch or step - self._last in (self._every, 2 * self._every)
+    def begin(self, step: int) -> None:
+        """The audited step `step` begins."""
+        self._interval.begin(step)
 
-    def add(self, step: int, *, ends_epoch: bool) -> EvaluationInterval | None:
-        """The body of this step evaluates. Returns the new interval if it changed."""
-        is_regular = step == self._last + self._every
-        if step == self._last or (ends_epoch and not is_regular):
-            return None
-        self._last, self._every = step, step - self._last
-        return None if is_regular else EvaluationInterval(step=step, every=self._every)
-
-
-class ComparisonSchedule:
-    """When ranks compare their states beside snapshots. Rank 0 has one and decides for all."""
-
-    def __init__(self) -> None:
-        self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
-        self._last: int | None = None
-        self.interval: int | None = None  # None: not known yet
-
-    def is_due(self, step: int) -> bool:
-        """The first comparisons are, to learn what one costs."""
-        return self._last is None or self.interval is None or step - self._last >= self.interval
-
-    def compared(self, step: int, cost_s: float | None, step_s: float | None) -> None:
-        """Ranks compare their states after this step.
-
-        cost_s: what that alone costs training; None where a snapshot was taken anyway. step_s: what
-        a step takes; None while it is not known.
-        """
-        self._last = step
-        if cost_s is not None and step_s is not None:
-            self._costs.append(cost_s)
-            self.interval = affordable_interval(
-                median(self._costs), step_s, self.interval, share=COMPARISON_SHARE
-            )
+    def add_step(self, seconds: float, audit_s: float | None = None) -> None:
+        """A step took so long. audit_s: of that, what its audit has measured, if it had one."""
+        if audit_s is not None:
+            self._newest = seconds, audit_s
+        elif not self._is_first:
+            self._steps.append(seconds)
+        self._is_first = False
+        if self._newest is not None and self._steps:
+            (seconds, audit_s), self._newest = self._newest, None
+            step_s = median(self._steps)
+            self._interval.add_cost(max(audit_s, seconds - step_s), step_s)

@@ -20,7 +20,7 @@ from elastic.data.record import (
     record_of,
 )
 from elastic.errors import StoreFailed
-from elastic.events import EvaluationInterval, RecipeEdited, Restored, RunStarted, SettingsIgnored
+from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.observe.step_line import StepLine
@@ -29,7 +29,7 @@ from elastic.proof.replay import Replay, begin_replay
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
 from elastic.train import refuse
-from elastic.train.loop.parts import LoopParts, Rank0Output
+from elastic.train.loop.build import LoopParts, Rank0Output
 from elastic.train.state import built as as_built
 from elastic.train.state import restore_reasons
 from elastic.train.state.restore import ResumePoint
@@ -44,15 +44,13 @@ class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
     reported: the highest step of which a line was ever written, as far as the run's files tell.
-    lost: the chain values of lines behind the restored step. late: the line of the restored step
-    where no file had it. order: that in which the run began. data: the record of what is trained
-    on, for epoch 0. replay: the steps that are done again.
+    late: the line of the restored step where no file had it. order: that in which the run began.
+    data: the record of what is trained on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
     reported: int
-    lost: dict[int, str]
     late: StepLine | None
     order: SampleOrder
     data: DataRecord
@@ -73,7 +71,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     if output is not None:
         output.log.record(_run_started(order))
     contents = contents_of(parts.loader.dataset)
-    recipe = parts.recipe_sha256[:RECIPE_DIGITS]
+    recipe = parts.identity.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state, again)
@@ -94,7 +92,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
             print(f"this run was {stopped}: no step is left", flush=True)
-        _resume_schedules(output, point)
+        output.checkpointing.resume(point.step, point.source)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
         lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
@@ -114,7 +112,6 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         point=point,
         first_new=first_new,
         reported=reported,
-        lost={line.step: line.chain for line in rewound.dropped if isinstance(line.chain, str)},
         late=late,
         order=order,
         data=now,
@@ -131,12 +128,6 @@ def _run_started(order: SampleOrder) -> RunStarted:
         global_batch=order.global_batch,
         shards=order.shards,
     )
-
-
-def _resume_schedules(output: Rank0Output, point: ResumePoint) -> None:
-    output.checkpointing.resume(point.step, point.source)
-    if intervals := [each.event for each in read_rare(output.events, EvaluationInterval)]:
-        output.evaluated.resume(point.step, max(intervals, key=lambda each: each.step))
 
 
 def _reported(parts: LoopParts, rewound: Rewound) -> int:

@@ -13,7 +13,7 @@ from elastic.events import Drained
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.train.loop.parts import LoopParts
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.snapshotting import PublishedSnapshot, layout_of
 
 FINAL_TRIES = 3
@@ -75,7 +75,10 @@ class Saving:
             self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
-            parts.output.comparing.compared(info.step, cost_s, parts.output.schedule.step_s)
+            comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
+            comparing.begin(info.step)
+            if cost_s is not None and step_s is not None:
+                comparing.add_cost(cost_s, step_s)
 
     def begin(self, info: SnapshotInfo) -> SavedState:
         """Copy and vote for a state that is to be committed without a step before that."""

@@ -5,7 +5,7 @@ It is a set of objects with `state_dict`, flattened into tensors and one JSON do
 load_state_dict would change them (load.py): kernels choose by them, and may round differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
-same state: they compare checksums (consistency.py).
+same state: they compare checksums (proof/agreement.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

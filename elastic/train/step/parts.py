@@ -36,6 +36,21 @@ class Requests(NamedTuple):
     at_once: bool = False  # a drain without a step more
 
 
+class StepPlace(NamedTuple):
+    """How far a rank is in the loop; a later place is greater.
+
+    step: the one whose body runs. passes: how often a function of it was computed over the shards.
+    computed: its gradients are known.
+    """
+
+    step: int
+    passes: int
+    computed: bool
+
+    def __str__(self) -> str:
+        return f"in step {self.step}, {'after' if self.computed else 'before'} its gradients"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What a step ends with, identical on all ranks.

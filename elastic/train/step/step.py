@@ -28,7 +28,6 @@ from elastic.proof.first_gradient import FirstGradientCheck, WholeBatchGradient
 from elastic.system.phase import Phase
 from elastic.train import refuse
 from elastic.train.evaluate.whole_numbers import Extremes
-from elastic.train.loop.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.sealed import sealed
 from elastic.train.state.unsaved import Scaler
@@ -36,7 +35,7 @@ from elastic.train.step.end import StepEnd, follow_modes
 from elastic.train.step.modes import Modes, StepModes
 from elastic.train.step.open_sums import OpenSums
 from elastic.train.step.opening_buffers import Contents
-from elastic.train.step.parts import Requests, StepOutcome, StepParts
+from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
 
 
@@ -106,7 +105,7 @@ class Step:
     @property
     def place(self) -> StepPlace:
         """How far this rank is in the step."""
-        return StepPlace(step=self.number, passes=self._passes, computed=self.outcome is not None)
+        return StepPlace(self.number, passes=self._passes, computed=self.outcome is not None)
 
     @property
     def fraction(self) -> float:

@@ -66,11 +66,6 @@ def fail(record: dict) -> None:
     raise ConnectionError(words)
 
 
-def flaky(record: dict) -> None:
-    if record["step"] in (5, 6):
-        fail(record)
-
-
 def main() -> None:
     run = elastic.start(seed=3, global_batch=16, shards=4)
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
@@ -91,8 +86,6 @@ def main() -> None:
 
     if "fail" in WAYS:
         run.on_step(fail)
-    if "flaky" in WAYS:
-        run.on_step(flaky)
     if "stop" in WAYS:
         run.on_step(lambda _record: run.stop("enough"))
     if "evaluate" in WAYS:
