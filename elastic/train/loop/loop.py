@@ -211,7 +211,7 @@ class Loop:
         changed = None if output is None else output.evaluated.add(step.number, ends_epoch=step.ends_epoch)
         if output is not None and changed is not None:
             output.log.record(changed)
-        with self._recorder.evaluating(), self._parts.loader.loading():
+        with self._recorder.evaluating():
             yield
 
     def checksum(self) -> str:
@@ -281,9 +281,6 @@ class Loop:
         parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped, parts.again.look())
         parts.again.restored(resumed.point.step, is_doubtful=resumed.point.divergence is not None)
-        # A run goes on in the order in which it began, which may be that of an earlier version.
-        order = resumed.order
-        parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))
         derived_weights.compute_again(parts.state.submodules())
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point
@@ -301,7 +298,12 @@ class Loop:
         if resumed.point.source == "parent":
             self._commit_start()
         self._of_steps: StepParts = step_parts(
-            parts.state, order, parts.groups, parts.heartbeat, self._agreement, parts.again.collected
+            parts.state,
+            parts.loader.order,
+            parts.groups,
+            parts.heartbeat,
+            self._agreement,
+            parts.again.collected,
         )
         self._recorder.begin(self._of_steps.contract)
 

@@ -166,9 +166,7 @@ class StepRecorder:
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known = self._began_with
-            record = record_of(
-                self._parts.loader.order, epoch, known.contents, known.generators, known.recipe
-            )
+            record = record_of(self._parts.loader.order, epoch, known.contents, known.recipe)
             self._data = epoch, record
             self._text = self._data[1].to_json()
         return self._text

@@ -27,7 +27,7 @@ from elastic.proof.audit import Auditor, Call, StepAudit
 from elastic.proof.first_gradient import FirstGradientCheck, WholeBatchGradient
 from elastic.system.phase import Phase
 from elastic.train import refuse
-from elastic.train.evaluate.whole_numbers import Extremes
+from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.loop.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.sealed import sealed
@@ -160,10 +160,8 @@ class Step:
             form = self._parts.forms.check(self._passes, function, outputs)
         is_counted = form.dtype in INTEGERS
         if is_counted:
-            extremes = Extremes()
-            for output in outputs.values():
-                extremes.add(output.detach().to(torch.int64))
-            extremes.check(self.shards, "step.sum", [])
+            whole = [extremes(output.detach().to(torch.int64)) for output in outputs.values()]
+            check_fits(whole, self.shards, "step.sum")
         copies = {
             shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
             for shard, output in outputs.items()
