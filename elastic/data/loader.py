@@ -105,8 +105,8 @@ class BatchLoader:
         return type(self.dataset) is TensorDataset and self.collate is None
 
     def _check_memory(self, first: Slice) -> None:
-        """A sample is a function of (seed, epoch, sample) alone, or else it depends on which samples a
-        process loaded before, and so on the number of workers.
+        """A sample is a function of (seed, epoch, sample) alone, or it depends on which samples
+        a process loaded before, and so on the number of workers.
 
         In this process the samples of one slice are loaded in their order, then the other way
         round, and under other random streams in between, so that data which are changed in place

@@ -51,7 +51,7 @@ class Run:
     them.
     """
 
-    __slots__ = ("_error", "_loop_end", "_parts", "_state", "device", "is_first", "rank", "world_size")
+    __slots__ = ("_error", "_loop_end", "_state", "_worker", "device", "is_first", "rank", "world_size")
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Run:
         self._error: ElasticError | None = None  # of a call of all ranks before the loop
         page = ControlPage.open(link.control_page)
         heartbeat = HeartbeatSender(page, groups.local_rank)
-        self._parts = LoopBuilder(
+        self._worker = LoopBuilder(
             groups=replace(groups, waiting=heartbeat.waiting),
             link=link,
             identity=ours,
@@ -110,12 +110,7 @@ class Run:
         Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
-        if self._loop_end is not None and self._loop_end.is_in_step:
-            raise UsageError(
-                "expected run.data before the loop, found it in the loop's body, which goes on with the data that run.steps was given; choose the "
-                "samples of later epochs by order=function(epoch), or let the dataset read elastic.Values"
-            )
-        ours, samples = self._parts.identity, check_dataset(dataset, "run.data")
+        ours, samples = self._worker.identity, check_dataset(dataset, "run.data")
         check_loading(workers, collate, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
         in_order = chosen.order_of(
@@ -137,19 +132,19 @@ class Run:
                 "expected run.steps(data, state), with data=run.data(dataset, ...) and state=elastic.State(model=..., optimizer=...), found "
                 f"{type(data).__name__} and {type(state).__name__}; give run.data a dataset, and elastic.State the objects by their names"
             )
-        refuse.threads(self._parts.identity.threads)
+        refuse.threads(self._worker.identity.threads)
         refuse.own_signal_handlers()
         if self._loop_end is not None:
             raise UsageError(
                 "expected one call of run.steps, found a second one: a run is one loop over one Data and one State; make a recipe of each phase, and "
-                f"begin the second from the state of the first: {new_run_from(self._parts.run_dir.url, 'SECOND_RECIPE')}"
+                f"begin the second from the state of the first: {new_run_from(self._worker.run_dir.url, 'SECOND_RECIPE')}"
             )
         if self._error is not None:
             raise self._error
         self._state = state
         # It connects at the first offer, which is rank 0's.
-        uploader = UploaderClient(self._parts.link.uploader)
-        loop = self._parts.build(uploader, data.loader, state)
+        uploader = UploaderClient(self._worker.link.uploader)
+        loop = self._worker.build(uploader, data.loader, state)
         self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
         script_end.add(self._loop_end)
         step_thread.end_process_with_thread()
@@ -192,12 +187,12 @@ class Run:
         Put modules into evaluation mode yourself. The modules of the state, and others that the
         function uses, end with the buffers that they had, so BatchNorm in training mode changes no
         average. Random numbers are keyed by the batch and the sample, and the generators go on as
-        if nothing had been drawn. Raises UsageError inside the function of a step's sum, and for values
-        that cannot be added. One batch of each rank is computed a second time, on another rank
-        where there is one: RecipeNotExact where its samples or its sums are then other ones.
+        if nothing had been drawn. Raises UsageError inside the function of a step's sum, and for
+        values that cannot be added. One batch of each rank is computed a second time, on another
+        rank where there is one: RecipeNotExact where its samples or its sums are then other ones.
         """
-        ours, loop_end = self._parts.identity, self._loop_end
-        self._parts.step_functions.refuse_inside("run.evaluate")
+        ours, loop_end = self._worker.identity, self._loop_end
+        self._worker.step_functions.refuse_inside("run.evaluate")
         self._settle()
         samples = check_dataset(dataset, "run.evaluate")
         check_loading(workers, collate, "run.evaluate")
@@ -220,8 +215,8 @@ class Run:
             batch_size=whole_number("batch_size", batch_size) or ours.global_batch // ours.shards,
             modules=[] if self._state is None else self._state.modules,
             # A loop that is left early opens fresh ones.
-            groups=self._parts.groups if loop_end is None else loop_end.groups,
-            heartbeat=self._parts.heartbeat,
+            groups=self._worker.groups if loop_end is None else loop_end.groups,
+            heartbeat=self._worker.heartbeat,
         )
         with nullcontext() if loop_end is None else loop_end.evaluating():
             return evaluation.sum(function)
@@ -239,7 +234,7 @@ class Run:
         """
         check_event(name, fields)
         if self.is_first:
-            self._parts.log.record(RecipeEvent(own_name=name, values=fields))
+            self._worker.log.record(RecipeEvent(own_name=name, values=fields))
 
     @public("run.on_step")
     def on_step(self, function: Function) -> Function:
@@ -255,7 +250,7 @@ class Run:
             raise UsageError(
                 "expected run.on_step before run.steps, found it after that; a process that restarts calls the functions from its first step on"
             )
-        self._parts.step_functions.add(function)
+        self._worker.step_functions.add(function)
         return function
 
     @public("run.path")
@@ -265,7 +260,7 @@ class Run:
         If the run directory is a URL, in its local part. Raises UsageError for a name that leads
         out of the run directory, or that is one of the run's own files and folders.
         """
-        path = self._parts.run_dir.of_recipe(name)
+        path = self._worker.run_dir.of_recipe(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -287,12 +282,12 @@ class Run:
     def _ended(self, loop: Loop, uploader: UploaderClient) -> None:
         """The last state is committed: what the recipe does now is no step."""
         uploader.close()
-        if self.is_first and is_alone(self._parts.link):
+        if self.is_first and is_alone(self._worker.link):
             # With an agent, the agent records and says it once the recipe has ended well.
-            self._parts.log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
+            self._worker.log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
             if loop.stopped is not None:
                 print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
-        random_streams.enter(self._parts.identity.seed, "after")
+        random_streams.enter(self._worker.identity.seed, "after")
 
     def _request_drain(self, _signal: int, _frame: object) -> None:
-        self._parts.page.drain = True
+        self._worker.page.drain = True

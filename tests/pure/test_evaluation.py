@@ -229,14 +229,14 @@ def test_values_that_cannot_be_added_are_refused(value, says):
     ("value", "found"),
     [
         (lambda _b: {"n": -(10**400)}, "a larger number"),
-        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "a larger"),
+        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "a larger n"),
         (lambda b: {"a": 0, "n": [torch.tensor([1, -(2**62) * b.shard])]}, str(-(2**62))),
         (lambda b: [3, 2**62 - (not b.shard)], str(2**62)),
     ],
 )
 def test_whole_numbers_whose_sum_may_not_fit_are_refused(value, found):
     """Each of the two blocks' values fits into 64 bits, and the sum would silently be another."""
-    with pytest.raises(UsageError, match=f"in each part, so that the sum fits, found {found};"):
+    with pytest.raises(UsageError, match=f"in each part, so that the sum fits, found {found}"):
         evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
 
 
@@ -268,9 +268,9 @@ def test_a_sum_of_whole_numbers_is_exact_or_refused(blocks):
 
 def evaluate_own_part(member, sizes):
     """The habit of other trainers: each rank takes its own part of the validation data."""
-    own = torch.arange(8.0) + (8 * member.rank if sizes == "alike" else 0)
+    own = torch.arange(8.0) + 8 * member.rank
+    part = TensorDataset(own if sizes == "alike" else own[member.rank :])
     with pytest.raises((UsageError, RecipeNotExact)) as refused:
-        part = TensorDataset(own[: None if sizes == "alike" else 8 - member.rank])
         evaluation(member, part).sum(lambda _batch: 1)
     return str(refused.value)
 

@@ -137,7 +137,8 @@ class Evaluation:
         computations do.
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
-        there = self.groups.all_gather({"rank": sizes, "block": form, "first": first, "again": again})
+        mine: dict[str, Any] = {"rank": sizes, "block": form, "first": first, "again": again}
+        there = self.groups.all_gather(mine)
         for name in ("rank", "block"):
             for each in there:
                 if each[name] != there[0][name]:

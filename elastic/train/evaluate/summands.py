@@ -24,7 +24,7 @@ MOST = torch.iinfo(torch.int64).max
 
 
 class SummandForm(NamedTuple):
-    """How a value is made of its numbers and tensors. parts: dtype, of the two, and shape of each."""
+    """How a value is made of its numbers and tensors. parts: dtype and shape of each in 64 bits."""
 
     tree: TreeSpec
     parts: tuple[tuple[torch.dtype, torch.Size], ...]
@@ -55,7 +55,7 @@ def take_apart(value: Any, device: torch.device) -> tuple[SummandForm, dict[torc
 
 def put_together(form: SummandForm, totals: Mapping[torch.dtype, Tensor]) -> Any:
     """The value that these vectors make; a tensor without dimensions comes back as a number."""
-    rest = {dtype: iter(total.split(form.sizes(dtype))) for dtype, total in totals.items()}
+    rest = {dtype: iter(torch.split(total, form.sizes(dtype))) for dtype, total in totals.items()}
     parts = [next(rest[dtype]).view(shape) for dtype, shape in form.parts]
     return tree_unflatten([part.clone() if part.dim() else part.item() for part in parts], form.tree)
 

@@ -434,8 +434,6 @@ class Loop:
 
     def _say_notes(self, step: Step) -> None:
         found = notes(self._parts.state, list(dict.fromkeys(step.averaged)), step.shards)
-        if not self._parts.commits_drains:  # an agent does
-            found += refuse.kept_signal_handlers()
         for note in found:
             self.say(note)
             if self._parts.trace is not None:
