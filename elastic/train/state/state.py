@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state import built as as_built
 from elastic.train.state import reshaped, structure
 from elastic.train.state.alignment import alignments, misplaced
@@ -42,13 +41,18 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-@sealed("state")
 class State:
     """The objects whose state is saved, restored and compared, each under its keyword's name.
 
     Models, optimizers, schedulers, EMA copies, GradScalers: any object with `state_dict` and
     `load_state_dict`. Raises UsageError for an object without them.
     """
+
+    # Without a dict: an attribute that a recipe adds would be saved by no state.
+    __slots__ = (
+        *("objects", "ignored", "misplaced", "held", "_built", "_shapes", "_structure", "_tree"),
+        *("_updated", "_trained"),
+    )
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:

@@ -30,7 +30,6 @@ from elastic.train import refuse
 from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.loop.leaving import StepPlace
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.end import StepEnd, follow_modes
 from elastic.train.step.modes import Modes, StepModes
@@ -40,13 +39,19 @@ from elastic.train.step.parts import Requests, StepOutcome, StepParts
 from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
 
 
-@sealed("step")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
     number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
     all ranks. shards: how many slices they are cut into.
     """
+
+    # Without a dict: an attribute that a recipe adds would be lost at a restart.
+    __slots__ = (
+        *("number", "steps", "epoch", "global_batch", "shards", "logged", "outcome", "averaged"),
+        *("fault_point", "has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests"),
+        *("_sums", "_buffers_after", "_is_open", "_passes", "_modes"),
+    )
 
     def __init__(
         self,
