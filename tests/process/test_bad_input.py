@@ -202,7 +202,7 @@ for step in run.steps(data, elastic.State(model=model, optimizer=torch.optim.SGD
 @pytest.mark.parametrize(
     ("argument", "line", "says"),
     [
-        (", collate_fn=list", 6, "found collate_fn=: write collate=function of a list of samples"),
+        (", collate_fn=list", 6, "collate_fn=: write collate=function of a list of samples"),
         ("", 9, "step 1: model.weight has a gradient that no optimizer has used yet"),
     ],
 )
