@@ -7,15 +7,11 @@ writes. It does not decide when to stop or what to save: the loop does.
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic.config.environment import AgentLink, CheckRequest
-from elastic.config.identity import Identity
 from elastic.config.parent import new_run_from
-from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
@@ -23,24 +19,20 @@ from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling, whole_number
 from elastic.errors import ElasticError, UsageError
 from elastic.events import RunFinished
-from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
-from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.evaluate.evaluation import Evaluation
-from elastic.train.groups import ProcessGroups
 from elastic.train.loop import step_thread
 from elastic.train.loop.build import LoopBuilder, is_alone
 from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.loop import Loop
-from elastic.train.loop.on_step import Function, StepFunctions
+from elastic.train.loop.on_step import Function
 from elastic.train.misuse import public
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
 from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
-from elastic.worker.heartbeat import HeartbeatSender
 
 
 class Run:
@@ -53,32 +45,14 @@ class Run:
 
     __slots__ = ("_error", "_loop_end", "_state", "_worker", "device", "is_first", "rank", "world_size")
 
-    def __init__(
-        self,
-        groups: ProcessGroups,
-        link: AgentLink,
-        ours: Identity,
-        log: EventLog,
-        check: CheckRequest | None,
-    ) -> None:
+    def __init__(self, worker: LoopBuilder) -> None:
+        groups = worker.groups
         self.device, self.rank, self.world_size = groups.device, groups.rank, groups.world_size
         self.is_first = groups.rank == 0
+        self._worker = worker
         self._loop_end: LoopEnd | None = None
         self._state: State | None = None  # that of the loop, once it has begun
         self._error: ElasticError | None = None  # of a call of all ranks before the loop
-        page = ControlPage.open(link.control_page)
-        heartbeat = HeartbeatSender(page, groups.local_rank)
-        self._worker = LoopBuilder(
-            groups=replace(groups, waiting=heartbeat.waiting),
-            link=link,
-            identity=ours,
-            run_dir=RunDir.parse(link.run_dir),
-            page=page,
-            heartbeat=heartbeat,
-            log=log,
-            check=check,
-            step_functions=StepFunctions(),
-        )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         forked_child.handle_signal(signal.SIGTERM, self._request_drain)
 

@@ -199,28 +199,21 @@ def _take_lease(run: RunDir, ours: Identity) -> None:
     """Raises UsageError while agents, or another such process, train in the run directory."""
     place = printable(f"{ours.recipe} without elastic-train on {socket.gethostname()}, pid {os.getpid()}")
     run_lease = RunLease(run.url, SystemClock())
+
+    def check() -> None:  # the directory may have become another run's while this process waited
+        there = create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock())
+        identity.check(identity.parse(there), ours, run.url)
+
     lease = run_lease.take(
         place[:LONGEST_NAME],
         keep_alive_s=KEEP_ALIVE_S,
         holder=lambda _token: Holder.ELSEWHERE,
-        check=lambda: identity.check(_claimed(run, ours), ours, run.url),
+        check=check,
         notify=partial(print, flush=True),
     )
-    renewal = LeaseRenewal(
-        run_lease,
-        lease,
-        leads=lambda: True,
-        is_in=lambda: True,
-        on_lost=print,
-        reclaim=lambda: _claimed(run, ours).run_id == ours.run_id,
-    )
+    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
     _at_own_end(partial(renewal.stop, releases=True))
     _at_ctrl_c.append(partial(renewal.stop, releases=True))
-
-
-def _claimed(run: RunDir, ours: Identity) -> Identity:
-    """The run that the directory is, which it has become now where it was none."""
-    return identity.parse(create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock()))
 
 
 def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:

@@ -23,11 +23,15 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read
 from elastic.system import forked_child
 from elastic.system.clock import SystemClock
+from elastic.system.control_page import ControlPage
 from elastic.train import refuse, standalone
 from elastic.train.groups import ProcessGroups, open_process_groups
+from elastic.train.loop.build import LoopBuilder
+from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
 from elastic.worker import import_watch
+from elastic.worker.heartbeat import HeartbeatSender
 
 
 @public("elastic.start")
@@ -86,7 +90,20 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         forked_child.at_own_exit(
             standalone.end_script
         )  # runs before what was registered above, which it needs
-    return Run(groups, link, ours, log, launch.check)
+    page = ControlPage.open(link.control_page)
+    heartbeat = HeartbeatSender(page, groups.local_rank)
+    worker = LoopBuilder(
+        groups=replace(groups, waiting=heartbeat.waiting),
+        link=link,
+        identity=ours,
+        run_dir=run_dir,
+        page=page,
+        heartbeat=heartbeat,
+        log=log,
+        check=launch.check,
+        step_functions=StepFunctions(),
+    )
+    return Run(worker)
 
 
 def _identity(seed: int, global_batch: int, shards: int) -> Identity:
