@@ -133,11 +133,12 @@ def _interrupted(_number: int, _frame: object) -> None:
     """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once."""
     sentence = interrupt.SENTENCE
     for page, rank in _pages:
-        if page.open_step(rank) is not None and not page.drain:
+        is_in_loop = page.open_step(rank) is not None
+        if is_in_loop and not page.drain:
             page.drain = True
             _write("stopping after this step; once more to stop at once")
             return
-        if page.step(rank):
+        if is_in_loop or page.step(rank):
             sentence = "interrupted; the same command resumes from the newest checkpoint"
     _call(reversed([sys.stdout.flush, *_at_ctrl_c]))  # it may have come into the middle of a print
     _write(sentence)

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from torchvision.transforms import v2
 
 import elastic
@@ -183,26 +183,6 @@ def narrow_and_wide(member, first):
         yield step
 
 
-def complex_numbers(member, first):
-    """A complex parameter and buffer; convolutions in channels_last."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
-    net = net.to(memory_format=torch.channels_last)
-    net.wave = nn.Parameter(torch.randn(CLASSES, dtype=torch.complex64))
-    net.register_buffer("carrier", torch.randn(CLASSES, dtype=torch.complex64))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    state = State(net=net, optimizer=optimizer)
-
-    def loss(batch):
-        found = net(batch.data[0].to(memory_format=torch.channels_last)) * net.wave * net.carrier
-        return F.cross_entropy(found.abs(), batch.data[1])
-
-    yield state
-    for step in train_steps(member, state, first, dataset=images()):
-        step.mean_loss(loss)
-        optimizer.step()
-        yield step
-
-
 def averaged(member, first):
     """EMA with buffers, SWA with its schedule, autocast, GradScaler with unscale and clipping."""
     net = perceptron(nn.BatchNorm1d(WIDTH))
@@ -248,7 +228,6 @@ def scheduled(member, first, *, schedule):
 
 
 SCHEDULES = {
-    "one cycle": lambda optimizer: schedules.OneCycleLR(optimizer, 0.1, total_steps=STEPS),
     "sequence": lambda optimizer: schedules.SequentialLR(
         optimizer,
         [schedules.LinearLR(optimizer, total_iters=2), schedules.CosineAnnealingLR(optimizer, 4)],
@@ -271,19 +250,6 @@ def line_search(member, first):
             return step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
 
         optimizer.step(closure)
-        yield step
-
-
-def regularised(member, first):
-    """The recipe adds a gradient of its own to that of the batch."""
-    net = perceptron()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    state = State(net=net, optimizer=optimizer)
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
-        (1e-2 * sum(p.abs().sum() for p in net.parameters())).backward()
-        optimizer.step()
         yield step
 
 
@@ -346,45 +312,6 @@ def variable_lengths(member, first):
 
     yield state
     for step in train_steps(member, state, first, dataset=Sentences(), collate=padded_and_mixed):
-        step.mean_loss(loss)
-        optimizer.step()
-        yield step
-
-
-def diffusion(member, first):
-    """Noise levels and noise from the global generator; an EMA of the weights beside it."""
-    net = nn.Sequential(nn.Linear(FEATURES + 1, WIDTH), nn.SiLU(), nn.Linear(WIDTH, FEATURES))
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    state = State(net=net, ema=ema, optimizer=optimizer)
-
-    def loss(batch):
-        level = torch.rand(len(batch.indices), 1)
-        noise = torch.randn_like(batch.data[0])
-        noisy = (1 - level).sqrt() * batch.data[0] + level.sqrt() * noise
-        return F.mse_loss(net(torch.cat([noisy, level], dim=1)), noise)
-
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(loss)
-        optimizer.step()
-        ema.update_parameters(net)
-        yield step
-
-
-def recommender(member, first):
-    """Two tables of embeddings, and negatives that the recipe draws."""
-    users, items = nn.Embedding(11, WIDTH), nn.Embedding(11, WIDTH)
-    optimizer = torch.optim.Adagrad([*users.parameters(), *items.parameters()], lr=0.1)
-    state = State(users=users, items=items, optimizer=optimizer)
-
-    def loss(batch):
-        pair = batch.data[0]
-        user, liked, other = users(pair[:, 0]), items(pair[:, 1]), items(torch.randint(11, (len(pair),)))
-        return -F.logsigmoid((user * (liked - other)).sum(1)).mean()
-
-    yield state
-    for step in train_steps(member, state, first, dataset=tokens()):
         step.mean_loss(loss)
         optimizer.step()
         yield step
@@ -537,23 +464,6 @@ def few_samples(member, first):
         yield step
 
 
-def judged_by_a_draw(member, first):
-    """Code of the recipe's own validates on the first batch of a DataLoader that shuffles, and the
-    rate follows it.
-    """
-    net = perceptron()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    state = State(net=net, optimizer=optimizer)
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
-        with torch.no_grad():
-            x, y = next(iter(DataLoader(samples(), batch_size=8, shuffle=True)))
-            optimizer.param_groups[0]["lr"] = 0.1 * float(F.cross_entropy(net(x), y))
-        optimizer.step()
-        yield step
-
-
 def patient(member, first):
     """Plain numbers of the loop, in Values."""
     net, kept = perceptron(), elastic.Values(best=float("inf"), patience=0)
@@ -593,9 +503,8 @@ def compiled(member, first):
 RECIPES = {
     each.__name__: each
     for each in (
-        classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
-        regularised, sharpness_aware, variable_lengths, diffusion, recommender, distilled, memory_bank,
-        detector, replayed, few_samples, judged_by_a_draw, patient, compiled,
+        classifier, adversarial, language_model, narrow_and_wide, averaged, line_search, sharpness_aware,
+        variable_lengths, distilled, memory_bank, detector, replayed, few_samples, patient, compiled,
     )
 } | {name: partial(scheduled, schedule=name) for name in SCHEDULES}  # fmt: skip
 
