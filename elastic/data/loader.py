@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, tee
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +119,9 @@ class BatchLoader:
 
         def loaded(order: list[int], epoch: int) -> str:
             def in_own_order(samples: list[Any]) -> Any:
-                return collate([samples[order.index(place)] for place in range(len(order))])
+                return collate(
+                    [sample for _, sample in sorted(zip(order, samples, strict=True), key=itemgetter(0))]
+                )
 
             one = Slice(epoch, first.shard, first.indices[order], first.streams[order])
             return fingerprint(replace(self, collate=in_own_order).again(one).data)

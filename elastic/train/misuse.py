@@ -22,13 +22,10 @@ _IN_THE_PLACE_OF = {
     "sampler": "write weights=, one number for each sample, or order=function(epoch), which returns sample numbers",
     "batch_sampler": "write order=function(epoch), which returns sample numbers",
     "drop_last": "write tail='drop' or tail='pad'",
-    "generator": "leave it out: random numbers come from the run's seed",
-    "worker_init_fn": "leave it out: each sample has random numbers of its own",
-    "pin_memory": "leave it out",
-    "persistent_workers": "leave it out",
-    "prefetch_factor": "leave it out",
     "retain_graph": "leave it out: step.sum keeps the graphs until step.backward",
-}
+} | dict.fromkeys(
+    ("generator", "worker_init_fn", "pin_memory", "persistent_workers", "prefetch_factor"), "leave it out"
+)
 _OF_CALL = {
     ("elastic.start", "batch_size"): "write global_batch=, the samples of one step over all workers",
     ("elastic.start", "epochs"): "write run.data(dataset, epochs=...)",
@@ -93,7 +90,8 @@ def _refusal(name: str, signature: inspect.Signature, kwargs: dict[str, Any], wr
     """wrong: Python's own words."""
     known = [each for each in signature.parameters.values() if each.name != "self"]
     shown = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in known])
-    hints = {each: _OF_CALL.get((name, each)) or _IN_THE_PLACE_OF.get(each) for each in kwargs}
+    unknown = [each for each in kwargs if each not in signature.parameters]
+    hints = {each: _OF_CALL.get((name, each)) or _IN_THE_PLACE_OF.get(each) for each in unknown}
     instead = "".join(f"; {each}=: {hint}" for each, hint in hints.items() if hint)
     return UsageError(
         f"expected {name}{shown}, found a call that {wrong.partition('() ')[2] or wrong}{instead}"

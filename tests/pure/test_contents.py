@@ -47,12 +47,8 @@ def test_a_split_is_told_apart_by_its_indices():
     ("one", "other"),
     [
         (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
-        (torch.zeros(4), torch.zeros(2, 2)),
-        (torch.tensor(1.0), torch.tensor(2.0)),
         (torch.ones(3, 5).T, torch.zeros(3, 5).T),
-        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
         (torch.ones(2, dtype=torch.complex64).conj(), 1j * torch.ones(2, dtype=torch.complex64)),
-        (np.zeros((5, 0)), np.zeros((4, 0))),
         (np.arange(9)[::-2], np.arange(9)[::2]),
         (np.array(["a/x", "a/y"]), np.array(["a/y", "a/x"])),
         ([1, 2, 3], [1, 3, 2]),

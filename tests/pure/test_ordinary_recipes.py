@@ -8,7 +8,7 @@ the step to begin with. What starts, kills and resumes real processes is in test
 import copy
 import random
 from collections import deque
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -214,29 +214,6 @@ def averaged(member, first):
         yield step
 
 
-def scheduled(member, first, *, schedule):
-    net = perceptron()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
-    made = SCHEDULES[schedule](optimizer)
-    state = State(net=net, optimizer=optimizer, schedule=made)
-    yield state
-    for step in train_steps(member, state, first):
-        loss = step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
-        optimizer.step()
-        made.step(loss) if schedule == "plateau" else made.step()
-        yield step
-
-
-SCHEDULES = {
-    "sequence": lambda optimizer: schedules.SequentialLR(
-        optimizer,
-        [schedules.LinearLR(optimizer, total_iters=2), schedules.CosineAnnealingLR(optimizer, 4)],
-        milestones=[2],
-    ),
-    "plateau": lambda optimizer: schedules.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5),
-}
-
-
 def line_search(member, first):
     """LBFGS calls the closure, and with it `mean_loss`, several times in a step."""
     net = perceptron()
@@ -314,29 +291,6 @@ def variable_lengths(member, first):
     for step in train_steps(member, state, first, dataset=Sentences(), collate=padded_and_mixed):
         step.mean_loss(loss)
         optimizer.step()
-        yield step
-
-
-def distilled(member, first):
-    """A student learns from a teacher that is the average of its own past."""
-    student, teacher = perceptron(), perceptron().requires_grad_(False)
-    teacher.load_state_dict(student.state_dict())
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
-    state = State(student=student, teacher=teacher, optimizer=optimizer)
-
-    def loss(batch):
-        x = batch.data[0]
-        with torch.no_grad():
-            aim = teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
-        return -(aim * student(x).log_softmax(1)).sum(1).mean()
-
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(loss)
-        optimizer.step()
-        with torch.no_grad():
-            for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
-                old.lerp_(new, 0.1)
         yield step
 
 
@@ -504,9 +458,9 @@ RECIPES = {
     each.__name__: each
     for each in (
         classifier, adversarial, language_model, narrow_and_wide, averaged, line_search, sharpness_aware,
-        variable_lengths, distilled, memory_bank, detector, replayed, few_samples, patient, compiled,
+        variable_lengths, memory_bank, detector, replayed, few_samples, patient, compiled,
     )
-} | {name: partial(scheduled, schedule=name) for name in SCHEDULES}  # fmt: skip
+}  # fmt: skip
 
 
 def built(member, name, first):
