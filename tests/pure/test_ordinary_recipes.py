@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.transforms import v2
 
 import elastic
@@ -183,6 +183,26 @@ def narrow_and_wide(member, first):
         yield step
 
 
+def complex_numbers(member, first):
+    """A complex parameter and buffer; convolutions in channels_last."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
+    net = net.to(memory_format=torch.channels_last)
+    net.wave = nn.Parameter(torch.randn(CLASSES, dtype=torch.complex64))
+    net.register_buffer("carrier", torch.randn(CLASSES, dtype=torch.complex64))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    state = State(net=net, optimizer=optimizer)
+
+    def loss(batch):
+        found = net(batch.data[0].to(memory_format=torch.channels_last)) * net.wave * net.carrier
+        return F.cross_entropy(found.abs(), batch.data[1])
+
+    yield state
+    for step in train_steps(member, state, first, dataset=images()):
+        step.mean_loss(loss)
+        optimizer.step()
+        yield step
+
+
 def averaged(member, first):
     """EMA with buffers, SWA with its schedule, autocast, GradScaler with unscale and clipping."""
     net = perceptron(nn.BatchNorm1d(WIDTH))
@@ -227,6 +247,19 @@ def line_search(member, first):
             return step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
 
         optimizer.step(closure)
+        yield step
+
+
+def regularised(member, first):
+    """The recipe adds a gradient of its own to that of the batch."""
+    net = perceptron()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in train_steps(member, state, first):
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+        (1e-2 * sum(p.abs().sum() for p in net.parameters())).backward()
+        optimizer.step()
         yield step
 
 
@@ -418,6 +451,23 @@ def few_samples(member, first):
         yield step
 
 
+def judged_by_a_draw(member, first):
+    """Code of the recipe's own validates on the first batch of a DataLoader that shuffles, and the
+    rate follows it.
+    """
+    net = perceptron()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in train_steps(member, state, first):
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+        with torch.no_grad():
+            x, y = next(iter(DataLoader(samples(), batch_size=8, shuffle=True)))
+            optimizer.param_groups[0]["lr"] = 0.1 * float(F.cross_entropy(net(x), y))
+        optimizer.step()
+        yield step
+
+
 def patient(member, first):
     """Plain numbers of the loop, in Values."""
     net, kept = perceptron(), elastic.Values(best=float("inf"), patience=0)
@@ -457,8 +507,9 @@ def compiled(member, first):
 RECIPES = {
     each.__name__: each
     for each in (
-        classifier, adversarial, language_model, narrow_and_wide, averaged, line_search, sharpness_aware,
-        variable_lengths, memory_bank, detector, replayed, few_samples, patient, compiled,
+        classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
+        regularised, sharpness_aware, variable_lengths, memory_bank, detector, replayed, few_samples,
+        judged_by_a_draw, patient, compiled,
     )
 }  # fmt: skip
 
