@@ -17,7 +17,6 @@ import torchvision
 from rich.table import Table
 from torch.utils.data import TensorDataset
 
-from elastic.data import stale_copies
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train import refuse
@@ -106,8 +105,6 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
         modes.end_pass()
         modes.numbers()
 
-    copies = stale_copies.attributes_of(of.dataset)
-
     contract.begin_step(next(numbers), lambda: None)
     # The contents of parameters are compared in the first step alone.
     begin_s = median_s(begin, forward, computed, end)
@@ -120,9 +117,6 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
         "modes of each shard": median_s(shards_in_modes),
         "weights that hooks compute": median_s(lambda: compute_again(contract.modules())),
         "signals that the recipe handles itself": median_s(refuse.own_signal_handlers),
-        "a dataset of which processes have copies": median_s(
-            lambda: stale_copies.check(copies, stale_copies.attributes_of(of.dataset), set(), 2, 1)
-        ),
     }
     contract.close()
     gradients.close()

@@ -49,15 +49,17 @@ class AgentLink:
     generation: int
     control_page: str
     uploader: str  # path of the uploader's socket
-    save_every: str
-    snapshot_every: str
-    audit: str
-    balance: str
-    memory: str  # path of the node's snapshot slots to restore from; empty without a snapshot
-    failures: int  # failures in a row, without a new step, that the restored state may have caused
-    divergence: Divergence | None  # because of which steps are done again, where this agent knows of one
-    error_folder: str  # where workers of this generation leave their errors
-    faults: str | None
+    save_every: str = "auto"
+    snapshot_every: str = "off"
+    audit: str = "auto"
+    balance: str = "auto"
+    memory: str = ""  # path of the node's snapshot slots to restore from; empty without a snapshot
+    failures: int = 0  # failures in a row, without a new step, that the restored state may have caused
+    divergence: Divergence | None = (
+        None  # because of which steps are done again, where this agent knows of one
+    )
+    error_folder: str = ""  # where workers of this generation leave their errors
+    faults: str | None = None
     parent: Parent | None = None  # the state of another run that this one begins from
     committed_step: int = 0  # of the newest checkpoint that the group knows of
     imports_library: bool = True  # false for a script that uses none of this library

@@ -9,7 +9,6 @@ what has "cache" in its name or is still empty, nor slots of a class. No code of
 """
 
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -26,7 +25,6 @@ MOST_PARTS = 32  # with a name of their own
 _RUNS = 64  # stretches that a large part is sampled by
 _DEPTH = 4
 _FEW = 64  # datasets or tensors in a list, entries of a dict
-_LASTING = re.compile(r"\.indices$|\.targets$|\.tensors\[\d+\]$")
 
 Hash = Any
 
@@ -46,24 +44,6 @@ def contents_of(dataset: Any) -> dict[str, str]:
     return found
 
 
-def sha256_of(dataset: Any) -> str:
-    """16 digits of the indices of a split, of tensors and of targets; empty where there are none.
-
-    What a dataset fills while it is read does not count.
-    """
-    found = {name: part for name, part in contents_of(dataset).items() if _LASTING.search(name)}
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16] if found else ""
-
-
-def vars_of(thing: Any) -> dict[str, Any]:
-    """Its own attributes, without a `__getattr__` or property of its class."""
-    try:
-        found = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return {}
-    return found if type(found) is dict else {}
-
-
 def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Each tensor, array and list of values with its name. seen: datasets that had their turn."""
     if _is_list(thing) and len(thing) <= _FEW and isinstance(thing[0], Tensor | np.ndarray | Dataset):
@@ -77,7 +57,8 @@ def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
                 yield from _parts(item, f"{name}[{key!r}]", depth, seen)
     elif depth < _DEPTH and id(thing) not in seen and (not depth or _is_dataset(thing, name)):
         seen.add(id(thing))
-        for attribute, value in list(vars_of(thing).items()):
+        # Its own attributes, without a `__getattr__` or property of its class.
+        for attribute, value in list(getattr(thing, "__dict__", {}).items()):
             if "cache" not in attribute.lower():
                 yield from _parts(value, f"{name}.{attribute}", depth + 1, seen)
 

@@ -4,14 +4,16 @@
 this process or in a data-loading process alike; where an epoch draws a sample several times, each
 draw has a key of its own. Tensors in memory (a TensorDataset itself, no subclass, and without an
 own collate) draw nothing and are indexed whole. It does not reach generators that a dataset keeps
-for itself: their draws depend on what was loaded before. A run's first samples show whether they do
-(sample_memory.py).
+for itself: their draws depend on what was loaded before. So the samples of a run's first shard are
+loaded again, in another order (`_check_memory`). A cache of augmented samples, or labels that get
+numbers as they come, are alike both times there: an audit or a rehearsal sees those.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice, tee
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
 
-from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
+from elastic.data.fingerprint import fingerprint
 from elastic.data.loading_processes import KeyedBatches, load_in_processes, slices_ahead
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
@@ -104,16 +106,35 @@ class BatchLoader:
         return type(self.dataset) is TensorDataset and self.collate is None
 
     def _check_memory(self, first: Slice) -> None:
-        """Raises UsageError."""
+        """A sample is a function of (seed, epoch, sample) alone, or it depends on which samples
+        a process loaded before, and so on the number of workers.
+
+        In this process the samples of one slice are loaded in their order, then the other way
+        round, and under other random streams in between, so that data which are changed in place
+        show. Each rank looks by itself, and none waits for another. Raises UsageError.
+        """
         if self.is_whole:
             return
+        collate = self.collate or default_collate
 
-        def load(order: Sequence[int], is_own: bool, collate: sample_memory.Collate) -> Any:
-            places, epoch = list(order), first.epoch if is_own else -1
-            one = Slice(epoch, first.shard, first.indices[places], first.streams[places])
-            return replace(self, collate=collate).again(one).data
+        def loaded(order: list[int], epoch: int) -> str:
+            def in_own_order(samples: list[Any]) -> Any:
+                return collate(
+                    [sample for _, sample in sorted(zip(order, samples, strict=True), key=itemgetter(0))]
+                )
 
-        sample_memory.check(len(first.indices), load, self.collate)
+            one = Slice(epoch, first.shard, first.indices[order], first.streams[order])
+            return fingerprint(replace(self, collate=in_own_order).again(one).data)
+
+        places = list(range(len(first.indices)))
+        before = loaded(places, first.epoch)
+        loaded(places, -1)
+        # The last stays the last: what collate draws follows from its stream.
+        if loaded([*places[-2::-1], places[-1]], first.epoch) != before:
+            raise UsageError(
+                "expected a dataset that gives the same samples at any time, found other ones at a second load: it, or collate, counts, reads an iterator, "
+                "keeps a mean, draws from a generator of its own, or writes into its data; draw from the global generators, and change copies"
+            )
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -132,17 +153,13 @@ class BatchLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """Loads the shards of one rank; workers and collate as in BatchLoader.
-
-    of_loading: names of attributes of the dataset that loading was seen to change.
-    """
+    """Loads the shards of one rank; workers and collate as in BatchLoader."""
 
     dataset: Any
     order: SampleOrder
     device: torch.device
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
-    of_loading: set[str] = field(default_factory=set)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
         """As `steps_of`, of the same shards in each step."""
@@ -161,10 +178,9 @@ class Loader:
         """The batches of the shards of each step, in order, from `first_step` to the last.
 
         shards_of: called with a step; a step has the same shards each time. check_first: raises
-        UsageError if the dataset remembers its first samples. Raises UsageError if the loop has
-        changed a dataset of which processes have copies.
+        UsageError if the dataset remembers its first samples.
         """
-        before, at_first = self._attributes() if self.workers else {}, shards_of(first_step)
+        at_first = shards_of(first_step)
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
@@ -178,39 +194,17 @@ class Loader:
         for number in range(first_step, self.order.steps + 1):
             shards = shards_of(number)
             batch = list(islice(batches, len(shards) or 1))
-            if self.workers and number == first_step:
-                before = self._since(before)
-            elif self.workers:
-                stale_copies.check(before, self._attributes(), self.of_loading, number, self.workers)
             yield batch if shards else []
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
-        with self.loading():
-            (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
+        (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
         return batch
 
     def whole(self, step: int) -> Batch:
         """All samples of one step in one batch, as if there were one shard."""
         order = replace(self.order, shards=1)
         return replace(self, order=order).shard(step, 0)
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """While it lasts, nothing but loads changes the dataset."""
-        before = self._attributes() if self.workers else {}
-        yield
-        if self.workers:
-            self._since(before)
-
-    def _since(self, before: stale_copies.Attributes) -> stale_copies.Attributes:
-        """What the dataset holds now. It has only been loaded from since `before`."""
-        now = self._attributes()
-        self.of_loading.update(stale_copies.changed(before, now))
-        return now
-
-    def _attributes(self) -> stale_copies.Attributes:
-        return stale_copies.attributes_of(self.dataset)
 
     def _slices(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[Slice]:
         """A step without shards has one slice, without samples: loading processes count slices, and

@@ -30,17 +30,6 @@ class Tail(Enum):
     PAD = "pad"
 
 
-class Shuffle(Enum):
-    """How an epoch becomes a permutation; each gives another one.
-
-    A sort of keyed hashes gives each permutation equally often, also of a few samples, and computes
-    all of it. A network (permutation.py) gives any place of it by itself, in no memory.
-    """
-
-    SORT = "sort"
-    NETWORK = "network"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
     """The samples of each epoch where they are no permutation of all: by weights, or of the recipe.
@@ -59,10 +48,7 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its properties
 class SampleOrder:
-    """epochs: those that the run begins. most_steps: where it ends within the last of them.
-
-    shuffle: of epochs that are permutations.
-    """
+    """epochs: those that the run begins. most_steps: where it ends within the last of them."""
 
     seed: int
     samples: int
@@ -72,7 +58,6 @@ class SampleOrder:
     tail: Tail
     most_steps: int | None = None
     draws: Draws | None = None
-    shuffle: Shuffle = Shuffle.SORT
 
     @property
     def ends(self) -> tuple[int, ...] | None:
@@ -134,9 +119,11 @@ class SampleOrder:
     def permutation(self, epoch: int) -> Samples:
         """int64 [samples]: all samples, each once.
 
-        A shuffle by a library's generator would change with the library's version; these do not.
+        A shuffle by a library's generator would change with the library's version; these do not. A
+        sort of keyed hashes gives each permutation equally often, also of a few samples, and
+        computes all of it. A network gives any place of it by itself, in no memory.
         """
-        if self.shuffle is Shuffle.NETWORK:
+        if self.samples > SORTED_UP_TO:
             return keyed_permutation(key(self.seed, "permutation", epoch), self.samples)
         words = bits(key(self.seed, "order", epoch), np.arange(self.samples, dtype=np.uint64))
         return np.argsort(words, kind="stable").astype(np.int64)  # ties by index
@@ -150,11 +137,6 @@ class SampleOrder:
         """int64 [global_batch / shards]: one shard's slice of a batch."""
         size = self.global_batch // self.shards
         return batch[shard * size : (shard + 1) * size]
-
-
-def shuffle_of(samples: int) -> Shuffle:
-    """That of a new run; a run that has begun keeps its own (record.py)."""
-    return Shuffle.SORT if samples <= SORTED_UP_TO else Shuffle.NETWORK
 
 
 def steps_in(samples: int, global_batch: int, tail: Tail) -> int:

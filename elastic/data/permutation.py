@@ -12,9 +12,7 @@ few numbers it gives some permutations more often than others, so small data set
 keyed hashes instead (order.py).
 """
 
-import hashlib
 from dataclasses import dataclass
-from functools import cache
 from math import isqrt
 
 import numpy as np
@@ -60,10 +58,3 @@ class Permutation:
 def keyed_permutation(purpose: int, size: int) -> Permutation:
     """purpose: a key, such as that of (seed, "permutation", epoch)."""
     return Permutation(keys=tuple(key(purpose, number) for number in range(ROUNDS)), size=size)
-
-
-@cache
-def sha256() -> str:
-    """Of some of its numbers: a version of this library that computes others has another one."""
-    numbers = keyed_permutation(0, 1_000_003)[np.arange(1000)]
-    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()[:16]

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from elastic.data.fingerprint import fingerprint
 from elastic.data.random_keys import key
 
 
@@ -47,10 +46,3 @@ def kept() -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
         if of_gpu is not None:
             torch.cuda.set_rng_state(of_gpu)
-
-
-def states() -> dict[str, str]:
-    """A hash of the state of each global generator on the host, by name."""
-    of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    found = {"torch": torch.get_rng_state(), "random": random.getstate(), "numpy": of_numpy}
-    return {name: fingerprint(state) for name, state in found.items()}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic.data import random_streams, weighted
-from elastic.data.order import Draws, SampleOrder, Tail, shuffle_of, steps_in
+from elastic.data.order import Draws, SampleOrder, Tail, steps_in
 from elastic.errors import UsageError
 
 OrderOfEpoch = Callable[[int], Any]
@@ -56,7 +56,6 @@ class Sampling:
             epochs=epochs or 1,
             tail=Tail(self.tail),
             most_steps=steps,
-            shuffle=shuffle_of(samples),
         )
         if self.order is not None:
             return _in_own_order(plain, self.order, epochs)

@@ -139,9 +139,7 @@ class ProcessGroups:
             store = PrefixStore(name, self.store)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
             if self.gradients is not None:
-                nccl = dist.new_group(backend="nccl")
-                assert isinstance(nccl, dist.ProcessGroup)
-                gradients = nccl
+                gradients = _nccl()
         return replace(self, gradients=gradients)
 
     def close(self) -> None:
@@ -149,25 +147,20 @@ class ProcessGroups:
             dist.destroy_process_group()
 
 
-def choose_device(launch: Launch) -> torch.device:
-    """The worker's GPU by its local rank (workers share where there are fewer GPUs), or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
-    return device
-
-
 def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     """Join the groups that the launcher's variables describe.
 
-    backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one,
+    The device is the worker's GPU by its local rank (workers share where there are fewer GPUs), or
+    the CPU. backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one,
     PeerLost.
     """
-    device = choose_device(launch)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"expected backend nccl, gloo or none given, found {backend!r}")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
     if not launch.is_distributed:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
     with peers_may_die("the opening of the group"), closing_with_this_process():
@@ -182,6 +175,10 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         own_gpu = device.type == "cuda" and launch.local_world_size <= torch.cuda.device_count()
         if backend == "gloo" or (backend is None and not all(groups.all_gather(own_gpu))):
             return groups
-        nccl = dist.new_group(backend="nccl")
-        assert isinstance(nccl, dist.ProcessGroup)
-    return replace(groups, gradients=nccl)
+        return replace(groups, gradients=_nccl())
+
+
+def _nccl() -> dist.ProcessGroup:
+    group = dist.new_group(backend="nccl")
+    assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
+    return group

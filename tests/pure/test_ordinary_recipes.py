@@ -8,7 +8,7 @@ the step to begin with. What starts, kills and resumes real processes is in test
 import copy
 import random
 from collections import deque
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -234,30 +234,6 @@ def averaged(member, first):
         yield step
 
 
-def scheduled(member, first, *, schedule):
-    net = perceptron()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
-    made = SCHEDULES[schedule](optimizer)
-    state = State(net=net, optimizer=optimizer, schedule=made)
-    yield state
-    for step in train_steps(member, state, first):
-        loss = step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
-        optimizer.step()
-        made.step(loss) if schedule == "plateau" else made.step()
-        yield step
-
-
-SCHEDULES = {
-    "one cycle": lambda optimizer: schedules.OneCycleLR(optimizer, 0.1, total_steps=STEPS),
-    "sequence": lambda optimizer: schedules.SequentialLR(
-        optimizer,
-        [schedules.LinearLR(optimizer, total_iters=2), schedules.CosineAnnealingLR(optimizer, 4)],
-        milestones=[2],
-    ),
-    "plateau": lambda optimizer: schedules.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5),
-}
-
-
 def line_search(member, first):
     """LBFGS calls the closure, and with it `mean_loss`, several times in a step."""
     net = perceptron()
@@ -348,68 +324,6 @@ def variable_lengths(member, first):
     for step in train_steps(member, state, first, dataset=Sentences(), collate=padded_and_mixed):
         step.mean_loss(loss)
         optimizer.step()
-        yield step
-
-
-def diffusion(member, first):
-    """Noise levels and noise from the global generator; an EMA of the weights beside it."""
-    net = nn.Sequential(nn.Linear(FEATURES + 1, WIDTH), nn.SiLU(), nn.Linear(WIDTH, FEATURES))
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    state = State(net=net, ema=ema, optimizer=optimizer)
-
-    def loss(batch):
-        level = torch.rand(len(batch.indices), 1)
-        noise = torch.randn_like(batch.data[0])
-        noisy = (1 - level).sqrt() * batch.data[0] + level.sqrt() * noise
-        return F.mse_loss(net(torch.cat([noisy, level], dim=1)), noise)
-
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(loss)
-        optimizer.step()
-        ema.update_parameters(net)
-        yield step
-
-
-def recommender(member, first):
-    """Two tables of embeddings, and negatives that the recipe draws."""
-    users, items = nn.Embedding(11, WIDTH), nn.Embedding(11, WIDTH)
-    optimizer = torch.optim.Adagrad([*users.parameters(), *items.parameters()], lr=0.1)
-    state = State(users=users, items=items, optimizer=optimizer)
-
-    def loss(batch):
-        pair = batch.data[0]
-        user, liked, other = users(pair[:, 0]), items(pair[:, 1]), items(torch.randint(11, (len(pair),)))
-        return -F.logsigmoid((user * (liked - other)).sum(1)).mean()
-
-    yield state
-    for step in train_steps(member, state, first, dataset=tokens()):
-        step.mean_loss(loss)
-        optimizer.step()
-        yield step
-
-
-def distilled(member, first):
-    """A student learns from a teacher that is the average of its own past."""
-    student, teacher = perceptron(), perceptron().requires_grad_(False)
-    teacher.load_state_dict(student.state_dict())
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
-    state = State(student=student, teacher=teacher, optimizer=optimizer)
-
-    def loss(batch):
-        x = batch.data[0]
-        with torch.no_grad():
-            aim = teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
-        return -(aim * student(x).log_softmax(1)).sum(1).mean()
-
-    yield state
-    for step in train_steps(member, state, first):
-        step.mean_loss(loss)
-        optimizer.step()
-        with torch.no_grad():
-            for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
-                old.lerp_(new, 0.1)
         yield step
 
 
@@ -594,10 +508,10 @@ RECIPES = {
     each.__name__: each
     for each in (
         classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
-        regularised, sharpness_aware, variable_lengths, diffusion, recommender, distilled, memory_bank,
-        detector, replayed, few_samples, judged_by_a_draw, patient, compiled,
+        regularised, sharpness_aware, variable_lengths, memory_bank, detector, replayed, few_samples,
+        judged_by_a_draw, patient, compiled,
     )
-} | {name: partial(scheduled, schedule=name) for name in SCHEDULES}  # fmt: skip
+}  # fmt: skip
 
 
 def built(member, name, first):

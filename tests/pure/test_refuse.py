@@ -41,26 +41,11 @@ def of_class(name):
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer; use BatchNorm"),
-        (lambda: nn.Embedding(3, 2, sparse=True), r"found model\.layer with sparse=True; leave that out"),
-        (lambda: nn.EmbeddingBag(3, 2, sparse=True), r"dense gradients, found model\.layer with sparse=True"),
-        (
-            lambda: nn.LazyLinear(3),
-            r"found model\.layer\.weight of a lazy layer; call the model once on a sample",
-        ),
-        (nn.LazyBatchNorm1d, r"found model\.layer\.\w+ of a lazy layer; call the model once"),
-        (
-            with_hook,
-            r"a post-accumulate hook at model\.layer\.weight .* call the optimizer, in the loop's body",
-        ),
-        (
-            lambda: nn.Linear(2, 2, device="meta"),
-            r"trained parameters on cpu, found model\.layer\.weight on meta",
-        ),
-        (
-            lambda: of_class("DistributedDataParallel"),
-            r"without DistributedDataParallel, found one at model\.layer",
-        ),
+        (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
+        (lambda: nn.Embedding(3, 2, sparse=True), r"found model\.layer with sparse=True"),
+        (lambda: nn.LazyLinear(3), r"found model\.layer\.weight of a lazy layer"),
+        (with_hook, r"hook at model\.layer\.weight"),
+        (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
         (lambda: of_class("FSDPModule"), r"without FSDPModule, found one at model\.layer"),
     ],
 )
@@ -110,7 +95,7 @@ def test_another_number_of_threads_than_was_pinned_is_refused():
     """torch.set_num_threads(os.cpu_count()) after elastic.start: another number on each machine."""
     found = torch.get_num_threads()
     refuse.threads(found)
-    with pytest.raises(UsageError, match=f"expected {found + 1} threads .* set OMP_NUM_THREADS={found} for"):
+    with pytest.raises(UsageError, match=f"OMP_NUM_THREADS={found} "):
         refuse.threads(found + 1)
 
 
@@ -125,7 +110,7 @@ def test_draws_of_an_unseeded_generator_are_refused(generator):
     """A model that is built before elastic.start has other weights in each process."""
     refuse.early_draws()
     torch.rand(1, generator=generator)
-    with pytest.raises(UsageError, match=r"before elastic\.start, and it was not seeded.*torch\.manual_seed"):
+    with pytest.raises(UsageError, match=r"torch\.manual_seed"):
         refuse.early_draws()
 
 
@@ -164,22 +149,11 @@ def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, h
     refuse.own_signal_handlers()
     try:
         signal.signal(number, handler)
-        with pytest.raises(UsageError, match=rf"handles {number.name} itself .*exit code 75"):
+        with pytest.raises(UsageError, match=f"no handler of {number.name} "):
             refuse.own_signal_handlers()
     finally:
         signal.signal(number, before)
     refuse.own_signal_handlers()
-
-
-def test_a_recipe_that_handles_a_warning_of_a_stop_is_told_what_else_it_means():
-    before = signal.signal(signal.SIGUSR1, Flag())
-    try:
-        refuse.own_signal_handlers()
-        (sentence,) = refuse.kept_signal_handlers()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert sentence.startswith(f"the recipe handles SIGUSR1 itself ({Flag.__module__}.Flag)")
-    assert refuse.kept_signal_handlers() == []
 
 
 @pytest.mark.parametrize(

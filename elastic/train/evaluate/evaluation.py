@@ -7,14 +7,15 @@ have none. So each sample counts once, and the sums have the same bits everywher
 
 It leaves no trace in the training: no gradients, and random generators, buffers and the modes of
 modules are as before, also for the next block.
-One block of each rank is loaded a second time by its neighbour: a dataset that draws from a
-generator of its own, or counts its calls, is found there. With several ranks the neighbour also
-computes it, so that weights which only one rank has loaded are found. It does not see what the
-function keeps outside its result, and does not put modules into evaluation mode.
+The first block of each rank is computed a second time by its neighbour, and the bits are compared:
+a dataset that draws from a generator of its own or counts its calls, another data set on one rank,
+and weights that only one rank has loaded are found there. A rank that is alone loads the samples a
+second time. It does not see what the function keeps outside its result, and does not put modules
+into evaluation mode.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,12 +31,11 @@ from elastic.system.phase import Phase
 from elastic.train.evaluate.summands import (
     DTYPES,
     SummandForm,
-    places_of_integers,
+    check_fits,
+    extremes,
     put_together,
-    sizes_of,
     take_apart,
 )
-from elastic.train.evaluate.whole_numbers import Extremes
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
 from elastic.train.step import cached_weights
@@ -48,9 +48,8 @@ class Evaluation:
     """Of one data set.
 
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
-    batch_size: samples of a block. modules: their buffers are put back after each block. contents:
-    a hash of what the data set holds, empty where it is not compared. checksum: of what a
-    comparison of states covers, which is called where results differ.
+    batch_size: samples of a block. modules: their buffers are put back after each block. checksum:
+    of what a comparison of states covers, which is called where results differ.
     """
 
     loader: BatchLoader
@@ -59,19 +58,18 @@ class Evaluation:
     modules: list[nn.Module]
     groups: ProcessGroups
     heartbeat: HeartbeatSender
-    contents: str = ""
     checksum: Callable[[], str] = str
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
 
         Raises UsageError for values that cannot be added, and inside the function of a step's sum;
-        PeerLost when another rank is gone.
+        RecipeNotExact where two computations of a block differ; PeerLost when another rank is gone.
         """
         if self.heartbeat.phase is Phase.STEP:
             raise UsageError(
-                "run.evaluate: expected a call outside of the function that step.mean_loss or step.sum is given, found one inside it, "
-                "where each rank computes its own shards; call it in the body of the loop, where all ranks call it together"
+                "run.evaluate: expected a call in the body of the loop, by all ranks together, found one inside the function that step.mean_loss "
+                "or step.sum is given, where each rank computes its own shards"
             )
         num_blocks, world_size = -(-self.samples // self.batch_size), self.groups.world_size
         exchange = Exchange(
@@ -81,112 +79,87 @@ class Evaluation:
             group=self.groups.gradients,
         )
         form: SummandForm | None = None
-        twice = _Twice()
-        stacks, extremes = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, Extremes()
+        first: list[Any] = []  # this rank's first block: its number, and hashes of its samples and result
+        stacks, whole = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, list[Tensor]()
         with random_streams.kept(), torch.no_grad():
-            own = (block for block in exchange.own_shards if block < num_blocks)
-            buffers = _KeptBuffers(self.modules)
-            for block, value in self._values(own, function, twice, buffers):
-                found, vectors = take_apart(value, self.groups.device)
-                if form is not None and found != form:
-                    raise _differ(form, found)
-                form = found
+            kept = _KeptBuffers(self.modules)
+            own = (self._slice(block) for block in exchange.own_shards if block < num_blocks)
+            for batch in self.loader.batches(own):
+                self.heartbeat.beat()
+                samples = "" if first else fingerprint(batch.data)
+                found, vectors = self._compute(function, batch, kept)
+                if found != (form or found):
+                    raise _differ("block", str(form), str(found))
+                form, first = found, first or [batch.shard, samples, fingerprint(list(vectors.values()))]
                 if torch.int64 in vectors:
-                    extremes.add(vectors[torch.int64])
+                    whole.append(extremes(vectors[torch.int64]))
                 for dtype, vector in vectors.items():
-                    stacks[dtype].push(Block(block, 1), vector)
+                    stacks[dtype].push(Block(batch.shard, 1), vector)
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
-            if neighbour < num_blocks:
-                self._compute_again(neighbour, function, twice, buffers)
-        form = self._agreed(form, twice)
-        extremes.check(num_blocks, "run.evaluate", places_of_integers(form))
+            # The neighbour may have no block. Block 0 still tells this rank the form of the values.
+            batch = self.loader.again(self._slice(neighbour if neighbour < num_blocks else 0))
+            again = [batch.shard, fingerprint(batch.data), *first[2:]]
+            if form is None or world_size > 1:
+                found, vectors = self._compute(function, batch, kept)
+                form, again[2:] = form or found, [fingerprint(list(vectors.values()))]
+        self._compare(str(form), first, again)
+        check_fits(whole, num_blocks, "run.evaluate")
         totals = {}
-        for dtype, sizes in sizes_of(form).items():
+        for dtype in DTYPES:
+            if not (sizes := form.sizes(dtype)):
+                continue
             for leaf in exchange.own_shards:
                 if leaf >= num_blocks:  # a rank without a block adds nothing; 0.0 would turn -0.0 into 0.0
                     nothing = torch.full((sum(sizes),), -0.0, dtype=dtype, device=self.groups.device)
                     stacks[dtype].push(Block(leaf, 1), nothing)
-            total = self._total(exchange, stacks[dtype].parts) if any(sizes) else torch.empty(0, dtype=dtype)
-            totals[dtype] = torch.split(total, sizes)
+            totals[dtype] = self._total(exchange, stacks[dtype].parts)
         return put_together(form, totals)
-
-    def _values(
-        self,
-        own: Iterable[int],
-        function: Callable[[Batch], Any],
-        twice: "_Twice",
-        buffers: "_KeptBuffers",
-    ) -> Iterator[tuple[int, Any]]:
-        """(block, what the function returns for it) of each own block."""
-        for batch in self.loader.batches(self._slice(block) for block in own):
-            self.heartbeat.beat()
-            is_first = not twice.first
-            if is_first:
-                twice.first = [fingerprint(batch.data)]
-            value = self._call(function, batch, buffers)
-            if is_first and self.groups.world_size > 1:
-                twice.first.append(fingerprint(value))
-            yield batch.shard, value
-
-    def _compute_again(
-        self, block: int, function: Callable[[Batch], Any], twice: "_Twice", buffers: "_KeptBuffers"
-    ) -> None:
-        """The first block of the next rank; of this one, where it is alone."""
-        batch = self.loader.again(self._slice(block))
-        twice.again = [fingerprint(batch.data)]
-        if self.groups.world_size > 1:
-            twice.again.append(fingerprint(self._call(function, batch, buffers)))
-
-    def _call(self, function: Callable[[Batch], Any], batch: Batch, buffers: "_KeptBuffers") -> Any:
-        random_streams.enter(self.loader.seed, "block", batch.shard)
-        cached_weights.drop()
-        value = function(batch)
-        cached_weights.drop()
-        buffers.put_back()
-        return value
 
     def _slice(self, block: int) -> Slice:
         start = block * self.batch_size
         samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
         return Slice(epoch=0, shard=block, indices=samples, streams=samples)
 
-    def _agreed(self, form: SummandForm | None, twice: "_Twice") -> SummandForm:
-        """The form of all ranks' values, also where this rank has no block.
+    def _compute(
+        self, function: Callable[[Batch], Any], batch: Batch, kept: "_KeptBuffers"
+    ) -> tuple[SummandForm, dict[torch.dtype, Tensor]]:
+        random_streams.enter(self.loader.seed, "block", batch.shard)
+        cached_weights.drop()
+        value = function(batch)
+        cached_weights.drop()
+        kept.put_back()
+        return take_apart(value, self.groups.device)
+
+    def _compare(self, form: str, first: list[Any], again: list[Any]) -> None:
+        """first, again: the number of a block, and hashes of its samples and of its result.
 
         Raises UsageError where ranks differ in form, RecipeNotExact where a block's two
         computations do.
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
-        sizes += f" ({self.contents})" if self.contents else ""
-        there: list[dict[str, Any]] = self.groups.all_gather(
-            {"sizes": sizes, "form": form, "first": twice.first, "again": twice.again}
-        )
-        if len(found := {each["sizes"] for each in there}) > 1:
-            raise UsageError(
-                f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
-                "data set, whose blocks the ranks divide among themselves, split by a generator of its own"
-            )
-        forms: list[SummandForm] = [each["form"] for each in there if each["form"] is not None]
-        for other in forms:
-            if other != forms[0]:
-                raise _differ(forms[0], other)
+        mine: dict[str, Any] = {"rank": sizes, "block": form, "first": first, "again": again}
+        there = self.groups.all_gather(mine)
+        for name in ("rank", "block"):
+            for each in there:
+                if each[name] != there[0][name]:
+                    raise _differ(name, there[0][name], each[name])
+        owners = {
+            each["first"][0]: (rank, *each["first"][1:]) for rank, each in enumerate(there) if each["first"]
+        }
         for rank, each in enumerate(there):
-            owner = (rank + 1) % len(there)
-            first, again = there[owner]["first"], each["again"]
-            if first[:1] != again[:1]:
+            block, samples, result = each["again"]
+            owner, own_samples, own_result = owners[block]
+            if samples != own_samples:
                 raise RecipeNotExact(
-                    "run.evaluate: expected the same samples whenever a block is loaded, found other ones at a second time; the dataset or "
-                    "its collate draws from a generator of its own, counts its calls, or reads the clock. Draw from the global generators "
-                    "of torch, random or numpy, which are set for each sample"
+                    f"run.evaluate: expected the same samples whenever block {block} is loaded, found other ones at a second time; give each rank "
+                    "the same data set, and draw from the global generators, which are keyed for each sample: not from an own one, a counter or the clock"
                 )
             # States that differ are found by their comparison, which knows a machine's error.
-            if first != again and len(set(self.groups.all_gather(self.checksum()))) == 1:
+            if result != own_result and len(set(self.groups.all_gather(self.checksum()))) == 1:
                 raise RecipeNotExact(
                     f"run.evaluate: expected one result for a block, found another on rank {rank} than on rank {owner}: the function reads what "
-                    "differs between them, or what it has changed itself, so that the sum would mix the two. Do on every rank what changes it: load the best "
-                    "weights and call eval() on all of them, not below `if run.is_first:`"
+                    "differs between them, or what it changes itself; load weights and call eval() on every rank, not below `if run.is_first:`"
                 )
-        return forms[0]
 
     def _total(self, exchange: Exchange, parts: dict[Block, Tensor]) -> Tensor:
         with self.heartbeat.waiting():
@@ -194,16 +167,6 @@ class Evaluation:
             if total.device.type == "cuda":  # nccl only queues the sum; the wait belongs here
                 torch.cuda.current_stream(total.device).synchronize()
         return total
-
-
-@dataclass(slots=True)
-class _Twice:
-    """Fingerprints of the samples and of the result: of this rank's first block, and of that of the
-    next rank, computed here; empty where there is none.
-    """
-
-    first: list[str] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
 
 
 class _KeptBuffers:
@@ -228,8 +191,8 @@ class _KeptBuffers:
             torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))  # noqa: SLF001
 
 
-def _differ(one: SummandForm, other: SummandForm) -> UsageError:
+def _differ(of: str, one: str, other: str) -> UsageError:
     return UsageError(
-        f"run.evaluate: expected sums of the same kinds and shapes for every block, found {one} and {other}; "
-        "return sums over the block's samples, such as losses.sum(), and no value for each sample"
+        f"run.evaluate: expected the same for every {of}, found {one} and {other}; give each rank the whole data set, whose blocks "
+        "the ranks divide among themselves, and return sums over the block's samples, no value for each sample"
     )

@@ -130,8 +130,7 @@ class Loop:
         """While an evaluation in the body of a step runs, which is no part of the step."""
         self._saving.finish_copy()  # the evaluation may be longer than this node has time
         begin_s = self.parts.clock.monotonic()
-        with self.parts.loader.loading():
-            yield
+        yield
         self._recorder.evaluated_s += self.parts.clock.monotonic() - begin_s
 
     # The begin of a generation.
@@ -145,8 +144,6 @@ class Loop:
         resumed = resume(parts, self.stopped, parts.again.look())
         point = self._began = resumed.point
         parts.again.restored(point.step, is_doubtful=point.divergence is not None)
-        # A run goes on in the order in which it began, which may be that of an earlier version.
-        parts.loader = replace(parts.loader, order=resumed.order)
         derived_weights.compute_again(parts.state.submodules())
         self._is_restored = True
         self._agreement = Agreement(
@@ -159,7 +156,12 @@ class Loop:
         )
         self._agreement.begin()
         own = step_parts(
-            parts.state, resumed.order, parts.groups, parts.heartbeat, self._agreement, parts.again.collected
+            parts.state,
+            parts.loader.order,
+            parts.groups,
+            parts.heartbeat,
+            self._agreement,
+            parts.again.collected,
         )
         self._of_steps: StepParts = replace(own, any_shard=lambda step: parts.loader.shard(step, 0))
         self._saving = Saving(parts=parts, agreement=self._agreement)

@@ -21,7 +21,6 @@ from elastic.proof import logged_numbers
 from elastic.proof.logged_numbers import LoggedNumbers
 from elastic.proof.replay import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.train import refuse
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.resume import Resumed
 from elastic.train.state.state import State
@@ -90,7 +89,7 @@ class StepRecorder:
         self._report(line)
         self._say_once(step)
         if parts.trace is not None:
-            found = parts.again.collected.end(groups, outcome.loss, parts.state.flatten())
+            found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.flatten())
             parts.trace.add(line, found, step)
         if output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop
@@ -113,8 +112,6 @@ class StepRecorder:
         self._logged.add(number, step.logged)
         if number == 1:
             found += first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards)
-            if not parts.commits_drains:  # an agent does
-                found += refuse.kept_signal_handlers()
         if groups.world_size > 1 and self._logged.is_due(is_last=number == step.steps):
             differing = logged_numbers.differing(groups.all_gather(self._logged.take()))
             if new := {name: differing[name] for name in differing if name not in self._said}:
@@ -132,7 +129,7 @@ class StepRecorder:
         """line: the step's own, None where it has none."""
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known, order = self._resumed.data, self._parts.loader.order
-            record = record_of(order, epoch, known.contents, known.generators, known.recipe)
+            record = record_of(order, epoch, known.contents, known.recipe)
             self._data = epoch, record.to_json()
         return SnapshotInfo(
             step=step,

@@ -3,19 +3,17 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
-from elastic.data import random_streams
 from elastic.data.contents import contents_of
-from elastic.data.order import SampleOrder, Shuffle
+from elastic.data.order import SampleOrder
 from elastic.data.record import (
     DataRecord,
     check_beginning,
     check_ranks,
     check_resume,
-    continued,
     parse,
     record_of,
 )
@@ -44,15 +42,14 @@ class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
     reported: the highest step of which a line was ever written, as far as the run's files tell.
-    late: the line of the restored step where no file had it. order: that in which the run began.
-    data: the record of what is trained on, for epoch 0. replay: the steps that are done again.
+    late: the line of the restored step where no file had it. data: the record of what is trained
+    on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
     reported: int
     late: StepLine | None
-    order: SampleOrder
     data: DataRecord
     replay: Replay
 
@@ -63,7 +60,6 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     stopped: where the recipe ended the run, if it did. again: as in `restore`. Raises UsageError
     for a recipe, data or objects that do not go on from that state, and what a restore raises.
     """
-    generators = random_streams.states()
     refuse.modules(parts.state, parts.groups.device)
     built = parts.state.begin()  # refuses before anything is trained or written
     as_built.check_alike(parts.groups.all_gather(built))
@@ -72,12 +68,13 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         output.log.record(_run_started(order))
     contents = contents_of(parts.loader.dataset)
     recipe = parts.identity.recipe_sha256[:RECIPE_DIGITS]
-    records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
+    records = parts.groups.all_gather(record_of(order, 0, contents, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state, again)
     new_run, said = new_run_from(parts.restorer.run_url), ""
-    there, order = _began_with(parts, point, records[0])
-    now = record_of(order, 0, records[0].contents, records[0].generators, records[0].recipe)
+    there, now = point.data, records[0]
+    if point.step == 0 and output is not None:
+        there = _beginning(output, now, parts.clock)
     if point.data is not None:
         said = check_resume(point.data, now, order, point.step, new_run)
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
@@ -113,7 +110,6 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         first_new=first_new,
         reported=reported,
         late=late,
-        order=order,
         data=now,
         replay=replay,
     )
@@ -136,24 +132,6 @@ def _reported(parts: LoopParts, rewound: Rewound) -> int:
         return 0
     restored = (each.event for each in read_rare(parts.output.events, Restored))
     return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
-
-
-def _began_with(
-    parts: LoopParts, point: ResumePoint, ours: DataRecord
-) -> tuple[DataRecord | None, SampleOrder]:
-    """What the state was trained on, or, at step 0 and on rank 0, what the run began with; and the
-    order in which the run began, on all ranks.
-    """
-    there, order = point.data, parts.loader.order
-    if point.step:
-        # A version that wrote no record sorted.
-        return there, replace(order, shuffle=Shuffle.SORT) if there is None else continued(order, there)
-    if parts.output is not None:
-        there = _beginning(parts.output, ours, parts.clock)
-    if order.shuffle is Shuffle.NETWORK:  # there is another order that the run may have begun in
-        known = order if there is None else continued(order, there)
-        order = replace(order, shuffle=Shuffle(parts.groups.from_rank0(known.shuffle.value)))
-    return there, order
 
 
 def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:

@@ -21,7 +21,6 @@ from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, 
 from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state import built, structure
 from elastic.train.state.built import Structure
 from elastic.train.state.document import PLACES_TENSORS, WITH_SETTINGS, encode_object, layer_versions
@@ -44,13 +43,18 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-@sealed("state")
 class State:
     """The objects whose state is saved, restored and compared, each under its keyword's name.
 
     Models, optimizers, schedulers, EMA copies, GradScalers: any object with `state_dict` and
     `load_state_dict`. Raises UsageError for an object without them.
     """
+
+    # Without a dict: an attribute that a recipe adds would be saved by no state.
+    __slots__ = (
+        *("objects", "ignored", "misplaced", "held", "_built", "_shapes", "_tree", "_are_alone"),
+        *("_updated", "_trained"),
+    )
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:

@@ -27,9 +27,8 @@ from elastic.proof.audit import Auditor, Call, StepAudit
 from elastic.proof.first_gradient import FirstGradientCheck, WholeBatchGradient
 from elastic.system.phase import Phase
 from elastic.train import refuse
-from elastic.train.evaluate.whole_numbers import Extremes
+from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.end import StepEnd, follow_modes
 from elastic.train.step.modes import Modes, StepModes
@@ -39,7 +38,6 @@ from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
 
 
-@sealed("step")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
@@ -159,10 +157,8 @@ class Step:
             form = self._parts.forms.check(self._passes, function, outputs)
         is_counted = form.dtype in INTEGERS
         if is_counted:
-            extremes = Extremes()
-            for output in outputs.values():
-                extremes.add(output.detach().to(torch.int64))
-            extremes.check(self.shards, "step.sum", [])
+            whole = [extremes(output.detach().to(torch.int64)) for output in outputs.values()]
+            check_fits(whole, self.shards, "step.sum")
         copies = {
             shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
             for shard, output in outputs.items()

@@ -2,8 +2,7 @@
 
 Environment variables, besides TINY_GATES of tiny.py:
 
-LARGE       "STEPS SAMPLES"
-LARGE_SORT  The recipe's own order is then the one of versions that sorted at every size.
+LARGE  "STEPS SAMPLES"
 
 It logs the most memory that its process ever held, in MiB.
 """
@@ -12,15 +11,11 @@ import os
 import resource
 from pathlib import Path
 
-import numpy as np
 import torch
 from tiny import wait_at_gate
 from torch import nn
 
 import elastic
-from elastic.data.random_keys import bits, key
-
-SEED = 9
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -37,15 +32,11 @@ class Numbers(torch.utils.data.Dataset):
 def main() -> None:
     steps, samples = map(int, os.environ["LARGE"].split())
 
-    def sort(epoch: int) -> np.ndarray:
-        return np.argsort(bits(key(SEED, "order", epoch), np.arange(samples, dtype=np.uint64)), kind="stable")
-
-    run = elastic.start(seed=SEED, global_batch=16, shards=4)
+    run = elastic.start(seed=9, global_batch=16, shards=4)
     model = nn.Linear(32, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    own = {"order": sort} if "LARGE_SORT" in os.environ else {}
-    data = run.data(Numbers(samples), steps=steps, **own)
+    data = run.data(Numbers(samples), steps=steps)
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
     for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
         wait_at_gate(gates, step.number, run.rank)
