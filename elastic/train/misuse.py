@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from elastic.errors import ElasticError, UsageError
-from elastic.train.step.graph_errors import explained
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,10 +61,7 @@ def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P,
                 return function(*args, **kwargs)
             except Exception as error:
                 if not _is_of_the_call(error):
-                    told = UsageError(text) if (text := explained(error, name)) else None
-                    _note(args, name, told or error, is_of_all_ranks=is_of_all_ranks)
-                    if told is not None:
-                        raise told from error
+                    _note(args, name, error, is_of_all_ranks=is_of_all_ranks)
                     raise
                 wrong = str(error)
             raise UsageError(_explain(name, signature, args, kwargs, wrong))

@@ -38,8 +38,7 @@ from elastic.train.evaluate.summands import (
 from elastic.train.evaluate.whole_numbers import Extremes
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.step import cached_weights
-from elastic.train.step.modes import Modes
+from elastic.train.step.follow import Modes, drop_cached_weights
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -139,9 +138,9 @@ class Evaluation:
 
     def _call(self, function: Callable[[Batch], Any], batch: Batch, buffers: "_KeptBuffers") -> Any:
         random_streams.enter(self.loader.seed, "block", batch.shard)
-        cached_weights.drop()
+        drop_cached_weights()
         value = function(batch)
-        cached_weights.drop()
+        drop_cached_weights()
         buffers.put_back()
         return value
 

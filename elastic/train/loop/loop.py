@@ -48,8 +48,8 @@ from elastic.train.state.restore import ResumePoint
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
 from elastic.train.state.trial_load import load_own_again
-from elastic.train.step import derived_weights
 from elastic.train.step.balancing import balancing_of, is_held_off
+from elastic.train.step.follow import compute_again
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, step_parts
 from elastic.train.step.step import Step
 
@@ -284,7 +284,7 @@ class Loop:
         # A run goes on in the order in which it began, which may be that of an earlier version.
         order = resumed.order
         parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))
-        derived_weights.compute_again(parts.state.submodules())
+        compute_again(parts.state.submodules())
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point
         self._agreement = Agreement(
@@ -339,10 +339,9 @@ class Loop:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
         parts, saving = self._parts, self._saving
         outcome = step.outcome or step.end_by_hand()
-        if note := self._of_steps.contract.end_step():
-            self.say(note)
+        self._of_steps.contract.end_step()
         step.fault_point("optimizer")
-        derived_weights.compute_again(self._of_steps.contract.modules())
+        compute_again(self._of_steps.contract.modules)
         saving.after_update()
         if step.number == 1:
             self._say_notes(step)
@@ -446,7 +445,7 @@ class Loop:
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
         parts, resumed, last = self._parts, self._resumed, self._last
-        derived_weights.compute_again(parts.state.submodules(), with_graph=False)
+        compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
         if parts.output is not None:
             events, generation = parts.output.events, parts.output.log.generation

@@ -9,7 +9,7 @@ with a failed worker, the next one keeps spans equal: no run fails again and aga
 a body, too, that reads gradients inside the function, of which a rank without a shard has none.
 
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
-seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
+seconds lack the kernels that its host waits for in a sum (Pace), and in `elastic-train check`,
 which compares runs of other spans on purpose.
 """
 

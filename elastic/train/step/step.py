@@ -12,12 +12,14 @@ recipe's, with plain PyTorch on the gradients in `.grad`.
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
@@ -30,23 +32,37 @@ from elastic.train import refuse
 from elastic.train.evaluate.whole_numbers import Extremes
 from elastic.train.loop.leaving import StepPlace
 from elastic.train.misuse import public
-from elastic.train.sealed import sealed
 from elastic.train.state.unsaved import Scaler
-from elastic.train.step.end import StepEnd, follow_modes
-from elastic.train.step.modes import Modes, StepModes
-from elastic.train.step.open_sums import OpenSums
-from elastic.train.step.opening_buffers import Contents
+from elastic.train.step.buffers import Contents
+from elastic.train.step.end import StepEnd
+from elastic.train.step.follow import Modes, drop_cached_weights
 from elastic.train.step.parts import Requests, StepOutcome, StepParts
-from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
+from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
 
-@sealed("step")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
     number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
     all ranks. shards: how many slices they are cut into.
     """
+
+    # Without a dict: an attribute that a recipe adds would be lost at a restart.
+    __slots__ = (
+        *(
+            "number",
+            "steps",
+            "epoch",
+            "global_batch",
+            "shards",
+            "logged",
+            "outcome",
+            "averaged",
+            "fault_point",
+        ),
+        *("has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests", "_sums", "_buffers_after"),
+        *("_is_open", "_passes"),
+    )
 
     def __init__(
         self,
@@ -83,7 +99,6 @@ class Step:
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._is_open = False  # a pass was made, and its computation has not ended
-        self._modes = StepModes()
         self._passes = 0
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
@@ -172,7 +187,6 @@ class Step:
         like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
-            follow_modes(self._parts, self._modes)
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
         self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
@@ -199,14 +213,12 @@ class Step:
             )
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UsageError(
-                f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
-                f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
+                f"step.backward: expected a scalar with a graph, computed from the tensor of step.sum, found {described(loss)}"
             )
         self._check_usable()
-        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
+        gradients = self._parts.gradients
         self._follow_body()
         self._begin_gradients(scaler)
-        buffers, audit = self._parts.buffers, self.audit
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
@@ -214,15 +226,11 @@ class Step:
             parameter.grad = None
         self._sums.fill_gradients()
         for batch in self._batches:
-            heartbeat.enter(Phase.STEP)
-            gradients.before_backward(batch.shard)
+            self._parts.heartbeat.enter(Phase.STEP)
             # Activation checkpointing computes the forward again, from what the buffers are.
-            buffers.load(self._buffers_after[batch.shard])
-            self._sums.backward(self._sums.outputs_of(batch.shard))
-            self.fault_point("backward")
-            gradients.after_backward(batch.shard)
-            if audit is not None and audit.own == batch.shard:
-                buffers.check_backward()
+            self._parts.buffers.load(self._buffers_after[batch.shard])
+            with self._backward_of(batch.shard):
+                self._sums.backward(self._sums.outputs_of(batch.shard))
         if not self._batches:
             gradients.send_nothing()
         if self.audit is not None:
@@ -243,38 +251,38 @@ class Step:
         collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
         UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
-        gradients, exchange, buffers = self._parts.gradients, self._parts.exchange, self._parts.buffers
-        audit = self.audit
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
-            with self._sums.in_shard():
-                (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+            with self._sums.in_shard("step.mean_loss"):
+                (scaled / self.shards).backward()  # type: ignore[no-untyped-call]
 
         self._begin_gradients(scaler)
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
-            gradients.before_backward(batch.shard)
-            backward(loss)
-            self.fault_point("backward")
-            gradients.after_backward(batch.shard)
-            if audit is not None and audit.own == batch.shard:
-                buffers.check_backward()
+            with self._backward_of(batch.shard):
+                backward(loss)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
-        if not losses:
-            self._take_part(scaler)
+        if not losses:  # in the place of the backwards
+            if scaler is not None:  # at its first call it makes what an update asks it for
+                scaler.scale(torch.zeros((), device=self._parts.device))
+            self._parts.gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
-        self._parts.contract.end_computation(outcome.gradient_norms, is_right_after=True)
+        self._parts.contract.end_computation(outcome.gradient_norms)
         return outcome.loss
 
-    def _take_part(self, scaler: Scaler | None) -> None:
-        """In the place of the backwards, in a rank without a shard."""
-        if scaler is not None:  # at its first call it makes what an update asks it for
-            scaler.scale(torch.zeros((), device=self._parts.device))
-        self._parts.gradients.send_nothing()
+    @contextmanager
+    def _backward_of(self, shard: int) -> Iterator[None]:
+        """Around the backward of one own shard: its gradients join the sum."""
+        self._parts.gradients.before_backward(shard)
+        yield
+        self.fault_point("backward")
+        self._parts.gradients.after_backward(shard)
+        if self.audit is not None and self.audit.own == shard:
+            self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
         """The recipe makes gradients, or the new state, itself, from sums without a graph.
@@ -300,8 +308,8 @@ class Step:
     def _can_end_by_hand(self) -> bool:
         return bool(self._sums) and not self._sums.have_graph
 
-    def _end_before_update(self) -> None:
-        if self.outcome is None and self._can_end_by_hand:
+    def _end_before_update(self, optimizer: Optimizer) -> None:
+        if self.outcome is None and self._can_end_by_hand and self._parts.contract.holds(optimizer):
             self.end_by_hand()
 
     @property
@@ -338,49 +346,37 @@ class Step:
             )
         self._check_usable()
         self._passes += 1
-        parts = self._parts.contract.parts()
-        self._open_buffers(parts.modules)
-        batches = self._batches
-        modes = self._modes.begin_pass(parts.modules, parts.attributes)
-        with self._parts.contract.forward(parts):
-            for batch in batches:
-                self._modes.begin_shard(batch.shard)
-                self._parts.heartbeat.enter(Phase.STEP)
-                self.fault_point("forward")
-                before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
-                call = Call(function=function, number=self._passes, buffers=before, modes=modes)
-                audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
-                if audit is not None:
-                    audit.before(call, batch)
-                output = check(self._compute(call, batch))
-                self._buffers_after[batch.shard] = self._parts.buffers.save()
-                if audit is not None:
-                    audit.after(call.number, output)
-                yield batch, output
-            if not batches:
-                self._call_for_effects(function, modes)
-        self._modes.end_pass()
-        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
-
-    def _open_buffers(self, modules: list[nn.Module]) -> None:
+        contract, buffers = self._parts.contract, self._parts.buffers
+        contract.begin_pass()
         if self._is_open:
             self._follow_body()
         else:
-            self._parts.buffers.begin(modules)
+            buffers.begin(contract.modules)
         self._is_open = True
-
-    def _call_for_effects(self, function: Callable[[Batch], Tensor], modes: Modes) -> None:
-        """In a rank without a shard: what a call leaves behind is there on every rank.
-
-        Also of a function that has left nothing behind so far: it may begin at any step. What a
-        backward leaves is of shards alone: there is none.
-        """
-        load = self._parts.any_shard
-        assert load is not None, "a rank without a shard has nothing to call a function with"
-        call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
-        self._parts.heartbeat.enter(Phase.STEP)
-        self._compute(call, load(self.number))
-        self._parts.buffers.load()
+        modes = Modes.of(contract.modules)
+        for batch in self._batches:
+            modes.load()
+            self._parts.heartbeat.enter(Phase.STEP)
+            self.fault_point("forward")
+            before = self._buffers_after.get(batch.shard, buffers.opening)
+            call = Call(function=function, number=self._passes, buffers=before, modes=modes)
+            audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+            if audit is not None:
+                audit.before(call, batch)
+            output = check(self._compute(call, batch))
+            self._buffers_after[batch.shard] = buffers.save()
+            if audit is not None:
+                audit.after(call.number, output)
+            yield batch, output
+        if not self._batches:
+            # In a rank without a shard: what a call leaves behind is there on every rank.
+            assert self._parts.any_shard is not None, "there is nothing to call a function with"
+            call = Call(function=function, number=self._passes, buffers=buffers.opening, modes=modes)
+            self._parts.heartbeat.enter(Phase.STEP)
+            self._compute(call, self._parts.any_shard(self.number))
+            buffers.load()
+        contract.end_pass()
+        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
@@ -393,15 +389,16 @@ class Step:
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
-        seed = self._parts.order.seed
-        random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
+        contract = self._parts.contract
+        random_streams.enter(self._parts.order.seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        with self._parts.contract.function():
-            try:
-                return call.function(batch)
-            except RuntimeError:
-                self._parts.buffers.check_sizes()  # torch's error says nothing of the buffer
-                raise
+        contract.is_in_function = True
+        drop_cached_weights()
+        try:
+            return call.function(batch)
+        finally:
+            drop_cached_weights()
+            contract.is_in_function = False
 
     def _compute_again(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output once more, from the modes that its pass began with, too."""
@@ -424,14 +421,13 @@ class Step:
             parts=parts,
             number=self.number,
             buffers=buffers,
-            modes=self._modes,
             requests=self._requests,
             fault_point=self.fault_point,
         )
         self.outcome = end.exchange(loss, losses)
         if self.number == 1 and buffers:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
-        self._buffers_after, self._modes, self._is_open = {}, StepModes(), False
+        self._buffers_after, self._is_open = {}, False
         self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome
