@@ -38,7 +38,7 @@ class BufferSums:
         self.integers = [i for i in sorted(summed) if not kinds[i]]
         wide = torch.float64, torch.complex128
         self._flagged = [i for i, t in enumerate(tensors) if i not in summed or t.dtype in wide]
-        self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
+        self._weights = torch.empty(0)  # of the hashes of all integers
         self._sizes = [
             sum(_real(tensors[i]).numel() for i in which)
             for which in (self.floats, self.integers, self.integers)
@@ -112,15 +112,14 @@ class BufferSums:
 
         One has 25 bits at most: among 30 522 places some pairs of counts would have the same.
         """
-        count = rows.shape[1]
-        if count not in self._weights:
+        if not len(self._weights):
             # Of weights in proportion to the place, [0, 2] and [1, 0] would have one sum.
-            places = torch.arange(1, count + 1, device=rows.device) * MIX
+            places = torch.arange(1, rows.shape[1] + 1, device=rows.device) * MIX
             one = (places ^ places >> HALF_BITS) * MIX
-            self._weights[count] = torch.stack([one, (one ^ one >> HALF_BITS) * MIX]) | 1
+            self._weights = torch.stack([one, (one ^ one >> HALF_BITS) * MIX]) | 1
         bits = HASH_BITS - (self._shards - 1).bit_length()
         # The top bits: each bit of each integer reaches one of them.
-        sums = [(rows * weights).sum(1) for weights in self._weights[count]]
+        sums = [(rows * weights).sum(1) for weights in self._weights]
         one, other = [(each >> (64 - bits) & ((1 << bits) - 1)).double() for each in sums]
         return torch.stack([one, one * one, other, other * other], dim=1)
 

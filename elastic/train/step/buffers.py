@@ -171,7 +171,7 @@ class Buffers:
     def _copy(self, values: list[Tensor]) -> None:
         """Put copies of what memory holds now among the values."""
         for group, views, sizes in self._groups:
-            for i, part in zip(group, torch.cat(views).split(sizes), strict=True):
+            for i, part in zip(group, torch.cat(views).split_with_sizes(sizes), strict=True):
                 values[i] = part
 
     def save(self) -> Contents:
@@ -206,10 +206,9 @@ class Buffers:
 
     def _has_changed(self, i: int) -> bool:
         """Whether a large buffer has another content than at the beginning."""
-        tensor = self._tensors[i]
-        if tensor._version != self.opening.versions[i] or tensor.data_ptr() != self._addresses[i]:  # noqa: SLF001
-            return True
-        return self._is_first and bool((self._views[i] != self.opening.values[i]).any())
+        tensor, opening = self._tensors[i], self.opening
+        is_same = tensor._version == opening.versions[i] and tensor.data_ptr() == self._addresses[i]  # noqa: SLF001
+        return not is_same or (self._is_first and bool((self._views[i] != opening.values[i]).any()))
 
     def _assigned(self, present: list[Tensor | None], values: list[Tensor]) -> list[Tensor]:
         """The values, and those of other tensors that a forward has put into places.

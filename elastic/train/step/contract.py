@@ -26,11 +26,11 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakMethod
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.gradient_flags import GradientFlags, left_changed
 from elastic.train.state import structure
@@ -48,12 +48,10 @@ class Contract:
     """What is followed and checked in the steps of one generation.
 
     Call `begin_step` and `end_step` in each step; in each computation `begin_computation` and
-    `end_computation`; around the shards of a pass `begin_pass` and `end_pass`. is_in_function: set
-    while the recipe's function runs.
+    `end_computation`; around the shards of a pass `begin_pass` and `end_pass`; for each `call`.
     """
 
     def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
-        self.is_in_function = False
         self._state = state
         self._sizes = (
             f"for k batches of {global_batch} in one update start with k times the batch, as "
@@ -67,7 +65,7 @@ class Contract:
         )
         self._before_update: Callable[[Optimizer], None] = lambda _optimizer: None
         self._step, self._first_step = 0, 0  # the newest one; the first of this generation
-        self._is_computing = False
+        self._is_computing = self._is_in_function = False
         # As they were looked at last, in the order of the state.
         self._trained: list[nn.Parameter] = []  # what an optimizer updates, frozen ones too
         self._idle: list[nn.Parameter] = []  # the others
@@ -157,7 +155,7 @@ class Contract:
         self._look()
         self._is_computing = True
         for parameter in self._unused():
-            if parameter.requires_grad and bool(torch.count_nonzero(parameter.grad)):
+            if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
                     f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet, and this computation would "
                     f"replace it. A step already accumulates: {self._sizes}; return the sum of two losses from one function; "
@@ -186,15 +184,26 @@ class Contract:
         if self._step == self._first_step:
             self._contents = self._find_contents()
 
-    def end_pass(self) -> None:
-        """After them. Raises UsageError with what the function changed.
+    def call(self, function: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        """The recipe's function of one shard's batch.
 
-        That is a parameter, or which parameters require a gradient.
+        Raises UsageError where it leaves parameters frozen, or unfrozen, and for a backward in it.
         """
+        self._is_in_function = True
+        drop_cached_weights()
+        try:
+            output = function(batch)
+        finally:
+            drop_cached_weights()
+            self._is_in_function = False
         if changed := self._flags.changed():
             is_frozen = not changed[0].requires_grad
             names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
             raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
+        return output
+
+    def end_pass(self) -> None:
+        """After them. Raises UsageError for parameters that the function has changed."""
         owned = self._parts.owned
         if not structure.same(structure.values_of(self._parts.holders), self._parts.places.values):
             now = self._state.parts().owned
@@ -210,7 +219,7 @@ class Contract:
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
         """A backward of the recipe's own, or that of a loss past its sums."""
-        if self.is_in_function:
+        if self._is_in_function:
             raise UsageError(
                 f"backward() was called inside the function given to step.mean_loss or step.sum, and gave {self.name_of(parameter)} a "
                 "gradient of one shard, which is not summed. Return the loss: the step computes its gradients; add a penalty to the loss that "
@@ -267,7 +276,7 @@ class Contract:
         return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
 
     def _before(self, optimizer: Optimizer) -> None:
-        if not self.is_in_function:
+        if not self._is_in_function:
             self._before_update(optimizer)
 
     def holds(self, optimizer: Optimizer) -> bool:

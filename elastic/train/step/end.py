@@ -17,7 +17,7 @@ from elastic.train.step.buffers import Contents
 from elastic.train.step.parts import Requests, StepOutcome, StepParts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepEnd:
     """What one rank brings to the end of step `number`.
 
@@ -48,7 +48,7 @@ class StepEnd:
         with parts.heartbeat.waiting():
             total = self._sum_up([*said, *parts.gradients.used()], losses)
             of_ranks = len(total) - sums.length
-            # Of those that optimizers hold: the others come to buckets by what this process has seen.
+            # Of those that optimizers hold: the others come by what this process has seen.
             norms = [torch.linalg.vector_norm(flat) for flat in flats[: parts.gradients.trained_buckets]]
             mean = total[:1] / parts.exchange.shards if loss is None else loss
             numbers, (known_loss,), signs, *of_norms = self._read(

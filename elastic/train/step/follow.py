@@ -66,7 +66,9 @@ def compute_again(modules: list[nn.Module], *, with_graph: bool = True) -> None:
                         weight = hook.compute_weight(module, do_power_iteration=False)
                         setattr(module, hook.name, weight)
                     case BasePruningMethod():
-                        setattr(module, hook._tensor_name, hook.apply_mask(module))  # noqa: SLF001
+                        setattr(module, hook._tensor_name, hook.apply_mask(module))  # type: ignore[no-untyped-call]  # noqa: SLF001
+                    case _:
+                        pass
 
 
 def drop_cached_weights() -> None:

@@ -12,7 +12,6 @@ recipe's, with plain PyTorch on the gradients in `.grad`.
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from elastic.train.misuse import public
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.buffers import Contents
 from elastic.train.step.end import StepEnd
-from elastic.train.step.follow import Modes, drop_cached_weights
+from elastic.train.step.follow import Modes
 from elastic.train.step.parts import Requests, StepOutcome, StepParts
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
@@ -49,19 +48,9 @@ class Step:
 
     # Without a dict: an attribute that a recipe adds would be lost at a restart.
     __slots__ = (
-        *(
-            "number",
-            "steps",
-            "epoch",
-            "global_batch",
-            "shards",
-            "logged",
-            "outcome",
-            "averaged",
-            "fault_point",
-        ),
-        *("has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests", "_sums", "_buffers_after"),
-        *("_is_open", "_passes"),
+        *("number", "steps", "epoch", "global_batch", "shards", "logged", "outcome", "averaged"),
+        *("fault_point", "has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests"),
+        *("_sums", "_buffers_after", "_is_open", "_passes"),
     )
 
     def __init__(
@@ -95,7 +84,7 @@ class Step:
         self._requests = requests
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
-            self.audit = auditor.begin(number, self._compute_again)
+            self.audit = auditor.begin(number, self._compute)
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._is_open = False  # a pass was made, and its computation has not ended
@@ -173,17 +162,15 @@ class Step:
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
             form = self._parts.forms.check(self._passes, function, outputs)
-        is_counted = form.dtype in INTEGERS
-        if is_counted:
-            extremes = Extremes()
-            for output in outputs.values():
-                extremes.add(output.detach().to(torch.int64))
-            extremes.check(self.shards, "step.sum", [])
+        dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
         copies = {
-            shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
-            for shard, output in outputs.items()
+            shard: output.detach().to(dtype, copy=True).contiguous() for shard, output in outputs.items()
         }
-        dtype = torch.int64 if is_counted else form.dtype
+        if form.dtype in INTEGERS:
+            extremes = Extremes()
+            for each in copies.values():
+                extremes.add(each)
+            extremes.check(self.shards, "step.sum", [])
         like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
@@ -224,13 +211,13 @@ class Step:
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
         for parameter in direct:
             parameter.grad = None
-        self._sums.fill_gradients()
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             # Activation checkpointing computes the forward again, from what the buffers are.
             self._parts.buffers.load(self._buffers_after[batch.shard])
-            with self._backward_of(batch.shard):
-                self._sums.backward(self._sums.outputs_of(batch.shard))
+            gradients.before_backward(batch.shard)
+            self._sums.backward(self._sums.outputs_of(batch.shard))
+            self._end_backward(batch.shard)
         if not self._batches:
             gradients.send_nothing()
         if self.audit is not None:
@@ -260,8 +247,9 @@ class Step:
         self._begin_gradients(scaler)
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
-            with self._backward_of(batch.shard):
-                backward(loss)
+            self._parts.gradients.before_backward(batch.shard)
+            backward(loss)
+            self._end_backward(batch.shard)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if not losses:  # in the place of the backwards
@@ -274,11 +262,8 @@ class Step:
         self._parts.contract.end_computation(outcome.gradient_norms)
         return outcome.loss
 
-    @contextmanager
-    def _backward_of(self, shard: int) -> Iterator[None]:
-        """Around the backward of one own shard: its gradients join the sum."""
-        self._parts.gradients.before_backward(shard)
-        yield
+    def _end_backward(self, shard: int) -> None:
+        """After that of one own shard, whose gradients join the sum."""
         self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
         if self.audit is not None and self.audit.own == shard:
@@ -355,7 +340,6 @@ class Step:
         self._is_open = True
         modes = Modes.of(contract.modules)
         for batch in self._batches:
-            modes.load()
             self._parts.heartbeat.enter(Phase.STEP)
             self.fault_point("forward")
             before = self._buffers_after.get(batch.shard, buffers.opening)
@@ -389,41 +373,23 @@ class Step:
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
-        contract = self._parts.contract
         random_streams.enter(self._parts.order.seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        contract.is_in_function = True
-        drop_cached_weights()
-        try:
-            return call.function(batch)
-        finally:
-            drop_cached_weights()
-            contract.is_in_function = False
-
-    def _compute_again(self, call: Call, batch: Batch) -> Tensor:
-        """One shard's output once more, from the modes that its pass began with, too."""
         if call.modes is not None:
             call.modes.load()
-        return self._compute(call, batch)
+        return self._parts.contract.call(call.function, batch)
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        audit = self.audit
-        if audit is None:
+        if self.audit is None:
             self._parts.gradients.begin_step()
         else:
-            self._parts.gradients.begin_step(audit.own, audit.see_gradient)
+            self._parts.gradients.begin_step(self.audit.own, self.audit.see_gradient)
 
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepEnd.exchange."""
         parts, buffers = self._parts, self._buffers_after
-        end = StepEnd(
-            parts=parts,
-            number=self.number,
-            buffers=buffers,
-            requests=self._requests,
-            fault_point=self.fault_point,
-        )
+        end = StepEnd(parts, self.number, buffers, self._requests, self.fault_point)
         self.outcome = end.exchange(loss, losses)
         if self.number == 1 and buffers:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])

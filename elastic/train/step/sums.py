@@ -50,7 +50,7 @@ def check_loss(loss: Any) -> Tensor:
     return loss
 
 
-def check_summand(output: Any) -> Tensor:
+def check_summand(output: Any) -> Any:
     """Raises UsageError unless outputs like this one can be added."""
     is_dense = isinstance(output, Tensor) and output.layout is torch.strided and output.dtype in DTYPES
     if not is_dense or output.dim() > MAX_DIMENSIONS:
@@ -58,8 +58,7 @@ def check_summand(output: Any) -> Tensor:
             f"step.sum: expected the function to return a dense tensor of at most {MAX_DIMENSIONS} dimensions and of a common type, found {described(output)}; "
             "call step.sum once for each tensor, or join them by torch.cat"
         )
-    checked: Tensor = output
-    return checked
+    return output
 
 
 def described(value: Any) -> str:
@@ -117,9 +116,9 @@ class AgreedForms:
         rows = self._exchange.sum_shards(tables, "the forms of a sum", like).tolist()
         has_graph = any(row[0] for row in rows)
         forms = [_form_of(row, has_graph=has_graph) for row in rows]
-        for shard, form in enumerate(forms):
-            if form != forms[0]:
-                raise _differs(shard, form, forms[0], "for shard 0")
+        for shard, found in enumerate(forms):
+            if found != forms[0]:
+                raise _differs(shard, found, forms[0], "for shard 0")
         return forms[0]
 
 
@@ -174,12 +173,6 @@ class OpenSums:
     def norms(self) -> tuple[float, ...]:
         return tuple(float(torch.linalg.vector_norm(total.double())) for total, _ in self._sums.values())
 
-    def fill_gradients(self) -> None:
-        """The loss of a step need not depend on each of its sums."""
-        for total, _ in self._sums.values():
-            if total.requires_grad and total.grad is None:
-                total.grad = torch.zeros_like(total)
-
     def outputs_of(self, shard: int) -> list[Tensor]:
         """One for each sum."""
         return [outputs[shard] for _, outputs in self._sums.values()]
@@ -189,11 +182,14 @@ class OpenSums:
 
         outputs: one for each sum. A sum for the metrics alone may have no graph.
         """
-        totals = [total for total, _ in self._sums.values()]
-        reached = [(o, t.grad) for o, t in zip(outputs, totals, strict=True) if o.requires_grad]
+        reached, gradients = [], []
+        for output, (total, _) in zip(outputs, self._sums.values(), strict=True):
+            if output.requires_grad:  # the loss of a step need not depend on each of its sums
+                reached.append(output)
+                gradients.append(torch.zeros_like(total) if total.grad is None else total.grad)
         with self.in_shard("step.backward"):
             if reached:
-                torch.autograd.backward([output for output, _ in reached], [grad for _, grad in reached])
+                torch.autograd.backward(reached, gradients)
 
     @contextmanager
     def in_shard(self, call: str) -> Iterator[None]:
