@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,11 @@ from elastic.train.state.state import State
 from elastic.train.step.buffer_sums import BufferSums
 
 LARGE_NUMBERS = 2**14  # of a buffer that counts as large
+_FORM = attrgetter("shape", "dtype")
 _VERSION = attrgetter("_version")  # autograd's count of changes in place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferPlace:
+class BufferPlace(NamedTuple):
     """Where a module has a buffer. Several modules may have the same tensor.
 
     is_average: of a normalisation of torch, whose buffers are running averages and their count.
@@ -79,16 +79,16 @@ class Buffers:
         self._holders: list[dict[str, Tensor | None]] = []  # of all of them
         self._found: list[Tensor | None] = []  # what they held when the places were found
         self._places: list[BufferPlace] = []  # of buffers of the state
-        self._outside: list[BufferPlace] = []  # of others (persistent=False)
         self._tensors: list[Tensor] = []  # the opening ones, each once
         self._numbers: list[int | None] = []  # of the places' opening tensors among them
         self._averages: set[int] = set()  # likewise
         self._opened: list[Tensor | None] = []  # of the places, in their order
         self._addresses: list[int] = []
-        self._forms: list[tuple[int, torch.dtype]] = []
+        self._forms: list[tuple[torch.Size, torch.dtype]] = []
         self._views: list[Tensor] = []  # the same memory, past autograd's count of changes
         self._is_first = True  # since the places were found, no computation has ended
-        self._caches: list[tuple[BufferPlace, Tensor]] = []  # outside, with opening contents
+        # Of others (persistent=False), with their contents, until the first pass after that.
+        self._caches: list[tuple[BufferPlace, Tensor]] = []
         self._large: list[int] = []  # large ones that no forward of this rank has changed
         self._groups: list[tuple[list[int], list[Tensor], list[int]]] = []  # the others, by type
         self.opening = Contents(present=[], values=[], versions=[], left=[])
@@ -109,10 +109,10 @@ class Buffers:
         if addresses != self._addresses:  # the recipe gave one other memory
             self._addresses = addresses
             self._views = [t.data.view(-1) if t.is_contiguous() else t.data for t in self._tensors]
-            forms = [(tensor.numel(), tensor.dtype) for tensor in self._tensors]
+            forms = list(map(_FORM, self._tensors))
             if forms != self._forms:
                 self._forms = forms
-                small = {i for i, (size, _) in enumerate(forms) if size < LARGE_NUMBERS}
+                small = {i for i, tensor in enumerate(self._tensors) if tensor.numel() < LARGE_NUMBERS}
                 self._divide(small | self._averages)
             self._group()
         values = [*self._views]
@@ -120,33 +120,25 @@ class Buffers:
             values[i] = values[i].clone()
         self._copy(values)
         self.opening = Contents(
-            present=self._opened,
-            values=values,
-            versions=list(map(_VERSION, self._tensors)),
-            left=values,
+            present=self._opened, values=values, versions=list(map(_VERSION, self._tensors)), left=values
         )
 
     def _find(self) -> None:
-        self._places, self._outside = [], []
+        self._places, self._caches = [], []
         for module in self._modules:
             for name, tensor in module._buffers.items():  # noqa: SLF001
-                is_outside = name in module._non_persistent_buffers_set  # noqa: SLF001
-                (self._outside if is_outside else self._places).append(
-                    BufferPlace(
-                        holder=module._buffers,  # noqa: SLF001
-                        name=name,
-                        opening=tensor,
-                        is_average=isinstance(module, _NormBase),
-                    )
-                )
+                place = BufferPlace(module._buffers, name, tensor, isinstance(module, _NormBase))  # noqa: SLF001
+                if name not in module._non_persistent_buffers_set:  # noqa: SLF001
+                    self._places.append(place)
+                elif tensor is not None:
+                    self._caches.append((place, tensor.detach().clone()))
         self._tensors = list({id(t): t for p in self._places if (t := p.opening) is not None}.values())
         self._opened = [place.opening for place in self._places]
         index = {id(tensor): i for i, tensor in enumerate(self._tensors)}
         self._numbers = [index.get(id(place.opening)) for place in self._places]
         pairs = zip(self._places, self._numbers, strict=True)
         self._averages = {i for place, i in pairs if place.is_average and i is not None}
-        self._caches = [(p, t.detach().clone()) for p in self._outside if (t := p.opening) is not None]
-        self._addresses, self._is_first = [], True
+        self._addresses, self._is_first = [], True  # so that all else is looked at as well
 
     def _divide(self, summed: set[int]) -> None:
         """summed: the same on every rank, by sizes, types and what earlier sums have told."""
@@ -180,10 +172,9 @@ class Buffers:
         Raises UsageError where a forward has put into a place what cannot be summed, and in the
         first computation where it changed a buffer that is not part of the state.
         """
-        if resized := [
-            t for t, (size, _) in zip(self._tensors, self._forms, strict=True) if t.numel() != size
-        ]:
-            raise UsageError(sized_by_data([self._state.name_of(tensor) for tensor in resized]))
+        if list(map(_FORM, self._tensors)) != self._forms:
+            pairs = zip(self._tensors, self._forms, strict=True)
+            raise UsageError(sized_by_data([self._state.name_of(t) for t, form in pairs if _FORM(t) != form]))
         if changed := {i for i in self._large if self._has_changed(i)}:
             self._large = [i for i in self._large if i not in changed]
             self._group()
@@ -194,8 +185,7 @@ class Buffers:
             for i, tensor in enumerate(self._tensors):
                 if i not in self._large:
                     values[i] = tensor.detach().clone().reshape(values[i].shape)
-        if self._is_first:
-            self._check_outside()
+        self._check_outside()
         present = [place.holder.get(place.name) for place in self._places]
         return Contents(
             present=present,
@@ -236,7 +226,7 @@ class Buffers:
         """A cache may get another size; one of the same form with other contents is a memory."""
         for place, content in self._caches:
             found = place.holder.get(place.name)
-            if _form(found) == _form(content) and found is not None and not torch.equal(found, content):
+            if found is not None and _FORM(found) == _FORM(content) and not _are_same(found, content):
                 raise UsageError(
                     f"forward changed buffer {self._name(place)}, which is no part of the state (persistent=False): a resume would "
                     "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
@@ -249,12 +239,10 @@ class Buffers:
         second time in a backward: no gradient sees that, and the next load puts them back.
         """
         pairs = enumerate(zip(self.save().left, after.left, strict=True))
-        changed = {
-            i for i, (now, before) in pairs if i not in self._averages and not torch.equal(now, before)
-        }
+        changed = {i for i, (now, before) in pairs if not _are_same(now, before)} - self._averages
         if changed:
             raise UsageError(
-                f"expected the buffers to stay as the forward left them while gradients are computed, found another content in {self._named(changed)}: the next "
+                f"expected the buffers to stay as the forward left them while gradients are computed, found another content in {self._names(changed)}: the next "
                 "shard would not begin with it. Change such a buffer in the forward, outside of what is checkpointed, or in the loop's body, after the gradients"
             )
 
@@ -271,8 +259,8 @@ class Buffers:
         if not self._tensors:
             return
         if list(map(Tensor.data_ptr, self._tensors)) != self._addresses:  # `buffer.data = ...`
-            for tensor, view in zip(self._tensors, self._views, strict=True):
-                tensor.data = view.view(tensor.shape)
+            for tensor, view, (shape, _) in zip(self._tensors, self._views, self._forms, strict=True):
+                tensor.data = view.view(shape)
         now = list(map(_VERSION, self._tensors))
         still = {i for i in self._large if now[i] == contents.versions[i]}
         which = [i for i in range(len(now)) if i not in still]
@@ -287,7 +275,7 @@ class Buffers:
         may call a model between a sum and the gradients. Raises UsageError where a shard has
         changed the same buffer.
         """
-        before, opened = self.opening, self._opened
+        before, opened, self._caches = self.opening, self._opened, []
         present = [place.holder.get(place.name) for place in self._places]
         versions = list(map(_VERSION, self._tensors))
         if structure.same(present, opened) and versions == before.versions:
@@ -300,10 +288,10 @@ class Buffers:
         written |= {i for i in compress(self._numbers, assigned) if i is not None}
         written -= self._averages
         self.begin(self._modules)
-        both = {i for i in written if any(not torch.equal(each.left[i], before.left[i]) for each in after)}
+        both = {i for i in written if not all(_are_same(each.left[i], before.left[i]) for each in after)}
         if both:
             raise UsageError(
-                f"the loop's body changed buffer {self._named(both)} between a sum and the gradients of the step, and the forward of that sum changes "
+                f"the loop's body changed buffers {self._names(both)} between a sum and the gradients of the step, and the forward of that sum changes "
                 "it, too: which of both counts is not known. Change it after step.mean_loss or step.backward, or before the step's first computation"
             )
         return [self._with_opening(each, written) for each in after]
@@ -344,40 +332,38 @@ class Buffers:
         """
         self.load()
         self.sums.use(self._tensors, total, signs)
-        self._is_first = False
+        self._caches, self._is_first = [], False
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.
 
         contents: after one of this rank's shards. Normalisations of torch do not count.
         """
-        found = []
-        for place, i in zip(self._places, self._numbers, strict=True):
-            if i is not None and not place.is_average and i in self.sums.floats:
-                value = contents.left[i]
-                if not torch.equal(value, self._views[i]) and not value.isnan().any():
-                    found.append(self._name(place))
-        return found
+        floats = set(self.sums.floats) - self._averages
+        return self._names({i for i in floats if not _are_same(contents.left[i], self._views[i])})
 
-    def changed_integers(self, after: Iterable[Contents]) -> str:
+    def changed_integers(self, after: Iterable[Contents]) -> list[str]:
         """The names of those that may differ between shards, as far as this rank sees."""
-        opening, left = self.opening.values, [each.left for each in after]
-        changed = {
-            i for i in self.sums.integers if any(not torch.equal(each[i], opening[i]) for each in left)
-        }
-        return self._named(changed - self._averages or changed) or "of another worker"
+        opening, lefts = self.opening.values, [each.left for each in after]
+        changed = {i for i in self.sums.integers if any(not _are_same(left[i], opening[i]) for left in lefts)}
+        return self._names(changed - self._averages or changed)
 
     def _name(self, place: BufferPlace) -> str:
         return self._state.name_of_place(place.holder, place.name)
 
-    def _named(self, which: set[int]) -> str:
+    def _names(self, which: set[int]) -> list[str]:
         pairs = zip(self._places, self._numbers, strict=True)
-        return ", ".join(self._name(place) for place, i in pairs if i in which)
+        return [self._name(place) for place, i in pairs if i in which]
 
 
 def _chosen(some: list[Any], others: list[Any], which: set[int]) -> list[Any]:
     """Those of the second list at these places, else of the first."""
     return [others[i] if i in which else each for i, each in enumerate(some)]
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    """NaNs are."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _form(tensor: Tensor | None) -> str:

@@ -131,7 +131,7 @@ class StepEnd:
         if not buffers.sums.have_same_integers(signs):
             raise UsageError(
                 f"step {self.number}: expected the integers in a buffer to be the same after every shard of the batch, found others in one of "
-                f"{buffers.changed_integers(self.buffers.values())}. Update it in the loop's body, from a step.sum(...) of what each shard adds "
+                f"{buffers.changed_integers(self.buffers.values()) or 'another worker'}. Update it in the loop's body, from a step.sum(...) of what each shard adds "
                 "(counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes the mean over shards"
             )
         buffers.end(total, signs)

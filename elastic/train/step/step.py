@@ -130,16 +130,12 @@ class Step:
                 " in the body, before it ends"
             )
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise UsageError(
-                    f"step.log({name}=...): expected one number, found {described(value)}; log its mean, or its elements under names of their own"
-                )
-            plain = value.item() if isinstance(value, Tensor | np.generic) else value
             try:
+                plain = value.item() if isinstance(value, Tensor | np.generic) else value
                 json.dumps(plain)
-            except (TypeError, ValueError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
-                    f"step.log({name}=...): expected a number or a text, found {described(value)} ({error})"
+                    f"step.log({name}=...): expected one number or a text, found {described(value)} ({error}); log its mean, or each under a name of its own"
                 ) from error
             if name in OWN_NAMES and plain != {"step": self.number, "epoch": self.epoch}.get(name):
                 raise UsageError(
