@@ -114,19 +114,6 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     assert scaled_loss == plain_loss
 
 
-def test_second_step_starts_from_no_gradient():
-    """A recipe need not call zero_grad: what the last step left in `.grad` must not be added to."""
-    net = linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    for step in steps(net):
-        step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
-        optimizer.step()
-    found = gradient(net.parameters()).clone()
-    net.zero_grad()
-    net(whole_batch(step)[0]).square().mean().backward()
-    assert_close_to(found, gradient(net.parameters()))
-
-
 def test_running_averages_are_the_mean_over_shards_of_their_updates():
     """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what
     the step leaves.
@@ -169,30 +156,6 @@ def noise_before_and_after(seed_of_history):
 def test_draws_of_the_recipe_after_a_sum_are_the_steps_own():
     """Between sums all ranks draw from one stream of the step, whatever their own shards drew."""
     assert noise_before_and_after(1) == noise_before_and_after(2)
-
-
-def test_draws_of_the_recipe_before_the_first_sum_are_the_steps_own():
-    """For example a mixup weight.
-
-    Loading samples in this process has left another stream on every rank.
-    """
-    drawn = []
-    for history in (1, 2):
-        coming = steps(linear())
-        torch.manual_seed(history)
-        next(coming)
-        drawn.append(torch.rand(1).item())
-    assert drawn[0] == drawn[1]
-
-
-def test_a_sum_that_needs_no_gradient_may_stand_beside_one_that_does():
-    """Counting hits for the metrics, without a graph, beside the sum that the loss is made of."""
-    net = linear()
-    step = next(steps(net))
-    total = step.sum(lambda batch: net(batch.data[0]).square().sum())
-    hits = step.sum(lambda batch: (net(batch.data[0]).argmax(1) == batch.data[1]).float().sum())
-    step.backward(total / BATCH)
-    assert 0 <= hits.item() <= BATCH
 
 
 def test_every_shard_and_every_pass_has_draws_of_its_own():
@@ -241,13 +204,3 @@ def test_a_sum_that_needs_the_gradient_of_an_earlier_one_is_refused(count):
     spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
     with pytest.raises(UsageError, match=r"uses the result of an earlier step\.sum"):
         step.backward(spread)
-
-
-def test_a_sum_may_use_the_number_that_an_earlier_one_gave():
-    """Without its gradient it is a number like any other."""
-    net = linear()
-    step = next(iter(steps(net)))
-    centre = step.sum(lambda batch: net(batch.data[0]).sum(0)).detach() / BATCH
-    spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
-    step.backward(spread)
-    assert net[0].weight.grad.abs().sum() > 0

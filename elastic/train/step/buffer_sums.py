@@ -58,19 +58,16 @@ class BufferSums:
         if not self.length or not after:  # a rank without a shard adds nothing
             return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
         integers = {shard: _flat(values, self.integers).long() for shard, values in after.items()}
-        hashes = self._hashes(torch.stack(list(integers.values()))) if self.integers else ()
+        rows = torch.stack(list(integers.values()))
+        hashes = self._hashes(rows) if self.integers else rows.new_zeros(len(rows), 0, dtype=torch.float64)
         found = {}
         for index, (shard, values) in enumerate(after.items()):
-            parts = [_flat(values, self.floats).double()]
-            if self.integers:
-                parts.append(_halves(integers[shard], is_counted=shard == 0))
             flags = torch.zeros(len(self._flagged), dtype=torch.float64, device=self._device)
             for flag, i in enumerate(self._flagged):
                 if values[i] is not opening[i]:
                     flags[flag] = (values[i] != opening[i]).any()
-            parts.append(flags)
-            if self.integers:
-                parts.append(hashes[index])
+            halves = _halves(integers[shard], is_counted=shard == 0)
+            parts = [_flat(values, self.floats).double(), halves, flags, hashes[index]]
             found[shard] = torch.cat([part.to(self._device) for part in parts])
         return found
 

@@ -264,7 +264,8 @@ class Buffers:
         now = list(map(_VERSION, self._tensors))
         still = {i for i in self._large if now[i] == contents.versions[i]}
         which = [i for i in range(len(now)) if i not in still]
-        torch._foreach_copy_([self._views[i] for i in which], [contents.values[i] for i in which])
+        if which:
+            torch._foreach_copy_([self._views[i] for i in which], [contents.values[i] for i in which])
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
 
     def follow_body(self, after: Sequence[Contents]) -> list[Contents]:

@@ -129,10 +129,11 @@ class StepEnd:
             total = parts.exchange.sum_shards(late, what, self._like(buffers.sums.length))
             (signs,) = self._read(buffers.sums.signs(total))
         if not buffers.sums.have_same_integers(signs):
+            names = buffers.changed_integers(self.buffers.values())
             raise UsageError(
-                f"step {self.number}: expected the integers in a buffer to be the same after every shard of the batch, found others in one of "
-                f"{buffers.changed_integers(self.buffers.values()) or 'another worker'}. Update it in the loop's body, from a step.sum(...) of what each shard adds "
-                "(counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes the mean over shards"
+                f"step {self.number}: expected the integers in buffers to be the same after every shard of the batch, found others in {names or 'some'}. "
+                "Update them in the loop's body, from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); "
+                "or make it a buffer of floats, which becomes the mean over shards"
             )
         buffers.end(total, signs)
 
