@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from steps import ALONE, FEATURES, steps
 from torch import nn
 
 from elastic.reduce.tree import Block, fold, span
@@ -213,36 +212,6 @@ def test_a_large_buffer_that_one_shard_changed_once_is_summed_with_the_others_fr
     assert not buffers.found_changes([0.0] * buffers.sums.length)
 
 
-def late(member):
-    """A mask of which the second step's forwards of the classes above zero change a part."""
-    net = nn.Linear(FEATURES, 4)
-    net.register_buffer("seen", torch.zeros(LARGE))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.fill_(0.25)
-    found = []
-    for step in steps(member, State(net=net, optimizer=optimizer)):
-
-        def loss(batch, number=step.number):
-            if number > 1 and batch.shard % 3 == 1:
-                net.seen[batch.shard] += batch.data[0].sum()
-            return net(batch.data[0]).square().mean()
-
-        step.mean_loss(loss)
-        optimizer.step()
-        found.append([each.double().sum().item().hex() for each in (net.seen, net.weight)])
-    return found
-
-
-def test_a_large_buffer_that_forwards_begin_to_change_has_the_same_bits_at_every_world_size(ranks):
-    """Some ranks have no shard that changes it, and must join the sum all the same."""
-    alone = late(ALONE)
-    assert alone[0][0] == (0.0).hex() != alone[1][0]
-    for world_size in (1, 2, 3):
-        assert ranks.run(world_size, late) == [alone] * world_size
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @given(
     values=st.lists(st.floats(allow_nan=False, width=16), min_size=1, max_size=9), shards=st.integers(1, 13)
@@ -304,15 +273,6 @@ def test_a_buffer_of_two_modules_is_one_buffer():
     buffers = Buffers(State(one=one, other=other), 2, CPU)
     buffers.begin()
     assert buffers.sums.length == 5
-
-
-def test_modules_without_buffers_contribute_nothing():
-    """A plain linear model: the sum at the end of a step has no place for buffers."""
-    buffers = Buffers(State(net=nn.Linear(2, 2)), 8, CPU)
-    buffers.begin()
-    assert buffers.sums.length == 0
-    assert buffers.contributions({0: buffers.save()})[0].shape == (0,)
-    buffers.end(torch.zeros(0, dtype=torch.float64), [])
 
 
 def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():

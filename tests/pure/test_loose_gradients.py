@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from steps import ALONE, CLASSES, FEATURES, samples, steps
+from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
@@ -101,18 +101,6 @@ def test_a_gradient_has_the_same_bits_whether_or_not_an_optimizer_holds_its_para
         expected = ranks.run(1, gradients, True, frozen)
         for world_size in (1, 2, 3):
             assert ranks.run(world_size, gradients, False, frozen) == expected * world_size
-
-
-def test_it_is_the_gradient_of_the_whole_batch():
-    net = layers()
-    optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
-    step = next(steps(ALONE, State(net=net, optimizer=optimizer)))
-    indices = torch.cat([batch.indices for batch in step._batches])
-    x, y = samples().tensors
-    expected = torch.autograd.grad(F.cross_entropy(net(x[indices]), y[indices]), list(net.parameters()))
-    step.mean_loss(loss_of(net))
-    for p, gradient in zip(net.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, gradient)
 
 
 def test_a_copy_that_no_backward_reaches_is_not_exchanged():

@@ -110,20 +110,3 @@ def test_modes_are_put_back_for_each_module_alone():
         module.training = not module.training
     modes.load()
     assert [module.training for module in net.modules()] == [True, False, True, True]
-
-
-def test_a_mode_that_a_class_computes_is_put_back_by_its_property():
-    class Computed(nn.Module):
-        @property
-        def training(self):
-            return self.mode
-
-        @training.setter
-        def training(self, mode):
-            object.__setattr__(self, "mode", mode)
-
-    module = Computed()
-    modes = Modes.of([module])
-    module.training = False
-    modes.load()
-    assert module.training

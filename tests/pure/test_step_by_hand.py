@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from audited import Training
 from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
@@ -86,58 +85,6 @@ def test_gradients_by_hand_from_a_sum_are_exact_at_every_world_size(ranks, kind)
         assert ranks.run(world_size, private, kind) == [alone] * world_size
 
 
-def test_an_audited_step_by_hand_compares_its_sums(ranks):
-    """And ends as it would without the audit."""
-    digests = {audits: ranks.run(2, audited_by_hand, audits) for audits in (False, True)}
-    assert digests[True] == digests[False]
-
-
-def audited_by_hand(member, audits):
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    state = {"net": net, "optimizer": optimizer}
-    for step in Training(member, state, audits=audits).steps():
-        set_gradients(net, step.sum(lambda batch: clipped(net, batch)))
-        optimizer.step()
-    return checksum_of(State(**state).flatten()).whole
-
-
-def sharpness(member, form):
-    """SAM: the gradient at the weights, then that at the worst weights nearby."""
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    state = State(net=net, optimizer=optimizer)
-
-    def loss(batch):
-        return F.cross_entropy(net(batch.data[0]), batch.data[1])
-
-    def gradient(step):
-        if form == "mean":
-            step.mean_loss(loss)
-        else:
-            step.backward(step.sum(loss) / step.shards)
-
-    for step in steps(member, state):
-        gradient(step)
-        norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
-        moves = [0.05 * p.grad / norm for p in net.parameters()]
-        with torch.no_grad():
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.add_(move)
-        gradient(step)
-        with torch.no_grad():
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.sub_(move)
-        optimizer.step()
-    return checksum_of(state.flatten()).whole
-
-
-@pytest.mark.parametrize("form", ["mean", "sum"])
-def test_two_gradients_in_a_step_are_exact(ranks, form):
-    (alone,) = ranks.run(1, sharpness, form)
-    assert ranks.run(3, sharpness, form) == [alone] * 3
-
-
 def recipe():
     net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -146,18 +93,6 @@ def recipe():
 
 def squares(net):
     return lambda batch: net(batch.data[0]).square().sum()
-
-
-def test_an_inner_optimizer_over_the_same_parameters_is_refused_with_what_to_write():
-    """It cannot go into the State, since the loop makes it in each step."""
-    net, _, coming = recipe()
-    step = next(coming)
-    step.mean_loss(squares(net))
-    inner = torch.optim.Adam(net.parameters())
-    with pytest.raises(
-        UsageError, match=r"let it train a copy of the module inside the function given to step.sum"
-    ):
-        inner.step()
 
 
 @pytest.mark.parametrize("update", [True, False])
@@ -231,12 +166,3 @@ def test_a_sum_that_a_later_computation_has_ended_is_refused_in_a_loss(between):
     other = step.sum(squares(net))
     with pytest.raises(UsageError, match=r"a loss uses the result of a step\.sum of step 1 after a later"):
         step.backward(total + other)
-
-
-def test_a_mean_loss_that_goes_through_a_sum_is_refused():
-    """Each shard's loss would need the gradients of all the others."""
-    net, _, coming = recipe()
-    step = next(coming)
-    total = step.sum(squares(net))
-    with pytest.raises(UsageError, match=r"use the result's \.detach\(\)"):
-        step.mean_loss(lambda batch: squares(net)(batch) * total)

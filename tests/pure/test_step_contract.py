@@ -144,34 +144,6 @@ def test_an_update_that_a_scaler_skips_is_not_refused():
     assert step.number == 4
 
 
-def test_sam_lbfgs_and_several_optimizers_are_left_alone():
-    """Each updates between its computations: SAM climbs in place, LBFGS calls a closure."""
-    net, head = layers(), nn.Linear(CLASSES, CLASSES)
-    first = torch.optim.SGD(net.parameters(), lr=0.1)
-    second = torch.optim.LBFGS(head.parameters(), lr=0.1, max_iter=3, line_search_fn="strong_wolfe")
-    for step in steps(ALONE, State(net=net, head=head, first=first, second=second)):
-        first.zero_grad()  # of the closure's last computation, as plain PyTorch needs it
-        step.mean_loss(loss_of(nn.Sequential(net, head)))
-        climbed = []
-        with torch.no_grad():
-            for parameter in [*net.parameters(), *head.parameters()]:
-                climbed.append((parameter, 0.05 * parameter.grad))
-                parameter.add_(climbed[-1][1])
-        step.mean_loss(loss_of(nn.Sequential(net, head)))
-        with torch.no_grad():
-            for parameter, by in climbed:
-                parameter.sub_(by)
-        first.step()
-
-        def closure(step=step):
-            first.zero_grad()
-            second.zero_grad()
-            return torch.tensor(step.mean_loss(loss_of(nn.Sequential(net, head))))
-
-        second.step(closure)
-    assert step.number == 4
-
-
 def test_gradients_of_a_frozen_player_wait_for_its_optimizer():
     """Both players' gradients first, then both updates: the second computation freezes the first
     player.

@@ -7,7 +7,6 @@ import torch
 from steps import ALONE, CLASSES, FEATURES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from elastic.errors import UsageError
@@ -97,39 +96,8 @@ def players_take_turns(member):
         yield step
 
 
-class Shared(nn.Module):
-    """One weight in three checkpointed parts: a shard's gradient of it comes in three parts."""
-
-    def __init__(self, *, use_reentrant):
-        super().__init__()
-        self.first, self.shared = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.last = nn.Linear(WIDTH, CLASSES)
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x):
-        hidden = self.first(x)
-        for _ in range(3):
-            hidden = checkpoint(
-                lambda h: torch.tanh(self.shared(h)), hidden, use_reentrant=self.use_reentrant
-            )
-        return self.last(hidden)
-
-
-def accumulated_in_parts(member, *, use_reentrant=True):
-    torch.manual_seed(0)
-    net = Shared(use_reentrant=use_reentrant)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
-    state = State(net=net, optimizer=optimizer)
-    yield state
-    for step in steps(member, state, epochs=4):
-        step.mean_loss(loss_of(net))
-        optimizer.step()
-        yield step
-
-
 RECIPES = {
-    each.__name__: each
-    for each in (unfrozen_later, group_added_later, module_swapped, players_take_turns, accumulated_in_parts)
+    each.__name__: each for each in (unfrozen_later, group_added_later, module_swapped, players_take_turns)
 }
 
 

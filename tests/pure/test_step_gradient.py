@@ -2,7 +2,6 @@
 buffer its place.
 """
 
-import copy
 from functools import partial
 
 import pytest
@@ -114,36 +113,6 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     assert scaled_loss == plain_loss
 
 
-def test_running_averages_are_the_mean_over_shards_of_their_updates():
-    """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what
-    the step leaves.
-    """
-    torch.manual_seed(0)
-    norm = nn.BatchNorm1d(6)
-    norm.running_mean.normal_()
-    opening = copy.deepcopy(norm)
-    step = next(steps(norm))
-    step.mean_loss(lambda batch: norm(batch.data[0]).square().mean())
-    copies = [copy.deepcopy(opening) for _ in range(6)]
-    for one, batch in zip(copies, step._batches, strict=True):
-        one(batch.data[0])
-    for name in ("running_mean", "running_var"):
-        mean = torch.stack([getattr(one, name) for one in copies]).mean(0)
-        torch.testing.assert_close(getattr(norm, name), mean)
-    assert norm.num_batches_tracked.item() == 1
-
-
-def test_two_sums_in_one_step_update_running_averages_twice():
-    """The second forward of a shard starts from what its own first one left, as it would in a plain
-    loop.
-    """
-    norm = nn.BatchNorm1d(6)
-    step = next(steps(norm))
-    totals = [step.sum(lambda batch: norm(batch.data[0]).sum()) for _ in range(2)]
-    step.backward(sum(totals))
-    assert norm.num_batches_tracked.item() == 2
-
-
 def noise_before_and_after(seed_of_history):
     torch.manual_seed(seed_of_history)  # what data loading, which is another for each rank, leaves behind
     net = linear()
@@ -181,14 +150,6 @@ def test_backward_without_a_sum_is_refused():
     step = next(steps(net))
     with pytest.raises(UsageError, match="mean_loss"):
         step.backward(net(data()[0]).sum())
-
-
-def test_logged_tensors_become_numbers_and_the_fraction_of_the_run_grows():
-    """A line of metrics is JSON: a tensor in it would fail at the write, after the step."""
-    _, step = steps(linear())
-    step.log(loss=torch.tensor(0.5), kind="warm", lr=0.1)
-    assert step.logged == {"loss": 0.5, "kind": "warm", "lr": 0.1}
-    assert step.fraction == 1 / STEPS
 
 
 @pytest.mark.parametrize("count", [None, BATCH])

@@ -1,6 +1,5 @@
 """Shards of different sizes, as a collate that joins boxes makes them, give one result."""
 
-import pytest
 import torch
 from steps import ALONE, SAMPLES, steps
 from torch import nn
@@ -49,34 +48,25 @@ def ratio(step, net):
     step.backward(total[0] / total[1])
 
 
-def mean_of_means(step, net):
-    """Shards count alike, whatever the number of their boxes."""
-    step.mean_loss(lambda batch: losses_of(net, batch).mean())
-
-
-FORMS = {"ratio": ratio, "mean of means": mean_of_means}
-
-
 def steps_over_boxes(member, net, **others):
     return steps(member, State(net=net, **others), dataset=Boxes(), collate=join)
 
 
-def train(member, form):
+def train(member):
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for step in steps_over_boxes(member, net, optimizer=optimizer):
-        FORMS[form](step, net)
+        ratio(step, net)
         optimizer.step()
         optimizer.zero_grad()
     return checksum_of(State(net=net, optimizer=optimizer).flatten()).whole
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_shards_with_varying_numbers_of_boxes_leave_the_same_state_at_every_world_size(ranks, form):
+def test_shards_with_varying_numbers_of_boxes_leave_the_same_state_at_every_world_size(ranks):
     """Three samples a shard hold none to nine boxes; the digest is that of a world of one."""
-    (alone,) = ranks.run(1, train, form)
+    (alone,) = ranks.run(1, train)
     for world_size in (2, 3):
-        assert ranks.run(world_size, train, form) == [alone] * world_size
+        assert ranks.run(world_size, train) == [alone] * world_size
 
 
 def test_a_ratio_of_sums_has_the_gradient_of_the_mean_over_all_boxes():
