@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from steps import ALONE, steps
 
 import elastic
 from elastic.errors import UsageError
 from elastic.train.run import Run
-from elastic.train.step.step import Step
 
 
-@pytest.mark.parametrize(("kind", "word"), [(Run, "run"), (Step, "step"), (elastic.State, "state")])
+@pytest.mark.parametrize(("kind", "word"), [(Run, "run"), (elastic.State, "state")])
 def test_an_attribute_that_a_recipe_adds_is_refused_with_what_to_write(kind, word):
     thing = kind.__new__(kind)
     vars(thing)["_is_sealed"] = True  # as its constructor leaves it
@@ -25,8 +23,3 @@ def test_what_the_library_and_a_subclass_of_the_recipes_assign_is_free():
             self.name = name
 
     assert Named("a", model=torch.nn.Linear(1, 1)).name == "a"
-    step = next(steps(ALONE, elastic.State(model=torch.nn.Linear(1, 1))))
-    step.fault_point = print
-    step.number = 3
-    with pytest.raises(UsageError, match=r"^step\.best = "):
-        step.best = 1.0

@@ -124,9 +124,9 @@ def test_what_cannot_be_summed_is_refused_by_its_type(output, says):
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        (lambda outputs: outputs.square().mean(1), r"\(\.mean\(\)\), found a tensor of shape \[3\]"),
+        (lambda outputs: outputs.square().mean(1), r"\.mean\(\).* found a tensor of shape \[3\]"),
         (lambda outputs: outputs.sum().item(), "found a float"),
-        (lambda outputs: outputs.detach().sum(), "found one without a graph"),
+        (lambda outputs: outputs.detach().sum(), "found a tensor .*, without a graph"),
     ],
 )
 def test_a_loss_that_is_no_scalar_with_a_graph_is_refused(output, says):

@@ -207,7 +207,7 @@ def test_what_a_step_has_looked_up_does_not_count_as_a_name_that_holds_an_array(
     contract = Contract(state, global_batch=1, shards=1)
     contract.begin_computation(None)
     load_own_again(state)
-    assert contract.parts().modules == [state.objects["net"]]
+    assert contract.parts.modules == [state.objects["net"]]
 
 
 class Pool:

@@ -341,7 +341,7 @@ class Loop:
         outcome = step.outcome or step.end_by_hand()
         self._of_steps.contract.end_step()
         step.fault_point("optimizer")
-        compute_again(self._of_steps.contract.modules)
+        compute_again(self._of_steps.contract.parts.modules)
         saving.after_update()
         if step.number == 1:
             self._say_notes(step)

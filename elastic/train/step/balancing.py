@@ -96,6 +96,5 @@ def balancing_of(
     of_ranks: list[list[int]] = groups.all_gather([int(is_wanted), reads_ahead])
     if not all(wanted for wanted, _ in of_ranks):
         return None
-    equal = tuple(map(len, exchange.spans))
-    balance = Balance(equal, max(ahead for _, ahead in of_ranks))
+    balance = Balance(tuple(map(len, exchange.spans)), max(ahead for _, ahead in of_ranks))
     return Balancing(exchange=exchange, balance=balance, log=log)

@@ -172,16 +172,16 @@ class Buffers:
         Raises UsageError where a forward has put into a place what cannot be summed, and in the
         first computation where it changed a buffer that is not part of the state.
         """
-        if list(map(_FORM, self._tensors)) != self._forms:
-            pairs = zip(self._tensors, self._forms, strict=True)
-            raise UsageError(sized_by_data([self._state.name_of(t) for t, form in pairs if _FORM(t) != form]))
         if changed := {i for i in self._large if self._has_changed(i)}:
             self._large = [i for i in self._large if i not in changed]
             self._group()
         values = list(self.opening.values)
         if list(map(Tensor.data_ptr, self._tensors)) == self._addresses:
             self._copy(values)
-        else:  # `buffer.data = ...` in forward
+        else:  # `buffer.data = ...` in forward, or `resize_`
+            pairs = zip(self._tensors, self._forms, strict=True)
+            if resized := [tensor for tensor, form in pairs if _FORM(tensor) != form]:
+                raise UsageError(sized_by_data(list(map(self._state.name_of, resized))))
             for i, tensor in enumerate(self._tensors):
                 if i not in self._large:
                     values[i] = tensor.detach().clone().reshape(values[i].shape)

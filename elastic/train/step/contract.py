@@ -49,6 +49,7 @@ class Contract:
 
     Call `begin_step` and `end_step` in each step; in each computation `begin_computation` and
     `end_computation`; around the shards of a pass `begin_pass` and `end_pass`; for each `call`.
+    parts: what the State consisted of at the last look. Do not change its lists.
     """
 
     def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
@@ -96,11 +97,6 @@ class Contract:
         """Parameters that no optimizer updates and that require a gradient, in the computation."""
         return self._others
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        """Of the state, as they were looked at last. Do not change the list."""
-        return self._parts.modules
-
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
@@ -123,11 +119,9 @@ class Contract:
         """
         self._unsaved.check_functions(self._step)
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
-        for parameter in self._held:
+        for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
                 parameter.grad = None
-        for parameter in self._loose:
-            parameter.grad = None
 
     def check_kept(self) -> None:
         """Before a state is kept. Raises UsageError for trained parameters that it lacks."""
@@ -180,7 +174,7 @@ class Contract:
         """Before the shards of a pass."""
         if not self._is_computing:
             self._look()
-        self._versions = list(map(_VERSION, self._parts.owned.values()))
+        self._versions = list(map(_VERSION, self.parts.owned.values()))
         if self._step == self._first_step:
             self._contents = self._find_contents()
 
@@ -196,16 +190,15 @@ class Contract:
         finally:
             drop_cached_weights()
             self._is_in_function = False
-        if changed := self._flags.changed():
-            is_frozen = not changed[0].requires_grad
-            names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
-            raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
+        if self._step == self._first_step:  # in each call it would take half of what checks cost
+            self._check_flags()
         return output
 
     def end_pass(self) -> None:
         """After them. Raises UsageError for parameters that the function has changed."""
-        owned = self._parts.owned
-        if not structure.same(structure.values_of(self._parts.holders), self._parts.places.values):
+        self._check_flags()
+        owned = self.parts.owned
+        if not structure.same(structure.values_of(self.parts.holders), self.parts.places.values):
             now = self._state.parts().owned
             self._refuse([p for name, p in now.items() if name not in owned])
         versions = list(map(_VERSION, owned.values()))
@@ -239,8 +232,8 @@ class Contract:
         The lists are those of the last look where nothing has changed. Raises UsageError for
         trained parameters that no object of the State saves.
         """
-        self._parts: StateParts = self._state.parts()
-        trained, idle = self._state.trained_and_idle(self._parts)
+        self.parts: StateParts = self._state.parts()
+        trained, idle = self._state.trained_and_idle(self.parts)
         is_same = trained is self._trained and idle is self._idle
         if not is_same:
             self._unsaved.check_parameters(trained)
@@ -253,6 +246,12 @@ class Contract:
             self._others = list(compress(idle, require[len(trained) :]))
             held = set(map(id, self._held))
             self._loose = [*(p for p in self._required if id(p) not in held), *self._others]
+
+    def _check_flags(self) -> None:
+        if changed := self._flags.changed():
+            is_frozen = not changed[0].requires_grad
+            names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
+            raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
 
     def _unused(self) -> list[nn.Parameter]:
         """Of those that optimizers of torch hold, with a gradient that no update has used."""
@@ -272,7 +271,7 @@ class Contract:
         )
 
     def _find_contents(self) -> dict[str, str]:
-        tensors = {str(i): parameter for i, parameter in enumerate(self._parts.owned.values())}
+        tensors = {str(i): parameter for i, parameter in enumerate(self.parts.owned.values())}
         return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
 
     def _before(self, optimizer: Optimizer) -> None:

@@ -332,9 +332,9 @@ class Step:
         if self._is_open:
             self._follow_body()
         else:
-            buffers.begin(contract.modules)
+            buffers.begin(contract.parts.modules)
         self._is_open = True
-        modes = Modes.of(contract.modules)
+        modes = Modes.of(contract.parts.modules)
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             self.fault_point("forward")
@@ -377,10 +377,8 @@ class Step:
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        if self.audit is None:
-            self._parts.gradients.begin_step()
-        else:
-            self._parts.gradients.begin_step(self.audit.own, self.audit.see_gradient)
+        shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
+        self._parts.gradients.begin_step(*shown)
 
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepEnd.exchange."""

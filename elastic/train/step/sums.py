@@ -38,14 +38,10 @@ _IN_A_STEP = {
 
 def check_loss(loss: Any) -> Tensor:
     """Raises UsageError unless it is one number that depends on a parameter."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError(
-            f"step.mean_loss: expected the function to return the mean loss of a shard, a scalar tensor (.mean()), found {described(loss)}"
-        )
-    if not loss.requires_grad:
-        raise UsageError(
-            "step.mean_loss: expected a loss that depends on a parameter that requires a gradient, found one without a graph (all layers are "
-            "frozen, or it was computed under no_grad, or from .item() or .detach()); where a batch has nothing to learn from, return (outputs * 0).sum()"
+            "step.mean_loss: expected the mean loss of a shard, a scalar (.mean()) with a graph (no .item() or .detach(), not under no_grad, not all layers frozen), "
+            f"found {described(loss)}; where a batch has nothing to learn from, return (outputs * 0).sum()"
         )
     return loss
 
@@ -65,7 +61,8 @@ def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     layout = "" if value.layout is torch.strided else f"sparse ({value.layout}) "
-    return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}"
+    graph = "" if value.requires_grad else ", without a graph"
+    return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}{graph}"
 
 
 class OutputForm(NamedTuple):
