@@ -59,16 +59,13 @@ def compute_again(modules: list[nn.Module], *, with_graph: bool = True) -> None:
     for module in modules:
         for hook in module._forward_pre_hooks.values() if module._forward_pre_hooks else ():  # noqa: SLF001
             with torch.set_grad_enabled(with_graph):
-                match hook:
-                    case WeightNorm():
-                        setattr(module, hook.name, hook.compute_weight(module))
-                    case SpectralNorm():  # a power iteration would change buffers
-                        weight = hook.compute_weight(module, do_power_iteration=False)
-                        setattr(module, hook.name, weight)
-                    case BasePruningMethod():
-                        setattr(module, hook._tensor_name, hook.apply_mask(module))  # type: ignore[no-untyped-call]  # noqa: SLF001
-                    case _:
-                        pass
+                if isinstance(hook, WeightNorm):
+                    setattr(module, hook.name, hook.compute_weight(module))
+                elif isinstance(hook, SpectralNorm):  # a power iteration would change buffers
+                    weight = hook.compute_weight(module, do_power_iteration=False)
+                    setattr(module, hook.name, weight)
+                elif isinstance(hook, BasePruningMethod):
+                    setattr(module, hook._tensor_name, hook.apply_mask(module))  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def drop_cached_weights() -> None:
