@@ -26,15 +26,7 @@ def with_each_other(net):
     torch.utils.swap_tensors(net[0].bias, net[2].bias)
 
 
-def by_loading(net):
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        net.load_state_dict({name: tensor * 0.9 for name, tensor in net.state_dict().items()})
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-
-
-SWAPS = twice, with_each_other, by_loading
+SWAPS = twice, with_each_other
 
 
 def train(member, index):

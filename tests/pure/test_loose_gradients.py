@@ -103,17 +103,6 @@ def test_a_gradient_has_the_same_bits_whether_or_not_an_optimizer_holds_its_para
             assert ranks.run(world_size, gradients, False, frozen) == expected * world_size
 
 
-def test_a_copy_that_no_backward_reaches_is_not_exchanged():
-    """Averaged weights and target networks require gradients as a rule, and never have one."""
-    net, average = layers(), layers()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in steps(ALONE, State(net=net, average=average, optimizer=optimizer)):
-        step.mean_loss(loss_of(net))
-        optimizer.step()
-        parameters = {id(p) for p in step._parts.gradients._layout.parameters}
-        assert parameters == set(map(id, net.parameters()))
-
-
 def test_a_second_computation_of_a_step_adds_and_a_step_begins_with_none():
     """As a second backward in plain PyTorch. What is there before the loop is in no state."""
     net = layers()

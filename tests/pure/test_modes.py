@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.step.follow import Modes
 
 FORMS = "one mean", "one sum", "two sums", "eval between sums"
 
@@ -93,20 +92,3 @@ def test_each_shard_begins_in_the_mode_that_the_pass_began_with():
         assert not net.training
         for parameter, *gradients in zip(net.parameters(), *expected, strict=True):
             torch.testing.assert_close(parameter.grad, torch.stack(gradients).sum(0))
-
-
-def test_modes_are_put_back_for_each_module_alone():
-    """A recipe's `train` may keep a part in evaluation mode, so it is not called."""
-
-    class Frozen(nn.Linear):
-        def train(self, _mode=True):
-            raise AssertionError("the modes of this module were set by its method")
-
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
-    net[0].training = False
-    net.append(Frozen(2, 2))
-    modes = Modes.of(list(net.modules()))
-    for module in net.modules():
-        module.training = not module.training
-    modes.load()
-    assert [module.training for module in net.modules()] == [True, False, True, True]

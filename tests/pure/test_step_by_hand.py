@@ -109,31 +109,6 @@ def test_a_sum_whose_backward_was_forgotten_ends_no_step(update):
         step.end_by_hand()
 
 
-def test_a_step_that_computes_nothing_ends_with_a_sentence():
-    _, optimizer, coming = recipe()
-    step = next(coming)
-    optimizer.step()
-    with pytest.raises(UsageError, match="step 1 ended without gradients"):
-        step.end_by_hand()
-
-
-def test_sums_of_detached_tensors_have_no_graph_on_any_rank(ranks):
-    """Also where a graph is there on one rank alone: then the sum has one everywhere."""
-    assert ranks.run(2, has_graph, "none") == [False, False]
-    assert ranks.run(2, has_graph, "of a shard") == [True, True]
-
-
-def has_graph(member, kind):
-    net = net_of()
-    step = next(steps(member, State(net=net)))
-
-    def output(batch):
-        value = net(batch.data[0]).sum()
-        return value if kind == "of a shard" and batch.shard == 0 else value.detach()
-
-    return step.sum(output).requires_grad
-
-
 def test_a_graph_that_appears_in_a_later_step_is_refused():
     """Another rank may not have it, and then would not take part in the backward."""
     net, optimizer, coming = recipe()

@@ -113,24 +113,6 @@ def test_gradients_that_are_dropped_on_purpose_are_not_refused(set_to_none):
     assert step.number == 4
 
 
-@pytest.mark.parametrize("kind", ["torch", "fused", "in place"])
-def test_a_recipe_that_updates_in_every_step_needs_no_zero_grad(kind):
-    net = layers()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=kind == "fused")
-    update = optimizer.step
-    if kind == "in place":
-
-        def update():
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.sub_(0.1 * parameter.grad)
-
-    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
-        step.mean_loss(loss_of(net))
-        update()
-    assert step.number == 4
-
-
 def test_an_update_that_a_scaler_skips_is_not_refused():
     """Its gradients were not finite, and nothing lacks them."""
     net = layers()

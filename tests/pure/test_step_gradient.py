@@ -113,20 +113,6 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     assert scaled_loss == plain_loss
 
 
-def noise_before_and_after(seed_of_history):
-    torch.manual_seed(seed_of_history)  # what data loading, which is another for each rank, leaves behind
-    net = linear()
-    step = next(steps(net))
-    torch.manual_seed(seed_of_history)
-    step.sum(lambda batch: net(batch.data[0]).sum())
-    return torch.rand(1).item()
-
-
-def test_draws_of_the_recipe_after_a_sum_are_the_steps_own():
-    """Between sums all ranks draw from one stream of the step, whatever their own shards drew."""
-    assert noise_before_and_after(1) == noise_before_and_after(2)
-
-
 def test_every_shard_and_every_pass_has_draws_of_its_own():
     """Dropout masks that repeat over shards, sums or steps would be a key that lost a part."""
     net = linear()
@@ -140,16 +126,6 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
         for _ in range(2):
             step.sum(draw)
     assert len(set(drawn)) == 24
-
-
-def test_backward_without_a_sum_is_refused():
-    """Each rank would count a loss that does not depend on the shards; the message names the way
-    out.
-    """
-    net = linear()
-    step = next(steps(net))
-    with pytest.raises(UsageError, match="mean_loss"):
-        step.backward(net(data()[0]).sum())
 
 
 @pytest.mark.parametrize("count", [None, BATCH])
