@@ -75,8 +75,8 @@ class Contract:
         self._held: list[nn.Parameter] = []  # of the trained ones, by optimizers of torch
         self._loose: list[nn.Parameter] = []  # require a gradient, and none of these holds them
         self._flags = GradientFlags([])  # of all
-        self._look()
-        # Of held parameters, by id. In neither: the gradient is of the recipe's own hand.
+        # Of held parameters, by id. In no other one: the gradient is of the recipe's own hand.
+        self._held_names: set[int] = set()
         self._given: dict[int, int] = {}  # the version when a backward gave the newest gradient
         self._used: set[int] = set()  # an optimizer has used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
@@ -84,6 +84,7 @@ class Contract:
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._contents: dict[str, str] = {}  # checksums of them, in the first step
         self._mark: list[int] = []
+        self._look()
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
@@ -238,14 +239,15 @@ class Contract:
         if not is_same:
             self._unsaved.check_parameters(trained)
             self._trained, self._idle, self._held = trained, idle, self._state.held
-            self._given, self._used = {}, set()  # another parameter may get the id of one that went
+            self._held_names = set(map(id, self._held))
+            self._used &= self._held_names  # another parameter may get the id of one that went
         before, self._flags = self._flags.flags, GradientFlags([*trained, *idle])
         if not is_same or self._flags.flags != before:
             require = self._flags.flags
             self._required = list(compress(trained, require))
             self._others = list(compress(idle, require[len(trained) :]))
-            held = set(map(id, self._held))
-            self._loose = [*(p for p in self._required if id(p) not in held), *self._others]
+            loose = [p for p in self._required if id(p) not in self._held_names]
+            self._loose = [*loose, *self._others]
 
     def _check_flags(self) -> None:
         if changed := self._flags.changed():
@@ -255,12 +257,8 @@ class Contract:
 
     def _unused(self) -> list[nn.Parameter]:
         """Of those that optimizers of torch hold, with a gradient that no update has used."""
-        given, used = self._given, self._used
-        return [
-            p
-            for p in self._held
-            if p.grad is not None and id(p) not in used and given.get(id(p), p._version) == p._version  # noqa: SLF001
-        ]
+        unused = [p for p in self._held if p.grad is not None and id(p) not in self._used]
+        return [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
 
     def _refuse(self, changed: list[nn.Parameter]) -> None:
         names = ", ".join(dict.fromkeys(map(self.name_of, changed[:MOST_NAMED]))) or "of a module"
@@ -291,7 +289,7 @@ class Contract:
                         f"step {self._step}: {type(optimizer).__name__} made an update with gradients of the step before; gradients are no part "
                         "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
                     )
-            self._used.update([id(p) for p in group["params"] if p.grad is not None])
+            self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
         self._unsaved.check_update(optimizer, self._step, self._first_step or self._step)
 
 
