@@ -237,7 +237,7 @@ def test_integers_of_equal_moment_are_told_apart(one, other):
         after[shard] = buffers.save()
     total = reduce(torch.add, buffers.contributions(after).values())
     assert not buffers.sums.have_same_integers(buffers.sums.signs(total).tolist())
-    assert buffers.changed_integers(after.values()) == ["net.counts"]
+    assert buffers.changed_integers(after.values()) == "net.counts"
 
 
 def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():

@@ -242,8 +242,8 @@ class Buffers:
         changed = {i for i, (now, before) in pairs if not _are_same(now, before)} - self._averages
         if changed:
             raise UsageError(
-                f"expected the buffers to stay as the forward left them while gradients are computed, found another content in {self._names(changed)}: the next "
-                "shard would not begin with it. Change such a buffer in the forward, outside of what is checkpointed, or in the loop's body, after the gradients"
+                f"expected buffers to stay as forward left them while gradients are computed, found another content in {self._named(changed)}; "
+                "change them in the forward, outside of what is checkpointed, or in the loop's body, after the gradients"
             )
 
     def load(self, contents: Contents | None = None) -> None:
@@ -292,8 +292,8 @@ class Buffers:
         both = {i for i in written if not all(_are_same(each.left[i], before.left[i]) for each in after)}
         if both:
             raise UsageError(
-                f"the loop's body changed buffers {self._names(both)} between a sum and the gradients of the step, and the forward of that sum changes "
-                "it, too: which of both counts is not known. Change it after step.mean_loss or step.backward, or before the step's first computation"
+                f"the loop's body changed {self._named(both)} between a sum and the gradients, and so does the forward of that sum: which of both counts "
+                "is not known; change it after the gradients, or before the first sum"
             )
         return [self._with_opening(each, written) for each in after]
 
@@ -343,14 +343,17 @@ class Buffers:
         floats = set(self.sums.floats) - self._averages
         return self._names({i for i in floats if not _are_same(contents.left[i], self._views[i])})
 
-    def changed_integers(self, after: Iterable[Contents]) -> list[str]:
+    def changed_integers(self, after: Iterable[Contents]) -> str:
         """The names of those that may differ between shards, as far as this rank sees."""
         opening, lefts = self.opening.values, [each.left for each in after]
         changed = {i for i in self.sums.integers if any(not _are_same(left[i], opening[i]) for left in lefts)}
-        return self._names(changed - self._averages or changed)
+        return self._named(changed - self._averages or changed)
 
     def _name(self, place: BufferPlace) -> str:
         return self._state.name_of_place(place.holder, place.name)
+
+    def _named(self, which: set[int]) -> str:
+        return ", ".join(self._names(which))
 
     def _names(self, which: set[int]) -> list[str]:
         pairs = zip(self._places, self._numbers, strict=True)

@@ -55,7 +55,7 @@ class Contract:
     def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
         self._state = state
         self._sizes = (
-            f"for k batches of {global_batch} in one update start with k times the batch, as "
+            f"for k batches of {global_batch} start with "
             f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
         )
         self._unsaved = Unsaved(state)
@@ -152,9 +152,8 @@ class Contract:
         for parameter in self._unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
-                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet, and this computation would "
-                    f"replace it. A step already accumulates: {self._sizes}; return the sum of two losses from one function; "
-                    "and to drop gradients on purpose, call optimizer.zero_grad()"
+                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: {self._sizes}. "
+                    "Add two losses up in one function; to drop gradients on purpose, call optimizer.zero_grad()"
                 )
         self._left = {}
         self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
@@ -215,9 +214,8 @@ class Contract:
         """A backward of the recipe's own, or that of a loss past its sums."""
         if self._is_in_function:
             raise UsageError(
-                f"backward() was called inside the function given to step.mean_loss or step.sum, and gave {self.name_of(parameter)} a "
-                "gradient of one shard, which is not summed. Return the loss: the step computes its gradients; add a penalty to the loss that "
-                "is returned; for gradients as numbers use torch.autograd.grad(...)"
+                f"backward() was called inside the function given to the step, and gave {self.name_of(parameter)} a gradient of one shard alone. "
+                "Return the loss, with any penalty added; for gradients as numbers use torch.autograd.grad(...)"
             )
         if not self._is_computing:
             self._given[id(parameter)] = parameter._version  # noqa: SLF001 - autograd's count
@@ -263,9 +261,8 @@ class Contract:
     def _refuse(self, changed: list[nn.Parameter]) -> None:
         names = ", ".join(dict.fromkeys(map(self.name_of, changed[:MOST_NAMED]))) or "of a module"
         raise UsageError(
-            f"forward changed the parameter {names}, so that the next shard of the batch begins with other weights, and the result depends on "
-            "which worker computes which shard. Initialise from data before the loop, on fixed samples; update a momentum encoder in the loop's "
-            "body, after optimizer.step(); in place of nn.Embedding(max_norm=...) renormalise the weights after optimizer.step()"
+            f"forward changed the parameter {names}, so that the next shard begins with other weights; change it in the loop's body, after "
+            "optimizer.step() (a momentum encoder, a max_norm), or before the loop, on fixed samples"
         )
 
     def _find_contents(self) -> dict[str, str]:

@@ -131,9 +131,8 @@ class StepEnd:
         if not buffers.sums.have_same_integers(signs):
             names = buffers.changed_integers(self.buffers.values())
             raise UsageError(
-                f"step {self.number}: expected the integers in buffers to be the same after every shard of the batch, found others in {names or 'some'}. "
-                "Update them in the loop's body, from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); "
-                "or make it a buffer of floats, which becomes the mean over shards"
+                f"step {self.number}: expected the integers in buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
+                "loop's body, from a step.sum(...) of what each shard adds, or make them floats, which become the mean over shards"
             )
         buffers.end(total, signs)
 

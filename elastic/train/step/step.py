@@ -273,8 +273,8 @@ class Step:
         """
         if not self._can_end_by_hand:
             raise UsageError(
-                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop. To make "
-                "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
+                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the loop's body; to make them by hand, "
+                "return them with .detach() from the function given to step.sum, and set .grad from the sum"
             )
         norms = self._sums.norms()
         self._follow_body()

@@ -40,8 +40,8 @@ def check_loss(loss: Any) -> Tensor:
     """Raises UsageError unless it is one number that depends on a parameter."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError(
-            "step.mean_loss: expected the mean loss of a shard, a scalar (.mean()) with a graph (no .item() or .detach(), not under no_grad, not all layers frozen), "
-            f"found {described(loss)}; where a batch has nothing to learn from, return (outputs * 0).sum()"
+            f"step.mean_loss: expected a shard's mean loss, a scalar (.mean()) with a graph, found {described(loss)}; return it without .item(), .detach() and "
+            "no_grad, not with all layers frozen; where a batch has nothing to learn from, (outputs * 0).sum()"
         )
     return loss
 
@@ -206,12 +206,11 @@ class OpenSums:
         """A backward has reached the result of a sum; only that of the step's loss may."""
         if self._is_in_shard:
             raise UsageError(
-                f"step {self._step}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, and its gradient would have "
-                "to go through all shards of that one again; add up in one sum what both need (a variance follows from Σx and Σx²), or use the "
-                "result's .detach()"
+                f"step {self._step}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, whose gradient would be lost; add up "
+                "in one sum what both need (a variance follows from Σx and Σx²), or use the result's .detach()"
             )
         if number not in self._sums:
             raise UsageError(
-                f"a loss uses the result of a step.sum of step {self._step} after a later step.backward or step.mean_loss, which ended what it belongs "
-                "to: the gradient would not reach the function's parameters. Compute the sum again, or use the result's .detach()"
+                f"a loss uses the result of a step.sum of step {self._step} after a later step.backward or step.mean_loss, which ended it, so that its gradient "
+                "would be lost; compute the sum again, or use the result's .detach()"
             )
