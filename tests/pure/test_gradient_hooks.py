@@ -30,7 +30,6 @@ SWAPS = twice, with_each_other
 
 
 def train(member, index):
-    torch.set_num_threads(1)
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     state = State(net=net, optimizer=optimizer)
