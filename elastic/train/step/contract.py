@@ -81,6 +81,8 @@ class Contract:
         self._used: set[int] = set()  # an optimizer has used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
+        self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
+        self._updates_loose = False  # as autograd counts, and in the step before
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._contents: dict[str, str] = {}  # checksums of them, in the first step
         self._mark: list[int] = []
@@ -119,6 +121,7 @@ class Contract:
         Raises UsageError where the body has put functions into a schedule, which no State saves.
         """
         self._unsaved.check_functions(self._step)
+        self._updates_loose = not self._held and self._loose_versions != list(map(_VERSION, self._loose))
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
@@ -131,7 +134,8 @@ class Contract:
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
-        return bool(self._unused())
+        is_left_out = self._updates_loose and self._loose_versions == list(map(_VERSION, self._loose))
+        return is_left_out or bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -163,6 +167,7 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self._required))
         self._given.update(zip(names, map(_VERSION, self._required), strict=True))
         if all(map(math.isfinite, gradient_norms)):
