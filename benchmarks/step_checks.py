@@ -17,14 +17,14 @@ import torchvision
 from rich.table import Table
 from torch.utils.data import TensorDataset
 
+from elastic.data.loader import Batch
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train import refuse
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers
 from elastic.train.step.contract import Contract
-from elastic.train.step.derived_weights import compute_again
-from elastic.train.step.modes import StepModes
+from elastic.train.step.follow import Modes, compute_again
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
 STEPS = 1000
@@ -72,16 +72,18 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
     gradients = Gradients(contract, exchange)
     grads = {p: p.grad for p in of.model.parameters()}
-    numbers = iter(range(1, 10**9))
+    numbers, output = iter(range(1, 10**9)), torch.zeros(())
+    none = torch.zeros(0)
+    batch = Batch(data=none, indices=none, streams=none, epoch=0, shard=0, seed=0)
 
     def forward() -> None:
-        with contract.forward(contract.parts()):
-            for _ in range(SHARDS):
-                with contract.function():
-                    pass
+        contract.begin_pass()
+        for _ in range(SHARDS):
+            contract.call(lambda _batch: output, batch)
+        contract.end_pass()
 
     def begin() -> None:
-        contract.begin_step(next(numbers), lambda: None)
+        contract.begin_step(next(numbers), lambda _optimizer: None)
         contract.begin_computation(None)
         layout = gradients._layout = gradients._current_layout([])  # noqa: SLF001
         gradients._hooks.attach(layout.parameters)  # noqa: SLF001
@@ -92,30 +94,25 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
             parameter.grad = grad
 
     def end() -> None:
-        contract.end_computation([1.0], is_right_after=True)
+        contract.end_computation([1.0])
         contract._before(of.optimizer)  # noqa: SLF001 - as torch calls it before an update
         contract._updated(of.optimizer)  # noqa: SLF001 - and after it
         contract.end_step()
 
     def shards_in_modes() -> None:
-        modes = StepModes()
-        modes.begin_pass(parts.modules, parts.attributes)
-        for shard in range(SHARDS):
-            modes.begin_shard(shard)
-        modes.end_pass()
-        modes.numbers()
+        modes = Modes.of(contract.parts.modules)
+        for _ in range(SHARDS):
+            modes.load()
 
-    contract.begin_step(next(numbers), lambda: None)
+    contract.begin_step(next(numbers), lambda _optimizer: None)
     # The contents of parameters are compared in the first step alone.
     begin_s = median_s(begin, forward, computed, end)
     end_s = median_s(end, begin, forward, computed)
-    contract.begin_computation(None)  # in it the state's parts are known
-    parts = contract.parts()
     found = {
         "parameters that are trained, gradients that are unused": begin_s + end_s,
         "forwards that change parameters": median_s(forward),
         "modes of each shard": median_s(shards_in_modes),
-        "weights that hooks compute": median_s(lambda: compute_again(contract.modules())),
+        "weights that hooks compute": median_s(lambda: compute_again(contract.parts.modules)),
         "signals that the recipe handles itself": median_s(refuse.own_signal_handlers),
     }
     contract.close()
@@ -125,20 +122,19 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
 
 def of_buffers_s(of: Recipe) -> dict[str, float]:
     """Seconds a step, by what they are spent on."""
-    buffers, modules = Buffers(of.state, SHARDS, torch.device("cpu")), of.state.submodules()
+    buffers = Buffers(of.state, SHARDS, torch.device("cpu"))
     buffers.begin()
     contents = buffers.save()
-    sums = buffers._sums  # noqa: SLF001 - a part alone is measured
-    integers = torch.cat([contents.values[i].reshape(-1).long() for i in sums._ints])  # noqa: SLF001
+    sums = buffers.sums
+    integers = torch.cat([contents.values[i].reshape(-1).long() for i in sums.integers])
     of_shards = integers.repeat(SHARDS, 1)
     total = buffers.contributions({0: contents})[0]
 
     def integers_agree() -> None:
-        sums._hashes(of_shards)  # noqa: SLF001
-        buffers.have_same_integers(buffers.signs(total).tolist())
+        sums._hashes(of_shards)  # noqa: SLF001 - a part alone is measured
+        sums.have_same_integers(sums.signs(total).tolist())
 
     return {
-        "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001
         "integers that differ between shards": median_s(integers_agree),
     }
 

@@ -50,9 +50,8 @@ from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
 from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
-from elastic.train.step.buffers import Buffers
-from elastic.train.step.modes import Modes
-from elastic.train.step.opening_buffers import Contents
+from elastic.train.step.buffers import Buffers, Contents
+from elastic.train.step.follow import Modes
 from elastic.worker.heartbeat import HeartbeatSender
 
 Function = Callable[[Batch], Tensor]

@@ -31,15 +31,10 @@ class Writing(nn.Module):
         return self.norm(self.layer(x))
 
     def hook(self, _gradient):
-        match self.way:
-            case "in place":
-                self.seen += 1
-            case "assigned":
-                self.seen = self.seen + 1
-            case "through data":
-                self.seen.data.add_(1)
-            case _:
-                pass
+        if self.way == "assigned":
+            self.seen = self.seen + 1
+        elif self.way == "through data":
+            self.seen.data.add_(1)
 
 
 def train(way):
@@ -50,12 +45,8 @@ def train(way):
         optimizer.step()
 
 
-@pytest.mark.parametrize("way", ["in place", "assigned", "through data", "checkpoint"])
+@pytest.mark.parametrize("way", ["assigned", "through data", "checkpoint"])
 def test_what_a_backward_changes_is_refused_in_an_audit(way):
-    with pytest.raises(UsageError, match=r"found another content in net\.seen: a hook"):
+    train("checkpoint of norms")  # which moves averages twice
+    with pytest.raises(UsageError, match=r"found another content in net\.seen;"):
         train(way)
-
-
-@pytest.mark.parametrize("way", ["nothing", "checkpoint of norms"])
-def test_averages_of_normalisations_may_move_twice(way):
-    train(way)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
-from elastic.train.step.derived_weights import compute_again
+from elastic.train.step.follow import compute_again
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 
@@ -51,13 +51,3 @@ def test_buffers_and_modules_without_such_hooks_stay_as_they_are():
     assert all(torch.equal(now, before[name]) for name, now in layer.named_buffers())
     assert plain.weight is weight
     assert not calls
-
-
-def test_modules_can_be_copied_once_the_run_is_over():
-    layer = weight_norm(nn.Linear(4, 3))
-    with pytest.raises(RuntimeError, match="deepcopy"):
-        copy.deepcopy(layer)
-
-    compute_again([layer], with_graph=False)
-
-    assert torch.equal(copy.deepcopy(layer).weight, layer.weight)

@@ -16,7 +16,7 @@ from elastic.reduce.tree import span
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.train.loop.record import slowest_of
-from elastic.train.step.pace import Pace
+from elastic.train.step.parts import Pace
 from elastic.worker.heartbeat import HeartbeatSender
 
 

@@ -4,13 +4,11 @@ import copy
 
 import pytest
 import torch
-from audited import Training
-from steps import ALONE, BATCH, CLASSES, FEATURES, steps
+from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
-from elastic.reduce.exchange import Exchange
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -87,102 +85,6 @@ def test_gradients_by_hand_from_a_sum_are_exact_at_every_world_size(ranks, kind)
         assert ranks.run(world_size, private, kind) == [alone] * world_size
 
 
-def test_gradients_by_hand_are_those_of_plain_pytorch():
-    net, twin = net_of(), net_of()
-    optimizer, its = (torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in (net, twin))
-    shards = []
-    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
-        shards.clear()
-
-        def of_shard(batch):
-            shards.append(batch)
-            return clipped(net, batch)
-
-        set_gradients(net, step.sum(of_shard) / BATCH)
-        optimizer.step()
-        parts = {batch.shard: clipped(twin, batch) for batch in shards}
-        alone = Exchange(shards=len(parts), world_size=1, rank=0, group=None)
-        set_gradients(twin, alone.sum_shards(parts, "the twin's sum") / BATCH)
-        its.step()
-    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_an_audited_step_by_hand_compares_its_sums(ranks):
-    """And ends as it would without the audit."""
-    digests = {audits: ranks.run(2, audited_by_hand, audits) for audits in (False, True)}
-    assert digests[True] == digests[False]
-
-
-def audited_by_hand(member, audits):
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    state = {"net": net, "optimizer": optimizer}
-    for step in Training(member, state, audits=audits).steps():
-        set_gradients(net, step.sum(lambda batch: clipped(net, batch)))
-        optimizer.step()
-    return checksum_of(State(**state).flatten()).whole
-
-
-def meta(member):
-    """Reptile: each shard is a task; an inner optimizer trains a copy, and its change is summed."""
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    state = State(net=net, optimizer=optimizer)
-
-    def change(batch):
-        inner = copy.deepcopy(net)
-        its = torch.optim.Adam(inner.parameters(), lr=0.01)
-        for _ in range(2):
-            its.zero_grad()
-            F.cross_entropy(inner(batch.data[0]), batch.data[1]).backward()
-            its.step()
-        before, after = (nn.utils.parameters_to_vector(each.parameters()).detach() for each in (net, inner))
-        return before - after
-
-    for step in steps(member, state):
-        set_gradients(net, step.sum(change) / step.shards)
-        optimizer.step()
-    return checksum_of(state.flatten()).whole
-
-
-def sharpness(member, form):
-    """SAM: the gradient at the weights, then that at the worst weights nearby."""
-    net = net_of()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    state = State(net=net, optimizer=optimizer)
-
-    def loss(batch):
-        return F.cross_entropy(net(batch.data[0]), batch.data[1])
-
-    def gradient(step):
-        if form == "mean":
-            step.mean_loss(loss)
-        else:
-            step.backward(step.sum(loss) / step.shards)
-
-    for step in steps(member, state):
-        gradient(step)
-        norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
-        moves = [0.05 * p.grad / norm for p in net.parameters()]
-        with torch.no_grad():
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.add_(move)
-        gradient(step)
-        with torch.no_grad():
-            for parameter, move in zip(net.parameters(), moves, strict=True):
-                parameter.sub_(move)
-        optimizer.step()
-    return checksum_of(state.flatten()).whole
-
-
-@pytest.mark.parametrize(("recipe", "arguments"), [(meta, ()), (sharpness, ("mean",)), (sharpness, ("sum",))])
-def test_inner_steps_and_two_gradients_in_a_step_are_exact(ranks, recipe, arguments):
-    (alone,) = ranks.run(1, recipe, *arguments)
-    for world_size in (2, 3):
-        assert ranks.run(world_size, recipe, *arguments) == [alone] * world_size
-
-
 def recipe():
     net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -191,16 +93,6 @@ def recipe():
 
 def squares(net):
     return lambda batch: net(batch.data[0]).square().sum()
-
-
-def test_an_inner_optimizer_over_the_same_parameters_is_refused_with_what_to_write():
-    """It cannot go into the State, since the loop makes it in each step."""
-    net, _, coming = recipe()
-    step = next(coming)
-    step.mean_loss(squares(net))
-    inner = torch.optim.Adam(net.parameters())
-    with pytest.raises(UsageError, match=r"inner steps train a copy of the module"):
-        inner.step()
 
 
 @pytest.mark.parametrize("update", [True, False])
@@ -217,31 +109,6 @@ def test_a_sum_whose_backward_was_forgotten_ends_no_step(update):
         step.end_by_hand()
 
 
-def test_a_step_that_computes_nothing_ends_with_a_sentence():
-    _, optimizer, coming = recipe()
-    step = next(coming)
-    optimizer.step()
-    with pytest.raises(UsageError, match="step 1 ended without gradients"):
-        step.end_by_hand()
-
-
-def test_sums_of_detached_tensors_have_no_graph_on_any_rank(ranks):
-    """Also where a graph is there on one rank alone: then the sum has one everywhere."""
-    assert ranks.run(2, has_graph, "none") == [False, False]
-    assert ranks.run(2, has_graph, "of a shard") == [True, True]
-
-
-def has_graph(member, kind):
-    net = net_of()
-    step = next(steps(member, State(net=net)))
-
-    def output(batch):
-        value = net(batch.data[0]).sum()
-        return value if kind == "of a shard" and batch.shard == 0 else value.detach()
-
-    return step.sum(output).requires_grad
-
-
 def test_a_graph_that_appears_in_a_later_step_is_refused():
     """Another rank may not have it, and then would not take part in the backward."""
     net, optimizer, coming = recipe()
@@ -254,18 +121,8 @@ def test_a_graph_that_appears_in_a_later_step_is_refused():
     next(coming).sum(output)
     optimizer.step()
     net.train()
-    with pytest.raises(UsageError, match="a tensor without a graph for shard 0, as in the steps before"):
+    with pytest.raises(UsageError, match=r"as in the steps before, found .* with a graph for shard 0"):
         next(coming).sum(output)
-
-
-def test_a_statistic_before_a_mean_loss_is_a_number():
-    """The frequencies of the classes weigh the loss."""
-    net, optimizer, coming = recipe()
-    for step in coming:
-        counts = step.sum(lambda batch: F.one_hot(batch.data[1], CLASSES).float().sum(0))
-        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], BATCH / counts))  # noqa: B023
-        optimizer.step()
-    assert step.number == 4
 
 
 @pytest.mark.parametrize("between", ["mean_loss", "backward", "step"])
@@ -284,12 +141,3 @@ def test_a_sum_that_a_later_computation_has_ended_is_refused_in_a_loss(between):
     other = step.sum(squares(net))
     with pytest.raises(UsageError, match=r"a loss uses the result of a step\.sum of step 1 after a later"):
         step.backward(total + other)
-
-
-def test_a_mean_loss_that_goes_through_a_sum_is_refused():
-    """Each shard's loss would need the gradients of all the others."""
-    net, _, coming = recipe()
-    step = next(coming)
-    total = step.sum(squares(net))
-    with pytest.raises(UsageError, match=r"use the result's \.detach\(\)"):
-        step.mean_loss(lambda batch: squares(net)(batch) * total)

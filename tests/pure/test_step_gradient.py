@@ -2,7 +2,6 @@
 buffer its place.
 """
 
-import copy
 from functools import partial
 
 import pytest
@@ -114,87 +113,6 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     assert scaled_loss == plain_loss
 
 
-def test_second_step_starts_from_no_gradient():
-    """A recipe need not call zero_grad: what the last step left in `.grad` must not be added to."""
-    net = linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    for step in steps(net):
-        step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
-        optimizer.step()
-    found = gradient(net.parameters()).clone()
-    net.zero_grad()
-    net(whole_batch(step)[0]).square().mean().backward()
-    assert_close_to(found, gradient(net.parameters()))
-
-
-def test_running_averages_are_the_mean_over_shards_of_their_updates():
-    """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what
-    the step leaves.
-    """
-    torch.manual_seed(0)
-    norm = nn.BatchNorm1d(6)
-    norm.running_mean.normal_()
-    opening = copy.deepcopy(norm)
-    step = next(steps(norm))
-    step.mean_loss(lambda batch: norm(batch.data[0]).square().mean())
-    copies = [copy.deepcopy(opening) for _ in range(6)]
-    for one, batch in zip(copies, step._batches, strict=True):
-        one(batch.data[0])
-    for name in ("running_mean", "running_var"):
-        mean = torch.stack([getattr(one, name) for one in copies]).mean(0)
-        torch.testing.assert_close(getattr(norm, name), mean)
-    assert norm.num_batches_tracked.item() == 1
-
-
-def test_two_sums_in_one_step_update_running_averages_twice():
-    """The second forward of a shard starts from what its own first one left, as it would in a plain
-    loop.
-    """
-    norm = nn.BatchNorm1d(6)
-    step = next(steps(norm))
-    totals = [step.sum(lambda batch: norm(batch.data[0]).sum()) for _ in range(2)]
-    step.backward(sum(totals))
-    assert norm.num_batches_tracked.item() == 2
-
-
-def noise_before_and_after(seed_of_history):
-    torch.manual_seed(seed_of_history)  # what data loading, which is another for each rank, leaves behind
-    net = linear()
-    step = next(steps(net))
-    torch.manual_seed(seed_of_history)
-    step.sum(lambda batch: net(batch.data[0]).sum())
-    return torch.rand(1).item()
-
-
-def test_draws_of_the_recipe_after_a_sum_are_the_steps_own():
-    """Between sums all ranks draw from one stream of the step, whatever their own shards drew."""
-    assert noise_before_and_after(1) == noise_before_and_after(2)
-
-
-def test_draws_of_the_recipe_before_the_first_sum_are_the_steps_own():
-    """For example a mixup weight.
-
-    Loading samples in this process has left another stream on every rank.
-    """
-    drawn = []
-    for history in (1, 2):
-        coming = steps(linear())
-        torch.manual_seed(history)
-        next(coming)
-        drawn.append(torch.rand(1).item())
-    assert drawn[0] == drawn[1]
-
-
-def test_a_sum_that_needs_no_gradient_may_stand_beside_one_that_does():
-    """Counting hits for the metrics, without a graph, beside the sum that the loss is made of."""
-    net = linear()
-    step = next(steps(net))
-    total = step.sum(lambda batch: net(batch.data[0]).square().sum())
-    hits = step.sum(lambda batch: (net(batch.data[0]).argmax(1) == batch.data[1]).float().sum())
-    step.backward(total / BATCH)
-    assert 0 <= hits.item() <= BATCH
-
-
 def test_every_shard_and_every_pass_has_draws_of_its_own():
     """Dropout masks that repeat over shards, sums or steps would be a key that lost a part."""
     net = linear()
@@ -210,24 +128,6 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
     assert len(set(drawn)) == 24
 
 
-def test_backward_without_a_sum_is_refused():
-    """Each rank would count a loss that does not depend on the shards; the message names the way
-    out.
-    """
-    net = linear()
-    step = next(steps(net))
-    with pytest.raises(UsageError, match="mean_loss"):
-        step.backward(net(data()[0]).sum())
-
-
-def test_logged_tensors_become_numbers_and_the_fraction_of_the_run_grows():
-    """A line of metrics is JSON: a tensor in it would fail at the write, after the step."""
-    _, step = steps(linear())
-    step.log(loss=torch.tensor(0.5), kind="warm", lr=0.1)
-    assert step.logged == {"loss": 0.5, "kind": "warm", "lr": 0.1}
-    assert step.fraction == 1 / STEPS
-
-
 @pytest.mark.parametrize("count", [None, BATCH])
 def test_a_sum_that_needs_the_gradient_of_an_earlier_one_is_refused(count):
     """The centre is itself a sum over shards: what the second sum adds to its gradient came after
@@ -241,13 +141,3 @@ def test_a_sum_that_needs_the_gradient_of_an_earlier_one_is_refused(count):
     spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
     with pytest.raises(UsageError, match=r"uses the result of an earlier step\.sum"):
         step.backward(spread)
-
-
-def test_a_sum_may_use_the_number_that_an_earlier_one_gave():
-    """Without its gradient it is a number like any other."""
-    net = linear()
-    step = next(iter(steps(net)))
-    centre = step.sum(lambda batch: net(batch.data[0]).sum(0)).detach() / BATCH
-    spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
-    step.backward(spread)
-    assert net[0].weight.grad.abs().sum() > 0

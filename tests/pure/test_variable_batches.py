@@ -1,12 +1,10 @@
 """Shards of different sizes, as a collate that joins boxes makes them, give one result."""
 
-import pytest
 import torch
 from steps import ALONE, SAMPLES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
 SHARDS = 8
@@ -49,34 +47,8 @@ def ratio(step, net):
     step.backward(total[0] / total[1])
 
 
-def mean_of_means(step, net):
-    """Shards count alike, whatever the number of their boxes."""
-    step.mean_loss(lambda batch: losses_of(net, batch).mean())
-
-
-FORMS = {"ratio": ratio, "mean of means": mean_of_means}
-
-
 def steps_over_boxes(member, net, **others):
     return steps(member, State(net=net, **others), dataset=Boxes(), collate=join)
-
-
-def train(member, form):
-    net = network()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for step in steps_over_boxes(member, net, optimizer=optimizer):
-        FORMS[form](step, net)
-        optimizer.step()
-        optimizer.zero_grad()
-    return checksum_of(State(net=net, optimizer=optimizer).flatten()).whole
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_shards_with_varying_numbers_of_boxes_leave_the_same_state_at_every_world_size(ranks, form):
-    """Three samples a shard hold none to nine boxes; the digest is that of a world of one."""
-    (alone,) = ranks.run(1, train, form)
-    for world_size in (2, 3):
-        assert ranks.run(world_size, train, form) == [alone] * world_size
 
 
 def test_a_ratio_of_sums_has_the_gradient_of_the_mean_over_all_boxes():

@@ -38,8 +38,8 @@ from elastic.train.loop.requests import is_first_audited, remaining, requests_of
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.step import derived_weights
 from elastic.train.step.balancing import balancing_of, is_held_off
+from elastic.train.step.follow import compute_again
 from elastic.train.step.parts import Requests, StepParts, StepPlace, step_parts
 from elastic.train.step.step import Step
 
@@ -144,7 +144,7 @@ class Loop:
         resumed = resume(parts, self.stopped, parts.again.look())
         point = self._began = resumed.point
         parts.again.restored(point.step, is_doubtful=point.divergence is not None)
-        derived_weights.compute_again(parts.state.submodules())
+        compute_again(parts.state.submodules())
         self._is_restored = True
         self._agreement = Agreement(
             comparison=parts.comparison,
@@ -290,10 +290,9 @@ class Loop:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
         parts, saving = self.parts, self._saving
         outcome = step.outcome or step.end_by_hand()
-        if note := self._of_steps.contract.end_step():
-            self.say(note)
+        self._of_steps.contract.end_step()
         step.fault_point("optimizer")
-        derived_weights.compute_again(self._of_steps.contract.modules())
+        compute_again(self._of_steps.contract.parts.modules)
         saving.after_update()
         requests, evidence = remaining(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
@@ -378,7 +377,7 @@ class Loop:
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
         parts, began, last, output = self.parts, self._began, self._last, self.parts.output
-        derived_weights.compute_again(parts.state.submodules(), with_graph=False)
+        compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
         for sentence in parts.step_functions.failures():
             self.say(sentence)

@@ -9,7 +9,7 @@ with a failed worker, the next one keeps spans equal: no run fails again and aga
 a body, too, that reads gradients inside the function, of which a rank without a shard has none.
 
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
-seconds lack the kernels that its host waits for in a sum (pace.py), and in `elastic-train check`,
+seconds lack the kernels that its host waits for in a sum (Pace), and in `elastic-train check`,
 which compares runs of other spans on purpose.
 """
 
@@ -24,8 +24,6 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import spans_of
 from elastic.train.groups import ProcessGroups
 from elastic.train.step.step import Step
-
-_FAILURES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +72,13 @@ def is_held_off(generation: int, events: Path) -> bool:
     Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
     it. Asked on rank 0. It says so on the console.
     """
-    if generation <= _FAILURES:
+    if generation <= 2:
         return False
     is_so = has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
     if is_so:
         print(
-            "note: two generations in a row in which slow ranks had fewer shards ended with a failed worker: in this one all ranks have as many shards,"
-            " in case that those with more lacked memory, or that the loop's body read a gradient of a tensor inside the function (retain_grad), which a rank without a"
-            " shard does not have. --balance off keeps it so",
+            "note: two generations in which slow ranks had fewer shards ended with a failed worker: in this one all ranks have as many, in case that those with more"
+            " lacked memory, or that the body read what only a rank with a shard has (retain_grad). --balance off keeps it so",
             flush=True,
         )
     return is_so
@@ -99,6 +96,5 @@ def balancing_of(
     of_ranks: list[list[int]] = groups.all_gather([int(is_wanted), reads_ahead])
     if not all(wanted for wanted, _ in of_ranks):
         return None
-    equal = tuple(map(len, exchange.spans))
-    balance = Balance(equal, max(ahead for _, ahead in of_ranks))
+    balance = Balance(tuple(map(len, exchange.spans)), max(ahead for _, ahead in of_ranks))
     return Balancing(exchange=exchange, balance=balance, log=log)

@@ -22,23 +22,28 @@ MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multipli
 class BufferSums:
     """Of some buffers, for S shards.
 
-    length: numbers that a shard contributes. num_values: of them, those that make up the buffers,
-    which come first. The others are signs: of each float64 buffer, and four of all integers.
+    summed: which of them the sum has; of the others it says only whether a shard changed one.
+    floats, integers: of those that are summed. length: numbers that a shard contributes.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], shards: int, device: torch.device) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], summed: set[int], shards: int, device: torch.device
+    ) -> None:
         """device: of the contributions."""
-        self._tensors = tensors
+        self.summed = summed
         self._shards = shards
         self._device = device
         kinds = [t.is_floating_point() or t.is_complex() for t in tensors]
-        self._floats = [i for i, is_float in enumerate(kinds) if is_float]
-        self._ints = [i for i, is_float in enumerate(kinds) if not is_float]
-        self._wide = [i for i in self._floats if tensors[i].dtype in (torch.float64, torch.complex128)]
-        self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
-        self._num_floats, self._num_ints = self._count(self._floats), self._count(self._ints)
-        self.num_values = self._num_floats + 2 * self._num_ints
-        self.length = self.num_values + len(self._wide) + (4 if self._ints else 0)
+        self.floats = [i for i in sorted(summed) if kinds[i]]
+        self.integers = [i for i in sorted(summed) if not kinds[i]]
+        wide = torch.float64, torch.complex128
+        self._flagged = [i for i, t in enumerate(tensors) if i not in summed or t.dtype in wide]
+        self._weights = torch.empty(0)  # of the hashes of all integers
+        self._sizes = [
+            sum(_real(tensors[i]).numel() for i in which)
+            for which in (self.floats, self.integers, self.integers)
+        ]
+        self.length = sum(self._sizes) + len(self._flagged) + (4 if self.integers else 0)
 
     def contributions(
         self, after: Mapping[int, Sequence[Tensor]], opening: Sequence[Tensor]
@@ -46,41 +51,47 @@ class BufferSums:
         """float64 [length] for each shard: what it adds to the sum.
 
         after: the values of the buffers, by shard. opening: those that each shard began with.
-        Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
-        float64 buffer that this shard changed, then two hashes of all its integers and the square
-        of each. It is of another length where a forward gave a buffer another size.
+        Floats, then the high halves of shard 0's integers, then their low halves. Behind these are
+        signs: 1 for each float64 buffer, and each that is not summed, that this shard changed, then
+        two hashes of all its integers and the square of each.
         """
-        if not self._tensors or not after:  # a rank without a shard adds nothing
+        if not self.length or not after:  # a rank without a shard adds nothing
             return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
-        integers = {shard: _flat(values, self._ints).long() for shard, values in after.items()}
-        hashes = self._hashes(torch.stack(list(integers.values()))) if self._ints else ()
+        integers = {shard: _flat(values, self.integers).long() for shard, values in after.items()}
+        rows = torch.stack(list(integers.values()))
+        hashes = self._hashes(rows) if self.integers else rows.new_zeros(len(rows), 0, dtype=torch.float64)
         found = {}
         for index, (shard, values) in enumerate(after.items()):
-            parts = [_flat(values, self._floats).double()]
-            if self._ints:
-                parts.append(_halves(integers[shard], is_counted=shard == 0))
-            parts += [(values[i] != opening[i]).any().double().reshape(1) for i in self._wide]
-            if self._ints:
-                parts.append(hashes[index])
+            flags = torch.zeros(len(self._flagged), dtype=torch.float64, device=self._device)
+            for flag, i in enumerate(self._flagged):
+                if values[i] is not opening[i]:
+                    flags[flag] = (values[i] != opening[i]).any()
+            halves = _halves(integers[shard], is_counted=shard == 0)
+            parts = [_flat(values, self.floats).double(), halves, flags, hashes[index]]
             found[shard] = torch.cat([part.to(self._device) for part in parts])
         return found
 
-    def use(self, total: Tensor, signs: Sequence[float]) -> None:
+    def signs(self, total: Tensor) -> Tensor:
+        """float64 [n]: what the host must know of the sum of all shards' contributions."""
+        return total[sum(self._sizes) :]
+
+    def changed(self, signs: Sequence[float]) -> set[int]:
+        """Of those that have a flag, the ones that a shard of any rank changed."""
+        return {i for i, count in zip(self._flagged, signs, strict=False) if count}
+
+    def use(self, tensors: Sequence[Tensor], total: Tensor, signs: Sequence[float]) -> None:
         """Set the buffers, which have their opening values, from the sum, float64 [length].
 
-        signs: read from it, and perhaps others behind them.
+        signs: read from it.
         """
-        if not self._tensors:
-            return
-        sizes = [self._num_floats, self._num_ints, self._num_ints]
-        means, high, low = torch.split(total[: self.num_values], sizes)
-        is_changed = dict(zip(self._wide, signs, strict=False))
+        means, high, low = torch.split(total[: sum(self._sizes)], self._sizes)
+        is_unchanged = set(self._flagged) - self.changed(signs)
         integers = (high.long() << HALF_BITS) + low.long()
         with torch.no_grad():
-            for which, flat in ((self._floats, means / self._shards), (self._ints, integers)):
-                tensors = [_real(self._tensors[i]) for i in which]
-                for i, tensor, value in zip(which, tensors, cut(flat, tensors), strict=True):
-                    if is_changed.get(i) != 0:
+            for which, flat in ((self.floats, means / self._shards), (self.integers, integers)):
+                of_these = [_real(tensors[i]) for i in which]
+                for i, tensor, value in zip(which, of_these, cut(flat, of_these), strict=True):
+                    if i not in is_unchanged:
                         tensor.copy_(value)
 
     def have_same_integers(self, signs: Sequence[float]) -> bool:
@@ -88,49 +99,26 @@ class BufferSums:
 
         By the inequality of Cauchy and Schwarz, S·Σh² = (Σh)² only where all h are equal.
         """
-        if not self._ints:
+        if not self.integers:
             return True
-        one, one_squares, other, other_squares = signs[len(self._wide) :][:4]
+        one, one_squares, other, other_squares = signs[len(self._flagged) :]
         return self._shards * one_squares == one * one and self._shards * other_squares == other * other
-
-    def hashes(self, values: Sequence[Tensor]) -> Tensor:
-        """float64 [integer buffers, 4]: as in a contribution, but for each buffer by itself."""
-        rows = [self._hashes(values[i].reshape(1, -1).long()) for i in self._ints]
-        return torch.cat(rows).to(self._device)
-
-    @property
-    def like_hashes(self) -> Tensor:
-        """A tensor of the form of `hashes`."""
-        return torch.empty(len(self._ints), 4, dtype=torch.float64, device=self._device)
-
-    def different_integers(self, total: Tensor) -> list[Tensor]:
-        """The buffers whose integers differ, from the sum of all shards' `hashes`."""
-        different = self._differ(total).tolist()
-        return [self._tensors[i] for i, is_so in zip(self._ints, different, strict=True) if is_so]
-
-    def _differ(self, total: Tensor) -> Tensor:
-        sums, squares = total[:, ::2], total[:, 1::2]
-        return (self._shards * squares != sums.square()).any(1)
 
     def _hashes(self, rows: Tensor) -> Tensor:
         """float64 [rows, 4]: h and h² of each row of int64 [rows, n], for two hashes.
 
         One has 25 bits at most: among 30 522 places some pairs of counts would have the same.
         """
-        count = rows.shape[1]
-        if count not in self._weights:
+        if not len(self._weights):
             # Of weights in proportion to the place, [0, 2] and [1, 0] would have one sum.
-            places = torch.arange(1, count + 1, device=rows.device) * MIX
+            places = torch.arange(1, rows.shape[1] + 1, device=rows.device) * MIX
             one = (places ^ places >> HALF_BITS) * MIX
-            self._weights[count] = torch.stack([one, (one ^ one >> HALF_BITS) * MIX]) | 1
+            self._weights = torch.stack([one, (one ^ one >> HALF_BITS) * MIX]) | 1
         bits = HASH_BITS - (self._shards - 1).bit_length()
         # The top bits: each bit of each integer reaches one of them.
-        sums = [(rows * weights).sum(1) for weights in self._weights[count]]
+        sums = [(rows * weights).sum(1) for weights in self._weights]
         one, other = [(each >> (64 - bits) & ((1 << bits) - 1)).double() for each in sums]
         return torch.stack([one, one * one, other, other * other], dim=1)
-
-    def _count(self, which: list[int]) -> int:
-        return sum(_real(self._tensors[i]).numel() for i in which)
 
 
 def _real(tensor: Tensor) -> Tensor:

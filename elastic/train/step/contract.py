@@ -1,130 +1,137 @@
-"""A step does what the recipe means, or ends the run with a sentence that names what is wrong.
+"""A step trains the parameters that the recipe means, and each gradient is used once.
 
 A computation is what gives gradients: one `mean_loss`, or the sums of a step with their `backward`.
 Everything here happens in every step, and must be cheap: benchmarks/steady.py shows its share.
+
+*Forward changes no parameter.* It would have another value for the next shard of the same rank, and
+the result would depend on which shards a rank has. Buffers are put back for each shard; parameters
+are not, so a change is refused. Writes through `.data`, which autograd does not count, are found in
+the first step of each generation alone, by contents: that costs two passes over the parameters.
+
+*No gradient is thrown away before an update has used it*, unless the recipe drops it itself. A
+computation replaces `.grad`; in plain PyTorch a second backward adds to it, so that a recipe which
+accumulates by hand would silently lose the first. A gradient is used once an optimizer with its
+parameter has made a step, or the parameter was changed in place. At the end of its step a used
+gradient goes: a process that takes over at the next step has none.
+
+*Parameters that no optimizer of torch holds* are updated by the recipe's own code, and no hook says
+when. Within a step a second computation adds to their gradients, as a second backward does. At the
+end of the step these go, used or not: they are no part of the state.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain, compress
-from operator import attrgetter, not_
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 from weakref import WeakMethod
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.gradient_flags import GradientFlags, left_changed
 from elastic.train.state import structure
+from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.state import State
 from elastic.train.state.structure import StateParts
 from elastic.train.state.unsaved import Scaler, Unsaved
-from elastic.train.step import cached_weights
-from elastic.train.step.forward_changes import ForwardChanges
-from elastic.train.step.loose_gradients import LooseGradients
-from elastic.train.step.unused_gradients import UnusedGradients
+from elastic.train.step.follow import drop_cached_weights
 
-ALL_CALLS = 2  # steps of a process
+MOST_NAMED = 4
 _VERSION = attrgetter("_version")  # autograd's count of changes in place
 
 
 class Contract:
     """What is followed and checked in the steps of one generation.
 
-    Call `begin_step` and `end_step` in each step; in each computation `begin_computation`,
-    `forward` around the shards, `function` around each call of the recipe's function, and
-    `end_computation`.
+    Call `begin_step` and `end_step` in each step; in each computation `begin_computation` and
+    `end_computation`; around the shards of a pass `begin_pass` and `end_pass`; for each `call`.
+    parts: what the State consisted of at the last look. Do not change its lists.
     """
 
     def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
         self._state = state
-        self._global_batch = global_batch
-        self._shards = shards
-        self._unused = UnusedGradients()
-        sizes = f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
-        self._loose = LooseGradients(state.name_of, sizes)
+        self._sizes = (
+            f"for k batches of {global_batch} start with "
+            f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
+        )
         self._unsaved = Unsaved(state)
-        self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
         self._hooks = (
             register_optimizer_step_pre_hook(_call_weakly(self._before)),
             register_optimizer_step_post_hook(_call_weakly(self._updated)),
         )
-        self._before_update: Callable[[], None] = lambda: None
-        self._first_step: int | None = None  # of this generation
-        self._has_noted = False
-        self._is_computing = False
-        # In the computation that was begun last; the second without those that are frozen.
-        self._trained: list[nn.Parameter] = []
-        self._required: list[nn.Parameter] = []
-        self._held: list[nn.Parameter] = state.held  # of the trained ones, by optimizers of torch
-        self._loose_ones: list[nn.Parameter] = []  # that require a gradient, and that none of them holds
-        self._parts: StateParts | None = None  # of the state, where it was begun
-        self._mark: list[int] = []  # of the state where the step began
-        self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
-        self._flags = GradientFlags([])  # of all parameters, where the computation or pass began
-        self._calls = 0  # of the function, in the pass that was begun last
-        self._is_in_function = False
-        self._forward: ForwardChanges | None = None  # around the last shards
+        self._before_update: Callable[[Optimizer], None] = lambda _optimizer: None
+        self._step, self._first_step = 0, 0  # the newest one; the first of this generation
+        self._is_computing = self._is_in_function = False
+        # As they were looked at last, in the order of the state.
+        self._trained: list[nn.Parameter] = []  # what an optimizer updates, frozen ones too
+        self._idle: list[nn.Parameter] = []  # the others
+        self._required: list[nn.Parameter] = []  # of the trained ones those that require a gradient
+        self._others: list[nn.Parameter] = []  # of the idle ones likewise
+        self._held: list[nn.Parameter] = []  # of the trained ones, by optimizers of torch
+        self._loose: list[nn.Parameter] = []  # require a gradient, and none of these holds them
+        self._flags = GradientFlags([])  # of all
+        # Of held parameters, by id. In no other one: the gradient is of the recipe's own hand.
+        self._held_names: set[int] = set()
+        self._given: dict[int, int] = {}  # the version when a backward gave the newest gradient
+        self._used: set[int] = set()  # an optimizer has used it
+        self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
+        self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
+        self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
+        self._updates_loose = False  # as autograd counts, and in the step before
+        self._versions: list[int] = []  # of the modules' parameters, where a pass began
+        self._contents: dict[str, str] = {}  # checksums of them, in the first step
+        self._mark: list[int] = []
+        self._look()
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
         return self._trained if self._is_computing else self._state.trained
 
     def required(self) -> list[nn.Parameter]:
-        """Those of them that require a gradient."""
-        return self._required if self._is_computing else [p for p in self.trained() if p.requires_grad]
+        """Those of them that require a gradient, in the computation."""
+        return self._required
 
     def others(self) -> list[nn.Parameter]:
         """Parameters that no optimizer updates and that require a gradient, in the computation."""
         return self._others
 
-    def parts(self) -> StateParts:
-        """What the state consists of; within a computation the same."""
-        return self._parts if self._is_computing and self._parts else self._state.parts()
-
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
-    def name_of_module(self, module: nn.Module) -> str:
-        return next((name for name, each in self._state.named_modules() if each is module), "a module")
-
-    def begin_step(self, number: int, before_update: Callable[[], None]) -> None:
+    def begin_step(self, number: int, before_update: Callable[[Optimizer], None]) -> None:
         """before_update: called before each update by an optimizer of the state."""
         self._mark = self.mark()
         self._before_update = before_update
-        cached_weights.drop()
-        self._unused.step = number
-        if self._first_step is None:
+        self._step = number
+        drop_cached_weights()
+        if not self._first_step:
             self._first_step = number
-            self._loose.begin_loop(self._state.parameters())
-        self._loose.step = number
+            self._look()
+            for parameter in self._loose:  # what is there is from before the loop
+                parameter.grad = None
 
-    def end_step(self) -> str:
-        """After the step's body: no gradient that an update has used is left for the next one.
-
-        Returns what to tell the user, once.
-        """
-        self._loose.end_step()
-        self._unused.drop_used(self._held)
-        note, self._loose.note = self._loose.note, ""
-        if self._has_noted:
-            note = ""
-        self._has_noted = self._has_noted or bool(note)
-        return note
+    def end_step(self) -> None:
+        """After the step's body: no gradient that an update has used is left for the next one."""
+        self._updates_loose = not self._held and self._loose_versions != list(map(_VERSION, self._loose))
+        self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
+        for parameter in (*self._held, *self._loose):
+            if id(parameter) not in self._left:
+                parameter.grad = None
 
     def check_kept(self) -> None:
         """Before a state is kept. Raises UsageError for trained parameters that it lacks."""
-        trained, _ = self._state.trained_and_idle()
-        if trained is not self._trained:
-            self._unsaved.check_parameters(trained)
+        if self._state.trained is not self._trained:
+            self._unsaved.check_parameters(self._state.trained)
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
-        return self._unused.has_waiting() or self._loose.has_waiting()
+        is_left_out = self._updates_loose and self._loose_versions == list(map(_VERSION, self._loose))
+        return is_left_out or bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -140,119 +147,148 @@ class Contract:
         Also for parameters and a scaler that are not saved.
         """
         self._unsaved.check_scaler(scaler)
-        before = self._trained
-        self._parts = self._state.parts()
-        self._trained, idle = self._state.trained_and_idle(self._parts)
-        self._flags = GradientFlags([*self._trained, *idle])
-        require = self._flags.flags[: len(self._trained)]
-        frozen = [] if all(require) else list(compress(self._trained, map(not_, require)))
-        self._required = list(compress(self._trained, require)) if frozen else self._trained
-        self._others = list(compress(idle, self._flags.flags[len(require) :]))
+        self._look()
         self._is_computing = True
-        if self._trained is not before:  # or the modules have other parameters
-            self._unsaved.check_parameters(self._trained)
-        self._held = self._state.held
-        self._loose_ones = self._others
-        if len(self._held) < len(self._trained):
-            held = set(map(id, self._held))
-            self._loose_ones = [*(p for p in self._required if id(p) not in held), *self._others]
-            frozen = [p for p in frozen if id(p) in held]
-        parameter = self._unused.replace(self._held, frozen)
-        if parameter is not None:
-            batch, shards = self._global_batch, self._shards
-            raise UsageError(
-                f"step {self._unused.step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet, and this computation would "
-                f"replace it. A step already accumulates: for k batches of {batch} in one update start with k times the batch, as "
-                f"elastic.start(global_batch={2 * batch}, shards={2 * shards}) for k = 2; return the sum of two losses from one function; "
-                "and to drop gradients on purpose, call optimizer.zero_grad()"
-            )
-        self._loose.begin(self._loose_ones, are_alone=not self._held)
+        for parameter in self._unused():
+            if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
+                raise UsageError(
+                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: {self._sizes}. "
+                    "Add two losses up in one function; to drop gradients on purpose, call optimizer.zero_grad()"
+                )
+        self._left = {}
+        self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
 
-    def modules(self) -> list[nn.Module]:
-        """Of the state, at its last computation; now, if there was none. Do not change the list."""
-        return self._parts.modules if self._parts is not None else self._state.submodules()
-
-    def end_computation(self, gradient_norms: Sequence[float], *, is_right_after: bool = False) -> None:
-        """All parameters have the gradients of all shards in `.grad`.
-
-        is_right_after: whether no code of the loop's body ran since the end of `forward`.
-        """
+    def end_computation(self, gradient_norms: Sequence[float]) -> None:
+        """All parameters have the gradients of all shards in `.grad`."""
         self._is_computing = False
-        is_whole = len(self._required) == len(self._trained)
-        required = self._held if is_whole else [p for p in self._held if p.requires_grad]
-        self._loose.end(self._loose_ones)
-        forward, marks = self._forward, None
-        if is_right_after and forward is not None and structure.same(required, forward.parameters):
-            marks = forward.marks
-        self._unused.computed(required, is_finite=all(map(math.isfinite, gradient_norms)), known=marks)
+        for parameter, before in self._added_to:
+            parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._loose_versions = list(map(_VERSION, self._loose))
+        names = list(map(id, self._required))
+        self._given.update(zip(names, map(_VERSION, self._required), strict=True))
+        if all(map(math.isfinite, gradient_norms)):
+            self._used.difference_update(names)
+        else:  # they need not be used: a GradScaler skips their update
+            self._used.update(names)
 
-    @contextmanager
-    def forward(self, parts: StateParts | None = None) -> Iterator[None]:
-        """Around the shards of a pass.
-
-        Raises UsageError for a forward that changes parameters or leaves others frozen.
-        """
-        is_first_step = self._unused.step == self._first_step
-        parts = parts or self.parts()
-        changes = self._forward = ForwardChanges(self._state, parts, compares_contents=is_first_step)
+    def begin_pass(self) -> None:
+        """Before the shards of a pass."""
         if not self._is_computing:
-            self._flags = GradientFlags([*chain(*self._state.trained_and_idle(parts))])
-        self._calls = 0
-        yield
-        self._check_flags()
-        changes.check()
+            self._look()
+        self._versions = list(map(_VERSION, self.parts.owned.values()))
+        if self._step == self._first_step:
+            self._contents = self._find_contents()
 
-    @contextmanager
-    def function(self) -> Iterator[None]:
-        """Around a call of the function that the recipe gave.
+    def call(self, function: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        """The recipe's function of one shard's batch.
 
-        Raises UsageError for a backward; and for parameters that it has frozen, or unfrozen, for
-        good: in all calls of a process's first steps, later in one of each pass, and in its last.
+        Raises UsageError where it leaves parameters frozen, or unfrozen, and for a backward in it.
         """
         self._is_in_function = True
-        cached_weights.drop()
+        drop_cached_weights()
         try:
-            yield
+            output = function(batch)
         finally:
-            cached_weights.drop()
+            drop_cached_weights()
             self._is_in_function = False
-        self._calls += 1
-        # After each call it would take a sixth of what all checks of a step may take.
-        step = self._unused.step
-        if step - (self._first_step or step) < ALL_CALLS or self._calls == 1 + step % self._shards:
+        if self._step == self._first_step:  # in each call it would take half of what checks cost
             self._check_flags()
+        return output
 
-    def _check_flags(self) -> None:
-        if changed := self._flags.changed():
-            is_frozen = not changed[0].requires_grad
-            names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
-            raise UsageError(f"step {self._unused.step}: {left_changed(names, is_frozen=is_frozen)}")
+    def end_pass(self) -> None:
+        """After them. Raises UsageError for parameters that the function has changed."""
+        self._check_flags()
+        owned = self.parts.owned
+        if not structure.same(structure.values_of(self.parts.holders), self.parts.places.values):
+            now = self._state.parts().owned
+            self._refuse([p for name, p in now.items() if name not in owned])
+        versions = list(map(_VERSION, owned.values()))
+        if versions != self._versions:
+            pairs = zip(owned.values(), versions, self._versions, strict=True)
+            self._refuse([p for p, after, before in pairs if after != before])
+        if self._step == self._first_step and (contents := self._find_contents()) != self._contents:
+            self._refuse(
+                [p for i, p in enumerate(owned.values()) if contents[f"{i}"] != self._contents[f"{i}"]]
+            )
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
         """A backward of the recipe's own, or that of a loss past its sums."""
         if self._is_in_function:
             raise UsageError(
-                f"backward() was called inside the function given to step.mean_loss or step.sum, and gave {self.name_of(parameter)} a "
-                "gradient of one shard, which is not summed. Return the loss: the step computes its gradients; add a penalty to the loss that "
-                "is returned; for gradients as numbers use torch.autograd.grad(...)"
+                f"backward() was called inside the function given to the step, and gave {self.name_of(parameter)} a gradient of one shard alone. "
+                "Return the loss, with any penalty added; for gradients as numbers use torch.autograd.grad(...)"
             )
         if not self._is_computing:
-            is_held = any(parameter is each for each in self._held)
-            (self._unused if is_held else self._loose).gained(parameter)
+            self._given[id(parameter)] = parameter._version  # noqa: SLF001 - autograd's count
+            self._used.discard(id(parameter))
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
+    def _look(self) -> None:
+        """Which parameters there are, and which of them require a gradient.
+
+        The lists are those of the last look where nothing has changed. Raises UsageError for
+        trained parameters that no object of the State saves.
+        """
+        self.parts: StateParts = self._state.parts()
+        trained, idle = self._state.trained_and_idle(self.parts)
+        is_same = trained is self._trained and idle is self._idle
+        if not is_same:
+            self._unsaved.check_parameters(trained)
+            self._trained, self._idle, self._held = trained, idle, self._state.held
+            self._held_names = set(map(id, self._held))
+            self._used &= self._held_names  # another parameter may get the id of one that went
+        before, self._flags = self._flags.flags, GradientFlags([*trained, *idle])
+        if not is_same or self._flags.flags != before:
+            require = self._flags.flags
+            self._required = list(compress(trained, require))
+            self._others = list(compress(idle, require[len(trained) :]))
+            loose = [p for p in self._required if id(p) not in self._held_names]
+            self._loose = [*loose, *self._others]
+
+    def _check_flags(self) -> None:
+        if changed := self._flags.changed():
+            is_frozen = not changed[0].requires_grad
+            names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
+            raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
+
+    def _unused(self) -> list[nn.Parameter]:
+        """Of those that optimizers of torch hold, with a gradient that no update has used."""
+        unused = [p for p in self._held if p.grad is not None and id(p) not in self._used]
+        return [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
+
+    def _refuse(self, changed: list[nn.Parameter]) -> None:
+        names = ", ".join(dict.fromkeys(map(self.name_of, changed[:MOST_NAMED]))) or "of a module"
+        raise UsageError(
+            f"forward changed the parameter {names}, so that the next shard begins with other weights; change it in the loop's body, after "
+            "optimizer.step() (a momentum encoder, a max_norm), or before the loop, on fixed samples"
+        )
+
+    def _find_contents(self) -> dict[str, str]:
+        tensors = {str(i): parameter for i, parameter in enumerate(self.parts.owned.values())}
+        return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
+
     def _before(self, optimizer: Optimizer) -> None:
-        if not self._is_in_function and any(each is optimizer for each in self._state.optimizers):
-            self._before_update()
+        if not self._is_in_function:
+            self._before_update(optimizer)
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether it is one of the state's."""
+        return any(each is optimizer for each in self._state.optimizers)
 
     def _updated(self, optimizer: Optimizer) -> None:
-        cached_weights.drop()
-        self._unused.updated(optimizer)
-        step = self._unused.step
-        self._unsaved.check_update(optimizer, step, self._first_step or step)
+        drop_cached_weights()
+        for group in optimizer.param_groups:
+            for p in group["params"] if self._left else ():
+                if p.grad is not None and self._left.get(id(p)) is p.grad:
+                    raise UsageError(
+                        f"step {self._step}: {type(optimizer).__name__} made an update with gradients of the step before; gradients are no part "
+                        "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
+                    )
+            self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
+        self._unsaved.check_update(optimizer, self._step, self._first_step or self._step)
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:

@@ -1,4 +1,7 @@
-"""What the steps of a generation share, and what each of them ends with on all ranks."""
+"""What the steps of a generation share, and what each of them ends with on all ranks.
+
+Every rank ends a step with the same outcome, so that all decide the same at the same step.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +15,15 @@ from elastic.proof.agreement import Agreement
 from elastic.proof.step_again import Collected
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
+from elastic.system.clock import Clock, SystemClock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers
 from elastic.train.step.contract import Contract
-from elastic.train.step.pace import Pace
-from elastic.train.step.shard_outputs import AgreedForms
+from elastic.train.step.sums import AgreedForms
 from elastic.worker.heartbeat import HeartbeatSender
+
+_SHORTEST_S = 1e-9  # 0 means that a rank has not measured
 
 
 class Requests(NamedTuple):
@@ -56,7 +61,7 @@ class StepOutcome:
     """What a step ends with, identical on all ranks.
 
     loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of. own_s: see pace.py. shards: how many each rank had.
+    the recipe makes its gradients of. own_s: see Pace. shards: how many each rank had.
     """
 
     loss: float
@@ -64,6 +69,42 @@ class StepOutcome:
     requests: Requests  # each is made if any rank made it
     own_s: tuple[float, ...] = ()
     shards: tuple[int, ...] = ()
+
+
+class Pace:
+    """How long each rank worked for a step, apart from its waits for the others.
+
+    A synchronous step takes every rank as long as the slowest one, so that its duration names none.
+    A rank's own seconds are those from the end of one end-of-step sum to the beginning of the next,
+    less the waits in between (heartbeat.py). They ride in that sum, in a place for each rank: no
+    message more. They are measured by each rank's own clock, and never enter the training state.
+
+    It is not exact on a GPU: a host that waits for its own kernels in a sum counts as waiting.
+    """
+
+    def __init__(self, rank: int, world_size: int, heartbeat: HeartbeatSender, clock: Clock | None = None):
+        self._rank = rank
+        self._world_size = world_size
+        self._heartbeat = heartbeat
+        self._clock: Clock = clock or SystemClock()
+        self._since_s: float | None = None  # the end of the sum before, waits taken off
+
+    def numbers(self) -> list[float]:
+        """What this rank adds to the sum: a place for each rank, none where it is alone."""
+        if self._world_size == 1:
+            return []
+        places = [0.0] * self._world_size
+        if self._since_s is not None:
+            places[self._rank] = max(_SHORTEST_S, self._worked_s() - self._since_s)
+        return places
+
+    def read(self, sums: list[float]) -> tuple[float, ...]:
+        """Each rank's own seconds, by rank; empty where it is alone, and in the first step."""
+        self._since_s = self._worked_s()
+        return tuple(sums) if all(sums) else ()
+
+    def _worked_s(self) -> float:
+        return self._clock.monotonic() - self._heartbeat.waited_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

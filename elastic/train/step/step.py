@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
@@ -30,12 +31,11 @@ from elastic.train import refuse
 from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.misuse import public
 from elastic.train.state.unsaved import Scaler
-from elastic.train.step.end import StepEnd, follow_modes
-from elastic.train.step.modes import Modes, StepModes
-from elastic.train.step.open_sums import OpenSums
-from elastic.train.step.opening_buffers import Contents
+from elastic.train.step.buffers import Contents
+from elastic.train.step.end import StepEnd
+from elastic.train.step.follow import Modes
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
-from elastic.train.step.shard_outputs import INTEGERS, check_loss, check_summand, described
+from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
 
 class Step:
@@ -44,6 +44,13 @@ class Step:
     number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
     all ranks. shards: how many slices they are cut into.
     """
+
+    # Without a dict: an attribute that a recipe adds would be lost at a restart.
+    __slots__ = (
+        *("number", "steps", "epoch", "global_batch", "shards", "logged", "outcome", "averaged"),
+        *("fault_point", "has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests"),
+        *("_sums", "_buffers_after", "_is_open", "_passes"),
+    )
 
     def __init__(
         self,
@@ -76,11 +83,10 @@ class Step:
         self._requests = requests
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
-            self.audit = auditor.begin(number, self._compute_again)
+            self.audit = auditor.begin(number, self._compute)
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._is_open = False  # a pass was made, and its computation has not ended
-        self._modes = StepModes()
         self._passes = 0
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
@@ -123,16 +129,12 @@ class Step:
                 " in the body, before it ends"
             )
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise UsageError(
-                    f"step.log({name}=...): expected one number, found {described(value)}; log its mean, or its elements under names of their own"
-                )
-            plain = value.item() if isinstance(value, Tensor | np.generic) else value
             try:
+                plain = value.item() if isinstance(value, Tensor | np.generic) else value
                 json.dumps(plain)
-            except (TypeError, ValueError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
-                    f"step.log({name}=...): expected a number or a text, found {described(value)} ({error})"
+                    f"step.log({name}=...): expected one number or a text, found {described(value)} ({error}); log its mean, or each under a name of its own"
                 ) from error
             if name in OWN_NAMES and plain != {"step": self.number, "epoch": self.epoch}.get(name):
                 raise UsageError(
@@ -155,19 +157,16 @@ class Step:
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
             form = self._parts.forms.check(self._passes, function, outputs)
-        is_counted = form.dtype in INTEGERS
-        if is_counted:
+        dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
+        copies = {
+            shard: output.detach().to(dtype, copy=True).contiguous() for shard, output in outputs.items()
+        }
+        if form.dtype in INTEGERS:
             whole = [extremes(output.detach().to(torch.int64)) for output in outputs.values()]
             check_fits(whole, self.shards, "step.sum")
-        copies = {
-            shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
-            for shard, output in outputs.items()
-        }
-        dtype = torch.int64 if is_counted else form.dtype
         like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
-            follow_modes(self._parts, self._modes)
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
         self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
@@ -194,30 +193,24 @@ class Step:
             )
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UsageError(
-                f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
-                f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
+                f"step.backward: expected a scalar with a graph, computed from the tensor of step.sum, found {described(loss)}"
             )
         self._check_usable()
-        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
+        gradients = self._parts.gradients
         self._follow_body()
         self._begin_gradients(scaler)
-        buffers, audit = self._parts.buffers, self.audit
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
         for parameter in direct:
             parameter.grad = None
-        self._sums.fill_gradients()
         for batch in self._batches:
-            heartbeat.enter(Phase.STEP)
-            gradients.before_backward(batch.shard)
+            self._parts.heartbeat.enter(Phase.STEP)
             # Activation checkpointing computes the forward again, from what the buffers are.
-            buffers.load(self._buffers_after[batch.shard])
+            self._parts.buffers.load(self._buffers_after[batch.shard])
+            gradients.before_backward(batch.shard)
             self._sums.backward(self._sums.outputs_of(batch.shard))
-            self.fault_point("backward")
-            gradients.after_backward(batch.shard)
-            if audit is not None and audit.own == batch.shard:
-                buffers.check_backward()
+            self._end_backward(batch.shard)
         if not self._batches:
             gradients.send_nothing()
         if self.audit is not None:
@@ -238,38 +231,36 @@ class Step:
         collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
         UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
-        gradients, exchange, buffers = self._parts.gradients, self._parts.exchange, self._parts.buffers
-        audit = self.audit
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
-            with self._sums.in_shard():
-                (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+            with self._sums.in_shard("step.mean_loss"):
+                (scaled / self.shards).backward()  # type: ignore[no-untyped-call]
 
         self._begin_gradients(scaler)
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
-            gradients.before_backward(batch.shard)
+            self._parts.gradients.before_backward(batch.shard)
             backward(loss)
-            self.fault_point("backward")
-            gradients.after_backward(batch.shard)
-            if audit is not None and audit.own == batch.shard:
-                buffers.check_backward()
+            self._end_backward(batch.shard)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
-        if not losses:
-            self._take_part(scaler)
+        if not losses:  # in the place of the backwards
+            if scaler is not None:  # at its first call it makes what an update asks it for
+                scaler.scale(torch.zeros((), device=self._parts.device))
+            self._parts.gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
-        self._parts.contract.end_computation(outcome.gradient_norms, is_right_after=True)
+        self._parts.contract.end_computation(outcome.gradient_norms)
         return outcome.loss
 
-    def _take_part(self, scaler: Scaler | None) -> None:
-        """In the place of the backwards, in a rank without a shard."""
-        if scaler is not None:  # at its first call it makes what an update asks it for
-            scaler.scale(torch.zeros((), device=self._parts.device))
-        self._parts.gradients.send_nothing()
+    def _end_backward(self, shard: int) -> None:
+        """After that of one own shard, whose gradients join the sum."""
+        self.fault_point("backward")
+        self._parts.gradients.after_backward(shard)
+        if self.audit is not None and self.audit.own == shard:
+            self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
         """The recipe makes gradients, or the new state, itself, from sums without a graph.
@@ -279,8 +270,8 @@ class Step:
         """
         if not self._can_end_by_hand:
             raise UsageError(
-                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop. To make "
-                "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
+                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the loop's body; to make them by hand, "
+                "return them with .detach() from the function given to step.sum, and set .grad from the sum"
             )
         norms = self._sums.norms()
         self._follow_body()
@@ -295,8 +286,8 @@ class Step:
     def _can_end_by_hand(self) -> bool:
         return bool(self._sums) and not self._sums.have_graph
 
-    def _end_before_update(self) -> None:
-        if self.outcome is None and self._can_end_by_hand:
+    def _end_before_update(self, optimizer: Optimizer) -> None:
+        if self.outcome is None and self._can_end_by_hand and self._parts.contract.holds(optimizer):
             self.end_by_hand()
 
     @property
@@ -333,49 +324,36 @@ class Step:
             )
         self._check_usable()
         self._passes += 1
-        parts = self._parts.contract.parts()
-        self._open_buffers(parts.modules)
-        batches = self._batches
-        modes = self._modes.begin_pass(parts.modules, parts.attributes)
-        with self._parts.contract.forward(parts):
-            for batch in batches:
-                self._modes.begin_shard(batch.shard)
-                self._parts.heartbeat.enter(Phase.STEP)
-                self.fault_point("forward")
-                before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
-                call = Call(function=function, number=self._passes, buffers=before, modes=modes)
-                audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
-                if audit is not None:
-                    audit.before(call, batch)
-                output = check(self._compute(call, batch))
-                self._buffers_after[batch.shard] = self._parts.buffers.save()
-                if audit is not None:
-                    audit.after(call.number, output)
-                yield batch, output
-            if not batches:
-                self._call_for_effects(function, modes)
-        self._modes.end_pass()
-        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
-
-    def _open_buffers(self, modules: list[nn.Module]) -> None:
+        contract, buffers = self._parts.contract, self._parts.buffers
+        contract.begin_pass()
         if self._is_open:
             self._follow_body()
         else:
-            self._parts.buffers.begin(modules)
+            buffers.begin(contract.parts.modules)
         self._is_open = True
-
-    def _call_for_effects(self, function: Callable[[Batch], Tensor], modes: Modes) -> None:
-        """In a rank without a shard: what a call leaves behind is there on every rank.
-
-        Also of a function that has left nothing behind so far: it may begin at any step. What a
-        backward leaves is of shards alone: there is none.
-        """
-        load = self._parts.any_shard
-        assert load is not None, "a rank without a shard has nothing to call a function with"
-        call = Call(function=function, number=self._passes, buffers=self._parts.buffers.opening, modes=modes)
-        self._parts.heartbeat.enter(Phase.STEP)
-        self._compute(call, load(self.number))
-        self._parts.buffers.load()
+        modes = Modes.of(contract.parts.modules)
+        for batch in self._batches:
+            self._parts.heartbeat.enter(Phase.STEP)
+            self.fault_point("forward")
+            before = self._buffers_after.get(batch.shard, buffers.opening)
+            call = Call(function=function, number=self._passes, buffers=before, modes=modes)
+            audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+            if audit is not None:
+                audit.before(call, batch)
+            output = check(self._compute(call, batch))
+            self._buffers_after[batch.shard] = buffers.save()
+            if audit is not None:
+                audit.after(call.number, output)
+            yield batch, output
+        if not self._batches:
+            # In a rank without a shard: what a call leaves behind is there on every rank.
+            assert self._parts.any_shard is not None, "there is nothing to call a function with"
+            call = Call(function=function, number=self._passes, buffers=buffers.opening, modes=modes)
+            self._parts.heartbeat.enter(Phase.STEP)
+            self._compute(call, self._parts.any_shard(self.number))
+            buffers.load()
+        contract.end_pass()
+        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
@@ -388,45 +366,25 @@ class Step:
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
-        seed = self._parts.order.seed
-        random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
+        random_streams.enter(self._parts.order.seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        with self._parts.contract.function():
-            try:
-                return call.function(batch)
-            except RuntimeError:
-                self._parts.buffers.check_sizes()  # torch's error says nothing of the buffer
-                raise
-
-    def _compute_again(self, call: Call, batch: Batch) -> Tensor:
-        """One shard's output once more, from the modes that its pass began with, too."""
         if call.modes is not None:
             call.modes.load()
-        return self._compute(call, batch)
+        return self._parts.contract.call(call.function, batch)
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        audit = self.audit
-        if audit is None:
-            self._parts.gradients.begin_step()
-        else:
-            self._parts.gradients.begin_step(audit.own, audit.see_gradient)
+        shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
+        self._parts.gradients.begin_step(*shown)
 
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepEnd.exchange."""
         parts, buffers = self._parts, self._buffers_after
-        end = StepEnd(
-            parts=parts,
-            number=self.number,
-            buffers=buffers,
-            modes=self._modes,
-            requests=self._requests,
-            fault_point=self.fault_point,
-        )
+        end = StepEnd(parts, self.number, buffers, self._requests, self.fault_point)
         self.outcome = end.exchange(loss, losses)
         if self.number == 1 and buffers:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
-        self._buffers_after, self._modes, self._is_open = {}, StepModes(), False
+        self._buffers_after, self._is_open = {}, False
         self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome
