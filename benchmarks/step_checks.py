@@ -94,7 +94,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
             parameter.grad = grad
 
     def end() -> None:
-        contract.end_computation([1.0])
+        contract.end_computation()
         contract._before(of.optimizer)  # noqa: SLF001 - as torch calls it before an update
         contract._updated(of.optimizer)  # noqa: SLF001 - and after it
         contract.end_step()

@@ -53,7 +53,6 @@ class Layout:
         self.parameters = [*trained, *joined]
         self.dtypes = [p.dtype for p in self.parameters]
         of_trained = groups(trained)
-        self.trained_buckets = len(of_trained)
         self.buckets = [Bucket(group, names) for group in (*of_trained, *groups(joined))]
         self.names = list(map(id, self.parameters))
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
@@ -98,11 +97,6 @@ class Gradients:
     def parameters(self) -> list[nn.Parameter]:
         """Those of the computation that was begun last, which require a gradient."""
         return [*self._layout.parameters, *self._late]
-
-    @property
-    def trained_buckets(self) -> int:
-        """How many of the buckets, the first, hold parameters that optimizers update."""
-        return self._layout.trained_buckets
 
     def begin_step(self, shown: int | None = None, show: Show | None = None) -> None:
         """Before the first backward of a computation: no parameter has a gradient any more.

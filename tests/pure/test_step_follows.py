@@ -105,7 +105,7 @@ def train(member, name):
     """Chain values of each step and the state at the end, in bits."""
     coming = RECIPES[name](member)
     state = next(coming)
-    seen = [[number.hex() for number in step.outcome.gradient_norms] for step in coming]
+    seen = [[number.hex() for number in step.outcome.losses] for step in coming]
     return [seen, checksum_of(state.flatten()).entries]
 
 

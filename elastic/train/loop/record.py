@@ -184,9 +184,7 @@ def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:
-    """sha256 over the chain so far, the loss and the gradient norms, as bits."""
+    """sha256 over the chain so far and the losses of a step, as bits."""
     # All NaNs become one: which of two NaNs an addition passes on depends on their order.
-    numbers = [
-        math.nan if math.isnan(number) else number for number in (outcome.loss, *outcome.gradient_norms)
-    ]
+    numbers = [math.nan if math.isnan(number) else number for number in outcome.losses]
     return hashlib.sha256(bytes.fromhex(chain) + struct.pack(f"<{len(numbers)}d", *numbers)).hexdigest()

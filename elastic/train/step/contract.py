@@ -19,8 +19,7 @@ when. Within a step a second computation adds to their gradients, as a second ba
 end of the step these go, used or not: they are no part of the state.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -158,7 +157,7 @@ class Contract:
         self._left = {}
         self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
 
-    def end_computation(self, gradient_norms: Sequence[float]) -> None:
+    def end_computation(self) -> None:
         """All parameters have the gradients of all shards in `.grad`."""
         self._is_computing = False
         for parameter, before in self._added_to:
@@ -166,10 +165,7 @@ class Contract:
         self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self._required))
         self._given.update(zip(names, map(_VERSION, self._required), strict=True))
-        if all(map(math.isfinite, gradient_norms)):
-            self._used.difference_update(names)
-        else:  # they need not be used: a GradScaler skips their update
-            self._used.update(names)
+        self._used.difference_update(names)
 
     def begin_pass(self) -> None:
         """Before the shards of a pass."""
@@ -255,9 +251,14 @@ class Contract:
             raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
 
     def _unused(self) -> list[nn.Parameter]:
-        """Of those that optimizers of torch hold, with a gradient that no update has used."""
+        """Of those that optimizers of torch hold, with a gradient that no update has used.
+
+        None where one of these is not finite: a GradScaler skips the update of all.
+        """
         unused = [p for p in self._held if p.grad is not None and id(p) not in self._used]
-        return [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
+        unused = [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
+        are_finite = all(bool(p.grad.isfinite().all()) for p in unused if p.grad is not None)
+        return unused if are_finite else []
 
     def _refuse(self, changed: list[nn.Parameter]) -> None:
         names = ", ".join(dict.fromkeys(map(self.name_of, changed[:MOST_NAMED]))) or "of a module"

@@ -48,12 +48,8 @@ class StepEnd:
         with parts.heartbeat.waiting():
             total = self._sum_up([*said, *parts.gradients.used()], losses)
             of_ranks = len(total) - sums.length
-            # Of those that optimizers hold: the others come by what this process has seen.
-            norms = [torch.linalg.vector_norm(flat) for flat in flats[: parts.gradients.trained_buckets]]
             mean = total[:1] / parts.exchange.shards if loss is None else loss
-            numbers, (known_loss,), signs, *of_norms = self._read(
-                total[1:of_ranks], mean, sums.signs(total[of_ranks:]), *norms
-            )
+            numbers, (known_loss,), signs = self._read(total[1:of_ranks], mean, sums.signs(total[of_ranks:]))
         rest, used = iter(numbers[: len(said)]), numbers[len(said) :]
         asked, votes = list(islice(rest, len(asks))), list(islice(rest, len(own_votes)))
         own_s = parts.pace.read(list(rest))
@@ -66,7 +62,7 @@ class StepEnd:
             self._end_buffers(total[of_ranks:], signs)
         return StepOutcome(
             loss=known_loss,
-            gradient_norms=tuple(norm for (norm,) in of_norms),
+            losses=(known_loss,),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
             shards=tuple(map(len, parts.exchange.spans)),

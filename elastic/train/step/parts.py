@@ -60,12 +60,13 @@ class StepPlace(NamedTuple):
 class StepOutcome:
     """What a step ends with, identical on all ranks.
 
-    loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of. own_s: see Pace. shards: how many each rank had.
+    loss: of the last computation, NaN where the library computed none. losses: of all of them; of
+    gradients by hand the norms of the sums that they are made of. own_s: see Pace. shards: how many
+    each rank had.
     """
 
     loss: float
-    gradient_norms: tuple[float, ...]
+    losses: tuple[float, ...]
     requests: Requests  # each is made if any rank made it
     own_s: tuple[float, ...] = ()
     shards: tuple[int, ...] = ()

@@ -215,11 +215,11 @@ class Step:
             gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_sums(self._sums.backward)
-        outcome = self._finish(loss.detach(), {})
+        self._finish(loss.detach(), {})
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        self._parts.contract.end_computation(outcome.gradient_norms)
+        self._parts.contract.end_computation()
 
     @public("step.mean_loss", is_of_all_ranks=True)
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
@@ -252,7 +252,7 @@ class Step:
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
-        self._parts.contract.end_computation(outcome.gradient_norms)
+        self._parts.contract.end_computation()
         return outcome.loss
 
     def _end_backward(self, shard: int) -> None:
@@ -279,7 +279,7 @@ class Step:
         if isinstance(self.audit, StepAudit):
             self.audit.check_sums(lambda _outputs: None)
         outcome = self._finish(torch.tensor(math.nan), {})
-        self.outcome = replace(outcome, gradient_norms=norms)
+        self.outcome = replace(outcome, losses=(*outcome.losses, *norms))
         return self.outcome
 
     @property
@@ -381,7 +381,9 @@ class Step:
         """Loss and losses: see StepEnd.exchange."""
         parts, buffers = self._parts, self._buffers_after
         end = StepEnd(parts, self.number, buffers, self._requests, self.fault_point)
-        self.outcome = end.exchange(loss, losses)
+        before = () if self.outcome is None else self.outcome.losses
+        outcome = end.exchange(loss, losses)
+        self.outcome = replace(outcome, losses=(*before, *outcome.losses))
         if self.number == 1 and buffers:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
         self._buffers_after, self._is_open = {}, False
