@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -56,7 +55,7 @@ class ProcessGroups:
         """
         if self.world_size == 1:
             return [value]
-        mine = torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
+        mine = _bytes_of(value)
         with self.waiting(), peers_may_die("an exchange of messages"):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
             dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self.control)
@@ -64,24 +63,22 @@ class ProcessGroups:
             padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
             texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(texts, padded, group=self.control)
-        kind, read = type(value), json.loads
-        if is_dataclass(kind):
-            read = partial(decode, kind, what=f"a rank's {kind.__name__}")
-        return [read(bytes(text[: int(of)].numpy())) for text, of in zip(texts, lengths, strict=True)]
+        return [_value_of(text[: int(of)], type(value)) for text, of in zip(texts, lengths, strict=True)]
 
     def from_rank0(self, value: T) -> T:
-        """Rank 0's JSON value on every rank; those of other ranks are ignored. Raises PeerLost."""
-        return self.all_gather(value)[0]
-
-    def broadcast(self, data: Tensor | None, size_bytes: int, *, source: int) -> Tensor:
-        """uint8 [size_bytes] in host memory: what rank `source` passes, on every rank.
+        """Rank 0's value on every rank, as in `all_gather`; those of other ranks are ignored.
 
         Raises PeerLost.
         """
-        found = torch.empty(size_bytes, dtype=torch.uint8) if data is None else data
-        with self.waiting(), peers_may_die("the sending of a record"):
-            dist.broadcast(found, source, group=self.control)
-        return found
+        if self.world_size == 1:
+            return value
+        mine = _bytes_of(value)
+        length = torch.tensor([mine.numel()])
+        with self.waiting(), peers_may_die("a message of rank 0"):
+            dist.broadcast(length, 0, group=self.control)
+            text = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(text, 0, group=self.control)
+        return _value_of(text, type(value))
 
     def pass_along(
         self, chain: Sequence[int], size_bytes: int, data: Tensor | Callable[[int, memoryview], None]
@@ -182,3 +179,14 @@ def _nccl() -> dist.ProcessGroup:
     group = dist.new_group(backend="nccl")
     assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
     return group
+
+
+def _bytes_of(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
+
+
+def _value_of(text: Tensor, kind: type[T]) -> T:
+    if is_dataclass(kind):
+        return decode(kind, bytes(text.numpy()), what=f"a rank's {kind.__name__}")
+    found: T = json.loads(bytes(text.numpy()))
+    return found
