@@ -153,7 +153,7 @@ class SampleOrder:
 
 
 def shuffle_of(samples: int) -> Shuffle:
-    """That of a new run; a run that has begun keeps its own (record.py)."""
+    """A function of the length of the data set, which a run keeps (record.py)."""
     return Shuffle.SORT if samples <= SORTED_UP_TO else Shuffle.NETWORK
 
 

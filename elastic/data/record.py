@@ -8,7 +8,7 @@ is said. The record tells data sets apart by their length and by what they hold 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from elastic.data import permutation
@@ -75,16 +75,6 @@ def record_of(
         generators=dict(generators or {}),
         recipe=recipe,
     )
-
-
-def continued(order: SampleOrder, there: DataRecord) -> SampleOrder:
-    """The order of a run that has this record: it shuffles as it did when it began.
-
-    Versions that know no network sort, and their records name no order. One that is neither is left
-    to `check_resume`, which refuses it.
-    """
-    shuffle = {"": Shuffle.SORT, permutation.sha256(): Shuffle.NETWORK}.get(there.order)
-    return order if order.draws is not None or shuffle is None else replace(order, shuffle=shuffle)
 
 
 def parse(text: str) -> DataRecord:

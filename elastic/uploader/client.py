@@ -23,7 +23,6 @@ from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
-from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark, unmark
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -31,7 +30,6 @@ STOP_S = 30.0
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
-LOOK_S = 3.0  # at the storage, for saves that were lost with an uploader at the end of its owner
 _CLOCK = SystemClock()
 
 
@@ -76,15 +74,10 @@ class UploaderClient:
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
         self._receive()
-        save, is_new = SaveInHand.of(offer), False
         try:
             connection = self._connected(deadline, is_patient=final)
-            # Not before: an uploader that is about to listen would take the save for a lost one.
-            is_new = mark(self._path, save)
             connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
         except OSError as error:
-            if is_new:
-                unmark(self._path, save)
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
                 f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
@@ -150,7 +143,7 @@ class UploaderClient:
     def _lose(self, reason: str) -> None:
         self.close()
         self._results += [
-            SaveResult(step=step, state=SaveState.FAILED, reason=reason) for step in self._unanswered
+            SaveResult(step=step, state=SaveState.LOST, reason=reason) for step in self._unanswered
         ]
         self._unanswered.clear()
 
@@ -168,7 +161,6 @@ class UploaderProcess:
         self._backoff = RestartBackoff()
         self._is_mourned = False  # its death was taken note of
         self._knows_generation = True
-        self._is_stopped = False
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
@@ -295,21 +287,12 @@ class UploaderProcess:
             within_s = limit_s - SAY_AFTER_S
         self.stop(within_s)
 
-    def stop(self, timeout_s: float = STOP_S, *, look_s: float = LOOK_S) -> bool:
-        """Ask it to finish and exit, and kill it after `timeout_s`.
-
-        True when it finished everything. look_s: at the storage, for what became of its saves.
-        """
-        is_first, self._is_stopped = not self._is_stopped, True
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Ask it to finish and exit, kill it after `timeout_s`; True when it finished everything."""
         is_done = self.ends(timeout_s)
         if is_done is None:
             self._process.kill()
             self._process.wait()
-        if not is_done and is_first:
-            # No successor tells what became of the saves that it had in hand.
-            saves = SavesInHand(self._config.socket_path)
-            saves.begin_recording(self._config, self._clock)
-            saves.wait_recorded(look_s)
         return bool(is_done)
 
 

@@ -12,7 +12,6 @@ from elastic.data.record import (
     check_beginning,
     check_ranks,
     check_resume,
-    continued,
     parse,
     record_of,
 )
@@ -198,38 +197,12 @@ def test_ranks_whose_samples_differ_are_told_which_part():
 LARGE = SORTED_UP_TO + 1
 
 
-def test_a_run_goes_on_in_the_order_in_which_it_began():
-    """Records of versions that sorted at every size name no order. A new run has another order."""
-    new = order_of(LARGE, steps=9)
-    old = replace(new, shuffle=Shuffle.SORT)
-    assert new.shuffle is Shuffle.NETWORK
-    for began in (old, new):
-        there = beside(began, 5)
-        assert continued(new, there) == began
-        assert resumes(there, continued(new, there), 5) == ""
-        assert resumes(there, continued(replace(began, most_steps=12), there), 5).startswith(
-            "this run was to"
-        )
-    assert beside(old, 5).order == ""
-
-
-def test_a_version_that_knows_only_one_order_refuses_the_state_of_the_other():
-    """One that sorts compares the record's order with none, and so does this one with a newer."""
+def test_a_state_that_was_shuffled_in_another_way_is_refused():
     new = order_of(LARGE, steps=9)
     with pytest.raises(
         UsageError, match=r"order: the shuffle of large data sets \([0-9a-f]{16}\) there, none here"
     ):
         resumes(beside(new, 5), replace(new, shuffle=Shuffle.SORT), 5)
-    newer = replace(beside(new, 5), order="ab", order_so_far="ab")
-    with pytest.raises(UsageError, match=r"order: another one \(ab\) there, the shuffle of large data sets"):
-        resumes(newer, continued(new, newer), 5)
-
-
-def test_an_own_order_and_weights_are_never_continued_by_a_shuffle():
-    for choice in ({"weights": range(SAMPLES)}, {"order": growing}):
-        order = order_of(steps=3, **choice)
-        for there in (record_of(order_of(steps=3), 0), record_of(order_of(LARGE, steps=3), 0)):
-            assert continued(order, there) is order
 
 
 def test_a_run_that_begins_again_in_another_order_says_so():

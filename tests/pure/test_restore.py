@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from committed import commit_state
+from elastic.train.state.local_snapshots import LocalSnapshots
 from payloads import hashes_of
 from torch import nn
 
@@ -21,7 +22,6 @@ from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
-from elastic.train.state.local_snapshots import LocalSnapshots
 from elastic.train.state.restore import Restorer
 from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state

@@ -40,9 +40,7 @@ from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.parts import LoopParts, Rank0Output
 from elastic.train.loop.rehearsals import Rehearsals
 from elastic.train.loop.schedule import ComparisonSchedule, SnapshotSchedule
-from elastic.train.state.checkpointing import Checkpointing
-from elastic.train.state.local_snapshots import LocalSnapshots
-from elastic.train.state.restore import Restorer
+from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State
 from elastic.uploader.client import UploaderClient
@@ -175,7 +173,8 @@ class LoopBuilder:
             store=store,
             events=self.run_dir.events,
             log=self.log,
-            checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock, self.log),
+            uploader=uploader,
+            save_every=Every.parse(self.link.save_every),
             schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),
             audits=AuditSchedule(Every.parse(self.link.audit)),
             comparing=ComparisonSchedule(),
@@ -191,8 +190,8 @@ class LoopBuilder:
         copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
         # Without an agent, no other process could make the memory ready.
         is_large = not alone and sum(p.nbytes for p in state.parameters()) > PROMPT_BYTES
-        is_waiting = is_large and self.page.slots_fd is None
-        return Snapshotting(slots.of_size, copy, clock, waits_beside=is_large, is_waiting=is_waiting)
+        asks_first = is_large and self.page.slots_fd is None
+        return Snapshotting(slots.of_size, copy, clock, asks_first=asks_first)
 
     def _trace(self, clock: Clock) -> StateTrace | None:
         if self.check is None:

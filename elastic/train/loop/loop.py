@@ -281,9 +281,6 @@ class Loop:
         parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped, parts.again.look())
         parts.again.restored(resumed.point.step, is_doubtful=resumed.point.divergence is not None)
-        # A run goes on in the order in which it began, which may be that of an earlier version.
-        order = resumed.order
-        parts = self._parts = replace(parts, loader=replace(parts.loader, order=order))
         derived_weights.compute_again(parts.state.submodules())
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point
@@ -297,11 +294,16 @@ class Loop:
         )
         self._agreement.begin()
         self._recorder = StepRecorder(parts, resumed)
-        self._saving = Saving(parts=parts, agreement=self._agreement)
+        self._saving = Saving(parts, self._agreement, resumed.point)
         if resumed.point.source == "parent":
             self._commit_start()
         self._of_steps: StepParts = step_parts(
-            parts.state, order, parts.groups, parts.heartbeat, self._agreement, parts.again.collected
+            parts.state,
+            parts.loader.order,
+            parts.groups,
+            parts.heartbeat,
+            self._agreement,
+            parts.again.collected,
         )
         self._recorder.begin(self._of_steps.contract)
 
@@ -317,7 +319,7 @@ class Loop:
     def _use(self, groups: ProcessGroups) -> None:
         """Fresh groups of the same ranks take the place of those that were closed."""
         self._parts = replace(self._parts, groups=groups)
-        self._saving = replace(self._saving, parts=self._parts)
+        self._saving.parts = self._parts
 
     def _compare_states(self) -> None:
         """Before the update of the open step: all ranks had the same state after the one before.
@@ -333,7 +335,7 @@ class Loop:
         parts = self._parts
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
-        return step_requests.requests_of(parts, self._agreement, number, self.last_step)
+        return step_requests.requests_of(parts, self._saving, number, self.last_step)
 
     def _finish(self, step: Step) -> SavedState:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
@@ -462,8 +464,8 @@ class Loop:
                 raise StoreFailed(
                     f"trained to the last step, {last.info.step}, which could not be saved: {problem}"
                 )
-            if parts.output is not None:
-                self.digest = parts.output.checkpointing.digest
+            if self._saving.checkpointing is not None:
+                self.digest = self._saving.checkpointing.digest
         if self.stopped is not None and parts.output is not None:
             ended = self.stopped
             parts.output.log.record(Stopped(step=ended.step, steps=ended.steps, reason=ended.reason))

@@ -6,6 +6,7 @@ The parts stay the same for the whole generation; build_loop.py puts them togeth
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic.config.durations import Every
 from elastic.data.loader import Loader
 from elastic.divergence import Divergence
 from elastic.faults.inject import WorkerFaults
@@ -22,10 +23,10 @@ from elastic.train.loop.audit_schedule import AuditSchedule
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.rehearsals import Rehearsals
 from elastic.train.loop.schedule import ComparisonSchedule, EvaluatedSteps, SnapshotSchedule
-from elastic.train.state.checkpointing import Checkpointing
 from elastic.train.state.restore import Restorer
 from elastic.train.state.snapshotting import Snapshotting
 from elastic.train.state.state import State
+from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -39,7 +40,8 @@ class Rank0Output:
     store: Store
     events: Path
     log: EventLog
-    checkpointing: Checkpointing
+    uploader: UploaderClient
+    save_every: Every
     schedule: SnapshotSchedule
     audits: AuditSchedule
     comparing: ComparisonSchedule

@@ -7,33 +7,33 @@ asked for is done by all. A generation's first step has no step before it: rank 
 
 from collections.abc import Callable
 
-from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor
 from elastic.train.loop.parts import LoopParts
+from elastic.train.state.saving import Saving
 from elastic.train.step.parts import Requests, StepParts
 
 LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
 
 
-def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: int) -> Requests:
+def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
-    output, page = parts.output, parts.page
+    output, page, checkpointing = parts.output, parts.page, saving.checkpointing
     drain = page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
     at_once = drain and page.drains_at_once
-    if output is None or number == last_step:
+    if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, compare=False, at_once=at_once)
     ends_epoch = parts.loader.order.ends_epoch(number + 1)
     evaluates_next = output.evaluated.is_expected(number + 1, ends_epoch=ends_epoch)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
-    save = output.checkpointing.is_due(number)
+    save = checkpointing.is_due(number)
     is_busy = drain or bool(parts.again.earlier.found) or parts.again.closing > 0
     rehearsals, rehearse = None if is_busy else output.rehearsals, False
-    if parts.snapshotting is not None and parts.snapshotting.is_waiting:
+    if parts.snapshotting is not None and parts.snapshotting.is_waiting():
         snapshot = save = False  # due until there is memory
     elif rehearsals is not None:
         rehearse = rehearsals.is_due(number + 1)
     is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
-    compare = snapshot or save or is_due or agreement.is_wanted(number)
+    compare = snapshot or save or is_due or saving.agreement.is_wanted(number)
     audit = output.audits.is_due(number + 1)
     at_once = at_once or output.schedule.last_step_s > LONGEST_STEP_S
     return Requests(
