@@ -288,7 +288,7 @@ class UploaderProcess:
         self.stop(within_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Ask it to finish and exit, kill it after `timeout_s`; True when it finished everything."""
+        """Ask it to finish and exit, kill it after `timeout_s`; True if it finished everything."""
         is_done = self.ends(timeout_s)
         if is_done is None:
             self._process.kill()
