@@ -252,7 +252,7 @@ def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(confi
     hand_over(uploads, slots, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
-    assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.FAILED}
+    assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.LOST}
     with pytest.raises(StoreFailed, match="expected an uploader"):
         hand_over(uploads, slots, 2)
     assert not process.enter(1)
@@ -1088,7 +1088,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
             connection = bad._connected(time.monotonic() + LIMIT_S, is_patient=True)
             connection.send(malformed, [fd], timeout_s=LIMIT_S)
             bad._unanswered.append(1)
-            assert bad.wait(1, LIMIT_S).state is SaveState.FAILED
+            assert bad.wait(1, LIMIT_S).state is SaveState.LOST
         os.close(fd)
         hand_over(good, slots, 2)
         assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED

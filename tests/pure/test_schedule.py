@@ -115,9 +115,9 @@ class RefusingUploader(FakeUploader):
         raise StoreFailed("expected an uploader, found none")
 
 
-def test_a_save_that_no_uploader_takes_or_that_dies_with_it_is_recorded(tmp_path):
-    """Without memory for a copy there is nothing to offer. What other failures there are, the
-    uploader records itself.
+def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path):
+    """And one that no uploader takes, or for which there is no memory. The uploader records the
+    others.
     """
     clock = FakeClock()
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
