@@ -139,8 +139,6 @@ class AgentParts:
             if death.deaths <= MANY_DEATHS:  # the events have the later ones
                 self.console.print_line(str(death))
             self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
-        elif self.uploader.is_back():
-            self.console.print_line("the uploader runs again: what is due from now on is saved")
 
 
 class NodeGeneration:

@@ -22,7 +22,7 @@ from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
-from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
+from elastic.uploader.restart_backoff import RestartBackoff, UploaderDeath
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -193,16 +193,6 @@ class UploaderProcess:
             return self._mourn(f"it cannot be started: {error}", lived_s=0.0)
         self._started_s, self._is_mourned, self._knows_generation = self._clock.monotonic(), False, True
         return news
-
-    def is_back(self) -> bool:
-        """Whether one serves and lives for a while: true once after many deaths in a row."""
-        lived_s = self._clock.monotonic() - self._started_s
-        if self._backoff.deaths < MANY_DEATHS or lived_s < STABLE_S or not self.is_alive():
-            return False
-        with suppress(OSError), closing(_connect(self.socket_path, _CLOCK.monotonic())):
-            self._backoff = RestartBackoff()
-            return True
-        return False
 
     def _mourn(self, reason: str, *, lived_s: float) -> UploaderDeath:
         self._is_mourned = True
