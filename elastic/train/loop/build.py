@@ -187,7 +187,7 @@ class LoopBuilder:
         if self.groups.local_rank != 0 or (alone and not self._is_first):
             return None
         slots = OwnSlots() if alone else AgentSlots(self.page, self.link.pid)
-        copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
+        copy = HostCopy() if device.type == "cpu" else DeviceCopy(device, state.updated_addresses)
         # Without an agent, no other process could make the memory ready.
         is_large = not alone and sum(p.nbytes for p in state.parameters()) > PROMPT_BYTES
         asks_first = is_large and self.page.slots_fd is None

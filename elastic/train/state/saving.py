@@ -12,6 +12,7 @@ uploader took is tried again by the uploader.
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from elastic.checkpoint.deadline import SAVE_S, save_limit_s
@@ -70,7 +71,7 @@ class Saving:
         parts = self.parts
         if parts.output is not None:
             parts.output.schedule.requested(info.step)
-        fault_point = None if parts.faults is None else parts.faults.in_snapshot(info.step)
+        fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
         if parts.snapshotting is None:
             if fault_point is not None:  # another worker of this node copies
                 fault_point()
@@ -79,7 +80,6 @@ class Saving:
             parts.snapshotting.take(
                 parts.state.flatten(),
                 info,
-                late=parts.state.updated_addresses,
                 wait=wait,
                 patient=patient,
                 before_publishing=fault_point,

@@ -13,7 +13,7 @@ from functools import partial
 
 from elastic.divergence import vote_of
 from elastic.snapshot import image
-from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
+from elastic.snapshot.copy_to_slot import SlotCopy
 from elastic.snapshot.image import Layout
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
@@ -141,18 +141,16 @@ class Snapshotting:
         state: FlatState,
         info: SnapshotInfo,
         *,
-        late: Addresses = frozenset,
         wait: bool = True,
         patient: bool = False,
         before_publishing: Callable[[], None] | None = None,
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
-        info: what stands beside it; the checksum is filled in. late: gives the addresses of tensors
-        that nothing changes before the next update. wait: for a copy from a GPU; otherwise it stays
-        under way, None is returned, and `finish` publishes it. patient: wait for a free slot, half
-        a minute at most. before_publishing: a place where a fault can be injected. Returns None as
-        well when there is no memory, or no free slot.
+        info: what stands beside it; the checksum is filled in. wait: for a copy from a GPU;
+        otherwise it stays under way, None is returned, and `finish` publishes it. patient: wait for
+        a free slot, half a minute at most. before_publishing: a place where a fault can be
+        injected. Returns None as well when there is no memory, or no free slot.
         """
         assert self._publish is None, "the one before is finished first"
         began_s = self._clock.monotonic()
@@ -164,7 +162,7 @@ class Snapshotting:
             return None
         slots, slot = found
         began_s = self._clock.monotonic()
-        self.copy.start(layout, slots.body(slot), late)
+        self.copy.start(layout, slots.body(slot))
         # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
         cost_s = layout_s + self._clock.monotonic() - began_s
         if before_publishing is not None:
