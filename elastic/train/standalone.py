@@ -124,7 +124,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
         told = claim_uid(run, SystemClock()), is_new
     uid, is_new = groups.from_rank0(told)
     if groups.local_rank == 0:
-        claim_local_copies(run, uid, is_new=is_new)
+        claim_local_copies(run, uid)
     # All copies are claimed once this has ended. The files of a launch are no other one's, also
     # where machines have one name; ranks of one machine follow each other.
     named = groups.all_gather(new_node_id() if groups.local_rank == 0 else "")

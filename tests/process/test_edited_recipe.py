@@ -130,17 +130,6 @@ def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill,
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (9, 0, "checkpoint")]
 
 
-def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_written(edits, drill):
-    """complex128, which no checkpoint can hold: exit 2 before step 1, and no metrics."""
-    recipe = drill.folder / "recipe.py"
-    recipe.write_text(RECIPE.replace("bias=False)", "bias=False, dtype=torch.complex128)"))
-    agent = edits()
-    agent.ends_with(2)
-
-    assert "state entry net.weight: expected a dense tensor of a plain dtype, found" in agent.output
-    assert not drill.run.metrics.exists() and not list(drill.run.local.glob("checkpoints/*/*"))
-
-
 def test_state_that_appears_later_and_cannot_be_kept_is_refused_at_that_step(drill):
     """An object that has a set from the first step on, as an optimizer has moments. No snapshot and
     no save is due for a long time.

@@ -19,8 +19,7 @@ from records import IDENTITY, RECORD
 from rich.console import Console
 
 from elastic import events
-from elastic.agent.exit_report import _print_failure, report_exit
-from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.exit_report import _print_failure
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
@@ -45,7 +44,6 @@ from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system.json_lines import JsonLines
-from elastic.system.leave_page import LeavePage
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
 from elastic.uploader.fence import open_fence
@@ -340,18 +338,3 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     _print_failure(agent, settings, None)
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
-
-
-def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
-    """It quotes the cause of the closed generation, which another node wrote."""
-    end = RunEnd(exit_code=75, reason="the generation ended: \x1b]0;x\x07")
-    parts = SimpleNamespace(
-        settings=SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path))),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: None, differences=[]),
-        log=SimpleNamespace(record=lambda event: None),
-        shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
-    )
-    agent = SimpleNamespace(end=end, last_step=0, generation=0, has_trained=False, gave_up=True)
-    assert report_exit(agent, parts) == 75
-    said = capsys.readouterr().err
-    assert "the generation ended: \\x1b" in said and said.strip().isprintable()
