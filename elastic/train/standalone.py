@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
@@ -117,12 +116,11 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ct
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
     run = run_without_agent(launch, ours)
     page = ControlPage.create()
-    told: tuple[str, bool] = ("", False)
+    told = ""
     if groups.rank == 0:
         _take_lease(run, ours, ctrl_c)
-        is_new = not list_commits(open_store(run.checkpoints_url), SystemClock())[0]
-        told = claim_uid(run, SystemClock()), is_new
-    uid, is_new = groups.from_rank0(told)
+        told = claim_uid(run, SystemClock())
+    uid = groups.from_rank0(told)
     if groups.local_rank == 0:
         claim_local_copies(run, uid)
     # All copies are claimed once this has ended. The files of a launch are no other one's, also

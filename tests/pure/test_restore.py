@@ -143,11 +143,6 @@ def test_snapshots_that_differ_never_start_the_run_over(ranks):
     assert ranks.run(2, is_refused_where_snapshots_differ) == [True] * 2
 
 
-def test_without_any_state_the_run_starts():
-    found = restorer(None).restore(State(model=model(0.0)))
-    assert (found.step, found.source) == (0, "none")
-
-
 def store_with(*steps):
     """Checkpoints of these steps; a state is of weights with its step's number."""
     store = FakeStore()

@@ -270,7 +270,7 @@ class Loop:
         if is_done:
             self._last = self._finish(step)
         elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
-            self._last = self._saving.begin(self._last.info)
+            self._last = self._saving.keep(self._last.info)
         self._end()
 
     def _begin(self) -> None:
@@ -310,7 +310,7 @@ class Loop:
     def _commit_start(self) -> None:
         """Make the state that came from another run this run's own, so that the parent may go."""
         self._parts.heartbeat.enter(Phase.SAVE)
-        problem = self._saving.commit(self._saving.begin(self._recorder.info(0, 0, None)), tries=1)
+        problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)), tries=1)
         if problem:
             self.say(
                 f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
@@ -328,7 +328,7 @@ class Loop:
         """
         self._of_steps.buffers.load()  # the step may have changed them already
         if self._last is not None:  # in its first step a generation has just compared them
-            self._saving.vote(self._last.info, None)
+            self._saving.keep(self._last.info, copies=False)
             self._agreement.compare()
 
     def _requests(self, number: int) -> Requests:
@@ -368,17 +368,16 @@ class Loop:
 
     def _keep(self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool) -> SavedState:
         """Vote for the state after the step, and take the snapshot that is asked for."""
-        parts, saving, published = self._parts, self._saving, None
+        parts = self._parts
         parts.heartbeat.enter(Phase.SAVE)
-        takes_snapshot = ends or requests.snapshot or requests.save
-        if takes_snapshot:
+        copies = ends or requests.snapshot or requests.save
+        if copies:
             self._of_steps.contract.check_kept()
-            wait = ends or requests.save or parts.again.closing > step.number
-            published = saving.take(info, wait=wait, patient=ends)
-        saving.vote(info, published)
-        if takes_snapshot:
+        wait = ends or requests.save or parts.again.closing > step.number
+        saved = self._saving.keep(info, copies=copies, wait=wait, patient=ends)
+        if copies:
             step.fault_point("after-snapshot")
-        return SavedState(info=info, published=published)
+        return saved
 
     def _proved(self, step: Step, outcome: StepOutcome) -> tuple[Requests, Evidence | None]:
         """What remains to be done of what ranks ask for, and the evidence of a last step.
@@ -457,7 +456,7 @@ class Loop:
         self.digest = resumed.digest
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(resumed.step)[0] if resumed.step else 0
-            last = self._saving.begin(self._recorder.info(resumed.step, epoch, resumed.line))
+            last = self._saving.keep(self._recorder.info(resumed.step, epoch, resumed.line))
         if last is not None:
             problem = self._saving.commit(last)
             if problem:

@@ -28,7 +28,7 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
     save = checkpointing.is_due(number)
     is_busy = drain or bool(parts.again.earlier.found) or parts.again.closing > 0
     rehearsals, rehearse = None if is_busy else output.rehearsals, False
-    if parts.snapshotting is not None and parts.snapshotting.is_waiting():
+    if (snapshot or save) and parts.snapshotting is not None and parts.snapshotting.is_waiting():
         snapshot = save = False  # due until there is memory
     elif rehearsals is not None:
         rehearse = rehearsals.is_due(number + 1)

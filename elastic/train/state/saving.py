@@ -66,8 +66,26 @@ class Saving:
                 cost_s=GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None,
             )
 
-    def take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
-        """A snapshot of the state as it is; wait and patient: as in `Snapshotting.take`."""
+    def keep(
+        self, info: SnapshotInfo, *, copies: bool = True, wait: bool = True, patient: bool = True
+    ) -> SavedState:
+        """Vote for the state as it is, from a snapshot of it if there is one.
+
+        copies: take a snapshot before. wait, patient: as in `Snapshotting.take`.
+        """
+        parts = self.parts
+        published = self._take(info, wait=wait, patient=patient) if copies else None
+        began_s, cost_s = parts.clock.monotonic(), None
+        if published is not None:
+            self.agreement.add(info.step, published.snapshot.info.checksum)
+        else:
+            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
+            cost_s = parts.clock.monotonic() - began_s
+        if parts.output is not None:
+            parts.output.comparing.compared(info.step, cost_s, parts.output.schedule.step_s)
+        return SavedState(info=info, published=published)
+
+    def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self.parts
         if parts.output is not None:
             parts.output.schedule.requested(info.step)
@@ -76,43 +94,22 @@ class Saving:
             if fault_point is not None:  # another worker of this node copies
                 fault_point()
             return None
-        return self._add_cost(
-            parts.snapshotting.take(
-                parts.state.flatten(),
-                info,
-                wait=wait,
-                patient=patient,
-                before_publishing=fault_point,
-            )
-        )
+        flat = parts.state.flatten()
+        taken = parts.snapshotting.take(flat, info, wait=wait, patient=patient, before_publishing=fault_point)
+        return self._add_cost(taken)
 
     def after_update(self) -> None:
-        """Finish an earlier step's copy, and see to memory."""
-        self.finish_copy()
-        if self.parts.snapshotting is not None:
-            self.parts.snapshotting.ask_for_memory(self.parts.state.flatten)
+        """Finish an earlier step's copy, and see to memory; after most steps there is neither."""
+        snapshotting = self.parts.snapshotting
+        if snapshotting is not None and snapshotting.under_way is not None:
+            self.finish_copy()
+        if snapshotting is not None and snapshotting.awaits_memory:
+            snapshotting.ask_for_memory(self.parts.state.flatten)
 
     def finish_copy(self) -> None:
         """Of an earlier step, if one from a GPU runs beside this step."""
         if self.parts.snapshotting is not None:
             self._add_cost(self.parts.snapshotting.finish())
-
-    def vote(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
-        """Have this rank's state compared with the others', from its copy if there is one."""
-        parts, began_s, cost_s = self.parts, self.parts.clock.monotonic(), None
-        if published is not None:
-            self.agreement.add(info.step, published.snapshot.info.checksum)
-        else:
-            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
-            cost_s = parts.clock.monotonic() - began_s
-        if parts.output is not None:
-            parts.output.comparing.compared(info.step, cost_s, parts.output.schedule.step_s)
-
-    def begin(self, info: SnapshotInfo) -> SavedState:
-        """Copy and vote for a state that is to be committed without a step before that."""
-        published = self.take(info, wait=True, patient=True)
-        self.vote(info, published)
-        return SavedState(info=info, published=published)
 
     def offer(self, saved: SavedState) -> None:
         """Have it committed beside training."""

@@ -109,32 +109,32 @@ class Snapshotting:
         self.copy = copy
         self._slots_for = slots_for
         self._clock = clock
-        self._awaits_memory = asks_first
+        self.awaits_memory = asks_first
         self._asked_bytes = 0
         # The first snapshot of a process waits for memory that takes no more than a moment.
         self._first_patience_s = 0.0 if asks_first else FIRST_PATIENCE_S
-        self._publish: Callable[[], PublishedSnapshot | None] | None = None  # of the copy under way
+        self.under_way: Callable[[], PublishedSnapshot | None] | None = None  # publishes the copy that is
         self._newest: PublishedSnapshot | None = None
         self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
 
     def ask_for_memory(self, state: Callable[[], FlatState]) -> None:
         """Once, after an update, which gives an optimizer its own tensors."""
-        if self._awaits_memory and not self._asked_bytes:
+        if self.awaits_memory and not self._asked_bytes:
             self._asked_bytes = image.layout(state().tensors, {}).size_bytes
             self.is_waiting()  # asks
 
     def is_waiting(self) -> bool:
         """Whether the agent makes memory ready; until then no copy is to be asked for."""
-        if self._awaits_memory and self._asked_bytes:
+        if self.awaits_memory and self._asked_bytes:
             try:
                 slots = self._slots_for(self._asked_bytes)
             except SlotsRefused:  # the next copy is not made, and that is said
-                self._awaits_memory = False
+                self.awaits_memory = False
                 return False
             # Two slots take turns; while there is one, it holds the newest snapshot.
-            self._awaits_memory = slots is None or slots.num_prepared < slots.num_slots
-            return self._awaits_memory and (slots is None or slots.free() is None)
-        return self._awaits_memory
+            self.awaits_memory = slots is None or slots.num_prepared < slots.num_slots
+            return self.awaits_memory and (slots is None or slots.free() is None)
+        return self.awaits_memory
 
     def take(
         self,
@@ -152,7 +152,7 @@ class Snapshotting:
         a free slot, half a minute at most. before_publishing: a place where a fault can be
         injected. Returns None as well when there is no memory, or no free slot.
         """
-        assert self._publish is None, "the one before is finished first"
+        assert self.under_way is None, "the one before is finished first"
         began_s = self._clock.monotonic()
         layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
@@ -167,7 +167,7 @@ class Snapshotting:
         cost_s = layout_s + self._clock.monotonic() - began_s
         if before_publishing is not None:
             before_publishing()
-        self._publish = partial(self._published, slots, slot, layout.size_bytes, info, cost_s)
+        self.under_way = partial(self._published, slots, slot, layout.size_bytes, info, cost_s)
         return self.finish() if wait or not self.copy.is_asynchronous else None
 
     def finish(self) -> PublishedSnapshot | None:
@@ -175,9 +175,9 @@ class Snapshotting:
 
         None when none is under way, or when the recipe changed the state during the copy.
         """
-        if self._publish is None:
+        if self.under_way is None:
             return None
-        publish, self._publish = self._publish, None
+        publish, self.under_way = self.under_way, None
         return publish()
 
     def _published(
@@ -217,9 +217,9 @@ class Snapshotting:
 
     def discard_newer(self, step: int) -> None:
         """The ranks' states differ, and agreed last after `step`: what follows is void."""
-        if self._publish is not None:
+        if self.under_way is not None:
             self.copy.wait()
-            self._publish = None
+            self.under_way = None
         if self._newest is not None:
             self._newest.slots.discard_newer(step)
 
