@@ -1,7 +1,8 @@
 """Handing over a snapshot costs a message, never a copy, and every offer gets a result.
 
 The snapshot's slot is leased to the uploader until that result. It does not promise that the
-snapshot is saved: a save that fails, or whose uploader dies, has a result that says so.
+snapshot is saved: a save that fails, or whose uploader dies, has a result that says so. An uploader
+that dies is started again for as long as its owner lives, ever more rarely.
 """
 
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from elastic.checkpoint.deadline import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
@@ -22,7 +23,6 @@ from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
-from elastic.uploader.restart_backoff import RestartBackoff, UploaderDeath
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -30,6 +30,9 @@ STOP_S = 30.0
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
+STABLE_S = 2.0  # a process that lived so long did not die of its start
+LONGEST_PAUSE_S = 30.0
+MANY_DEATHS = 5  # from here on it is said that nothing is saved
 _CLOCK = SystemClock()
 
 
@@ -148,6 +151,26 @@ class UploaderClient:
         self._unanswered.clear()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploaderDeath:
+    """reason: how it ended, or why it could not be started. deaths: in a row. pause_s: until the
+    next start.
+    """
+
+    reason: str
+    deaths: int
+    pause_s: float
+
+    def __str__(self) -> str:
+        if self.deaths >= MANY_DEATHS:
+            return (
+                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again. It is started "
+                f"ever more rarely, now in {self.pause_s:g} s, and training goes on; its own messages, above, and the memory of this machine may say why"
+            )
+        when = f"in {self.pause_s:g} s" if self.pause_s else "now"
+        return f"the uploader died ({self.reason}) and is started again {when}; a save in progress is lost, training goes on"
+
+
 class UploaderProcess:
     """The owner's end: the uploader stays while its owner holds its standard input open."""
 
@@ -158,7 +181,8 @@ class UploaderProcess:
         self._process = process
         self._clock = clock
         self._started_s = clock.monotonic()
-        self._backoff = RestartBackoff()
+        self._deaths = 0  # in a row, each within STABLE_S of its start
+        self._due_s = 0.0  # of the next start
         self._is_mourned = False  # its death was taken note of
         self._knows_generation = True
 
@@ -184,7 +208,7 @@ class UploaderProcess:
             return None
         if not self._is_mourned:
             news = self._mourn(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
-        if self._clock.monotonic() < self._backoff.due_s:
+        if self._clock.monotonic() < self._due_s:
             return news
         try:
             self._process = _spawn(self._config)
@@ -195,9 +219,13 @@ class UploaderProcess:
         return news
 
     def _mourn(self, reason: str, *, lived_s: float) -> UploaderDeath:
-        self._is_mourned = True
-        self._backoff = self._backoff.died(lived_s=lived_s, now_s=self._clock.monotonic())
-        return UploaderDeath(reason=reason, deaths=self._backoff.deaths, pause_s=self._backoff.pause_s)
+        """The first start comes at once, as most deaths are single ones; then 0.5, 1, 2, ... s."""
+        self._is_mourned, pause_s = True, 0.0
+        self._deaths = 1 if lived_s >= STABLE_S else self._deaths + 1
+        if self._deaths > 1:
+            pause_s = min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(self._deaths - 2, 10))
+        self._due_s = self._clock.monotonic() + pause_s
+        return UploaderDeath(reason=reason, deaths=self._deaths, pause_s=pause_s)
 
     @property
     def socket_path(self) -> str:
