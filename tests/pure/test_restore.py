@@ -29,10 +29,10 @@ def model(value):
     return module
 
 
-def memory_with(state, step):
+def memory_with(state, step, data=DATA):
     """The memory of a node that has a snapshot of this state."""
     flat = state.flatten()
-    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "chain", "data": DATA})
+    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "chain", "data": data})
     slots = SnapshotSlots.create(laid_out.size_bytes, 1)
     slot = slots.begin()
     checksum = image.copy_into(laid_out, slots.body(slot))
@@ -118,6 +118,14 @@ def test_a_snapshot_whose_bytes_changed_never_starts_the_run_over():
         NothingLoads, match="none of them loads: snapshot step=3: its bytes changed in memory"
     ):
         restorer(slots).restore(State(model=model(0.0)))
+
+
+def test_a_state_that_another_version_saved_is_no_state():
+    """It says nothing of the data that it was trained on."""
+    slots = memory_with(State(model=model(3.0)), 3, data="")
+    with pytest.raises(NothingLoads, match="expected a state as this version saves it"):
+        restorer(slots).restore(State(model=(built := model(0.0))))
+    assert built.weight[0, 0].item() == 0.0
 
 
 def restored_where_one_is_damaged(member):

@@ -349,8 +349,8 @@ def _load(data: Tensor, state: State) -> tuple[str, DataRecord, StateChecksum]:
     """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)
-    found = state.load(saved)
     try:
-        return str(document["chain"]), record.parse(document["data"]), found
-    except ValueError as error:
-        raise CheckpointDamaged(str(error)) from error
+        chain, trained_on = str(document["chain"]), record.parse(document["data"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointDamaged(f"expected a state as this version saves it, found none ({error})") from error
+    return chain, trained_on, state.load(saved)

@@ -135,7 +135,7 @@ def _beginning(parts: LoopParts, output: Rank0Output, now: DataRecord) -> DataRe
         return None
     except ValueError as error:
         print(
-            f"note: expected in {BEGINNING} what this run began with, found {error}; remove the file",
+            f"note: {BEGINNING}, what this run began with, cannot be read ({error}); it is not compared with what the recipe trains on now",
             flush=True,
         )
         return None
