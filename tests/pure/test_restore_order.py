@@ -171,7 +171,6 @@ def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
         ([], [], True),
         ([(164, MEMORY)], [], True),
         ([(165, MEMORY)], [], False),
-        ([(170, MEMORY), (150, STORED)], [], False),
         ([(150, STORED)], [(165, STORED)], False),
         ([(150, STORED)], [(170, MEMORY)], True),
     ],

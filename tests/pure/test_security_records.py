@@ -24,7 +24,7 @@ from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
 from elastic.divergence import Divergence
-from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
+from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
@@ -301,14 +301,6 @@ def test_every_event_that_the_log_writes_is_read_back():
         for field in fields(kind):
             with pytest.raises(ValueError, match="expected an event"):
                 logged_event.parse(record | {field.name: {"": 0}})
-
-
-def test_an_error_shows_what_it_found_with_control_characters_escaped():
-    """A run.json whose arguments clear the screen."""
-    there = identity.parse(json.dumps(json.loads(IDENTITY.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
-    with pytest.raises(ElasticError) as caught:
-        identity.check(there, IDENTITY, "runs/x")
-    assert "\\x1b[2J" in printable(str(caught.value)) and "\x1b" not in printable(str(caught.value))
 
 
 @given(st.text())

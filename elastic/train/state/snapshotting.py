@@ -113,28 +113,29 @@ class Snapshotting:
         self._asked_bytes = 0
         # The first snapshot of a process waits for memory that takes no more than a moment.
         self._first_patience_s = 0.0 if asks_first else FIRST_PATIENCE_S
-        self.under_way: Callable[[], PublishedSnapshot | None] | None = None  # publishes the copy that is
+        # Publishes the copy that is under way; None where none is.
+        self.under_way: Callable[[], PublishedSnapshot | None] | None = None
         self._newest: PublishedSnapshot | None = None
         self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
 
     def ask_for_memory(self, state: Callable[[], FlatState]) -> None:
-        """Once, after an update, which gives an optimizer its own tensors."""
-        if self.awaits_memory and not self._asked_bytes:
+        """After an update, which gives an optimizer its own tensors; once."""
+        if not self._asked_bytes:
             self._asked_bytes = image.layout(state().tensors, {}).size_bytes
             self.is_waiting()  # asks
 
     def is_waiting(self) -> bool:
         """Whether the agent makes memory ready; until then no copy is to be asked for."""
-        if self.awaits_memory and self._asked_bytes:
-            try:
-                slots = self._slots_for(self._asked_bytes)
-            except SlotsRefused:  # the next copy is not made, and that is said
-                self.awaits_memory = False
-                return False
-            # Two slots take turns; while there is one, it holds the newest snapshot.
-            self.awaits_memory = slots is None or slots.num_prepared < slots.num_slots
-            return self.awaits_memory and (slots is None or slots.free() is None)
-        return self.awaits_memory
+        if not self.awaits_memory or not self._asked_bytes:
+            return self.awaits_memory
+        try:
+            slots = self._slots_for(self._asked_bytes)
+        except SlotsRefused:  # the next copy is not made, and that is said
+            self.awaits_memory = False
+            return False
+        # Two slots take turns; while there is one, it holds the newest snapshot.
+        self.awaits_memory = slots is None or slots.num_prepared < slots.num_slots
+        return self.awaits_memory and (slots is None or slots.free() is None)
 
     def take(
         self,
