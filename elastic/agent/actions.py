@@ -37,8 +37,7 @@ from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
 from elastic.system.raised_error import RaisedError
 from elastic.system.worker_error import WorkerError, read_errors
-from elastic.uploader.client import UploaderProcess
-from elastic.uploader.restart_backoff import MANY_DEATHS
+from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 
 GROUP_POLL_S = 0.025
 LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
@@ -139,8 +138,6 @@ class AgentParts:
             if death.deaths <= MANY_DEATHS:  # the events have the later ones
                 self.console.print_line(str(death))
             self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
-        elif self.uploader.is_back():
-            self.console.print_line("the uploader runs again: what is due from now on is saved")
 
 
 class NodeGeneration:

@@ -33,7 +33,6 @@ from elastic.system.leave_deadline import Share
 from elastic.system.parallel import num_threads, run_all
 from elastic.uploader.client import (
     FINAL_OFFER_S,
-    LOOK_S,
     SAY_AFTER_S,
     UploaderClient,
     UploaderProcess,
@@ -171,8 +170,7 @@ class FinalCheckpoint:
                 self.report(
                     f"this node waits for its save in progress, {limit_s:.0f} s at most; SIGTERM or Ctrl-C shortens that to --grace"
                 )
-        now_s = self.clock.monotonic()
-        uploader.stop(0.0, look_s=self.shutdown.end_s(Share.REPORT, now_s, LOOK_S) - now_s)
+        uploader.stop(0.0)
 
     def _records(self, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
         """step: asked for by name where the listing, which may be old, has none as new as it."""

@@ -100,7 +100,7 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
     if options.fresh:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
-    claim_local_copies(run, uid, is_new=is_new)
+    claim_local_copies(run, uid)
     config = rendezvous_config(options, run, uid)
     with scratch_folder() as scratch:
         settings = Settings(

@@ -155,12 +155,6 @@ class WorkerFaults:
         """To be called with each point of this step."""
         return lambda point: self._injector.reach(AtStep(step=step, rank=self._rank, point=point))
 
-    def in_snapshot(self, step: int) -> Callable[[], None] | None:
-        """To be called in the middle of the copy; None if the plan has no fault there."""
-        trigger = AtStep(step=step, rank=self._rank, point="snapshot")
-        is_planned = any(fault.trigger == trigger for fault in self._injector.faults)
-        return (lambda: self._injector.reach(trigger)) if is_planned else None
-
     def at_restore(self) -> None:
         self._injector.reach(AtRestore(generation=self._generation, rank=self._rank))
 

@@ -15,17 +15,16 @@ from pathlib import Path
 
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import UsageError
-from elastic.system.files import create_whole, listing, make_folders, read_regular, sync_folder
+from elastic.system.files import create_whole, make_folders, read_regular, sync_folder
 
 _LIMIT_BYTES = 256
 _TRIES = 100
 
 
-def claim_local_copies(run: RunDir, uid: str, *, is_new: bool) -> None:
+def claim_local_copies(run: RunDir, uid: str) -> None:
     """Make the local folder that of the run with this `uid`; nothing for a run in a folder.
 
-    is_new: the run begins, so a folder without a `uid`, which an earlier version made, is an older
-    run's. Raises UsageError where that cannot be found out, or done.
+    Raises UsageError where that cannot be found out, or done.
     """
     if not run.is_remote:
         return
@@ -34,7 +33,7 @@ def claim_local_copies(run: RunDir, uid: str, *, is_new: bool) -> None:
             # Another agent of this machine may rename the folder at any moment: then it is made.
             with suppress(FileNotFoundError), _alone(run.local.parent):
                 make_folders(run.local)
-                if _is_claimed(run.local, uid, is_new=is_new):
+                if _is_claimed(run.local, uid):
                     return
     except OSError as error:
         raise UsageError(
@@ -45,18 +44,14 @@ def claim_local_copies(run: RunDir, uid: str, *, is_new: bool) -> None:
     )
 
 
-def _is_claimed(folder: Path, uid: str, *, is_new: bool) -> bool:
+def _is_claimed(folder: Path, uid: str) -> bool:
     """Whether the folder is that run's; a folder of another one is renamed. Raises OSError."""
     mark, found = folder / UID, ""
     with suppress(FileNotFoundError):
         found = read_regular(mark, limit_bytes=_LIMIT_BYTES).decode(errors="replace")
     if found == uid:
         return True
-    names = {path.name for path in listing(folder)}
-    if not found and UID in names:
-        return False  # it has just been made
-    is_used = any(not name.startswith(".") for name in names)  # drafts begin with a dot
-    if not found and not (is_new and is_used):
+    if not found:
         return create_whole(mark, uid.encode(), fsync=True)
     try:
         folder.rename(_unused_name(folder))

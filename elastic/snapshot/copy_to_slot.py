@@ -17,8 +17,6 @@ from torch import Tensor
 from elastic.snapshot import checksum, image
 from elastic.snapshot.image import Layout
 
-Addresses = Callable[[], Collection[int]]
-
 
 class HostCopy:
     """Copies tensors in host memory, on the training thread.
@@ -32,7 +30,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._checksum = ""
 
-    def start(self, layout: Layout, body: memoryview, late: Addresses) -> None:
+    def start(self, layout: Layout, body: memoryview) -> None:
         self._checksum = image.copy_into(layout, body)
 
     def before_forward(self) -> None:
@@ -54,7 +52,9 @@ class DeviceCopy:
 
     is_asynchronous = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, late: Callable[[], Collection[int]]) -> None:
+        """late: gives the addresses of tensors that nothing changes before the next update."""
+        self._addresses = late
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._early_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._all_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -64,14 +64,11 @@ class DeviceCopy:
         self._is_intact = True
         self._image = memoryview(b"")
 
-    def start(self, layout: Layout, body: memoryview, late: Addresses) -> None:
-        """Copy the tensors of a layout into a slot's body.
-
-        late: gives the addresses of the tensors that nothing changes before the next update.
-        """
+    def start(self, layout: Layout, body: memoryview) -> None:
+        """Copy the tensors of a layout into a slot's body."""
         target, self._image = self._pin(body), body[: layout.size_bytes]
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
-        addresses = late()
+        addresses = self._addresses()
         # Early tensors first: the next forward waits for these alone.
         places = sorted(layout.places, key=lambda place: place[1].data_ptr() in addresses)
         self._late = [tensor for _, tensor in places if tensor.data_ptr() in addresses]

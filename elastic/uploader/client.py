@@ -1,7 +1,8 @@
 """Handing over a snapshot costs a message, never a copy, and every offer gets a result.
 
 The snapshot's slot is leased to the uploader until that result. It does not promise that the
-snapshot is saved: a save that fails, or whose uploader dies, has a result that says so.
+snapshot is saved: a save that fails, or whose uploader dies, has a result that says so. An uploader
+that dies is started again for as long as its owner lives, ever more rarely.
 """
 
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from elastic.checkpoint.deadline import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
@@ -22,8 +23,6 @@ from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
-from elastic.uploader.restart_backoff import MANY_DEATHS, STABLE_S, RestartBackoff, UploaderDeath
-from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark, unmark
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -31,7 +30,9 @@ STOP_S = 30.0
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
-LOOK_S = 3.0  # at the storage, for saves that were lost with an uploader at the end of its owner
+STABLE_S = 2.0  # a process that lived so long did not die of its start
+LONGEST_PAUSE_S = 30.0
+MANY_DEATHS = 5  # from here on it is said that nothing is saved
 _CLOCK = SystemClock()
 
 
@@ -76,15 +77,10 @@ class UploaderClient:
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
         self._receive()
-        save, is_new = SaveInHand.of(offer), False
         try:
             connection = self._connected(deadline, is_patient=final)
-            # Not before: an uploader that is about to listen would take the save for a lost one.
-            is_new = mark(self._path, save)
             connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
         except OSError as error:
-            if is_new:
-                unmark(self._path, save)
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
                 f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
@@ -150,9 +146,29 @@ class UploaderClient:
     def _lose(self, reason: str) -> None:
         self.close()
         self._results += [
-            SaveResult(step=step, state=SaveState.FAILED, reason=reason) for step in self._unanswered
+            SaveResult(step=step, state=SaveState.LOST, reason=reason) for step in self._unanswered
         ]
         self._unanswered.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploaderDeath:
+    """reason: how it ended, or why it could not be started. deaths: in a row. pause_s: until the
+    next start.
+    """
+
+    reason: str
+    deaths: int
+    pause_s: float
+
+    def __str__(self) -> str:
+        if self.deaths >= MANY_DEATHS:
+            return (
+                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again. It is started "
+                f"ever more rarely, now in {self.pause_s:g} s, and training goes on; its own messages, above, and the memory of this machine may say why"
+            )
+        when = f"in {self.pause_s:g} s" if self.pause_s else "now"
+        return f"the uploader died ({self.reason}) and is started again {when}; a save in progress is lost, training goes on"
 
 
 class UploaderProcess:
@@ -165,10 +181,10 @@ class UploaderProcess:
         self._process = process
         self._clock = clock
         self._started_s = clock.monotonic()
-        self._backoff = RestartBackoff()
+        self._deaths = 0  # in a row, each within STABLE_S of its start
+        self._due_s = 0.0  # of the next start
         self._is_mourned = False  # its death was taken note of
         self._knows_generation = True
-        self._is_stopped = False
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
@@ -192,7 +208,7 @@ class UploaderProcess:
             return None
         if not self._is_mourned:
             news = self._mourn(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
-        if self._clock.monotonic() < self._backoff.due_s:
+        if self._clock.monotonic() < self._due_s:
             return news
         try:
             self._process = _spawn(self._config)
@@ -202,20 +218,14 @@ class UploaderProcess:
         self._started_s, self._is_mourned, self._knows_generation = self._clock.monotonic(), False, True
         return news
 
-    def is_back(self) -> bool:
-        """Whether one serves and lives for a while: true once after many deaths in a row."""
-        lived_s = self._clock.monotonic() - self._started_s
-        if self._backoff.deaths < MANY_DEATHS or lived_s < STABLE_S or not self.is_alive():
-            return False
-        with suppress(OSError), closing(_connect(self.socket_path, _CLOCK.monotonic())):
-            self._backoff = RestartBackoff()
-            return True
-        return False
-
     def _mourn(self, reason: str, *, lived_s: float) -> UploaderDeath:
-        self._is_mourned = True
-        self._backoff = self._backoff.died(lived_s=lived_s, now_s=self._clock.monotonic())
-        return UploaderDeath(reason=reason, deaths=self._backoff.deaths, pause_s=self._backoff.pause_s)
+        """The first start comes at once, as most deaths are single ones; then 0.5, 1, 2, ... s."""
+        self._is_mourned, pause_s = True, 0.0
+        self._deaths = 1 if lived_s >= STABLE_S else self._deaths + 1
+        if self._deaths > 1:
+            pause_s = min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(self._deaths - 2, 10))
+        self._due_s = self._clock.monotonic() + pause_s
+        return UploaderDeath(reason=reason, deaths=self._deaths, pause_s=pause_s)
 
     @property
     def socket_path(self) -> str:
@@ -295,21 +305,12 @@ class UploaderProcess:
             within_s = limit_s - SAY_AFTER_S
         self.stop(within_s)
 
-    def stop(self, timeout_s: float = STOP_S, *, look_s: float = LOOK_S) -> bool:
-        """Ask it to finish and exit, and kill it after `timeout_s`.
-
-        True when it finished everything. look_s: at the storage, for what became of its saves.
-        """
-        is_first, self._is_stopped = not self._is_stopped, True
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Ask it to finish and exit, kill it after `timeout_s`; True if it finished everything."""
         is_done = self.ends(timeout_s)
         if is_done is None:
             self._process.kill()
             self._process.wait()
-        if not is_done and is_first:
-            # No successor tells what became of the saves that it had in hand.
-            saves = SavesInHand(self._config.socket_path)
-            saves.begin_recording(self._config, self._clock)
-            saves.wait_recorded(look_s)
         return bool(is_done)
 
 

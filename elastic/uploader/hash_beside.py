@@ -5,8 +5,9 @@ hashes whenever it is read.
 """
 
 import threading
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -18,70 +19,37 @@ from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.parallel import Task, num_threads, run_all
 
 
-class HashBeside:
+@contextmanager
+def hash_beside(image: memoryview, info: SnapshotInfo) -> Iterator[Callable[[], Hashes]]:
     """A context in which an image is hashed; leaving it ends that.
 
-    image: uint8 [size_bytes], in a slot that is leased for as long.
+    image: uint8 [size_bytes], in a slot that is leased for as long. info: what stands beside it,
+    with the checksum that it was published with. Yields a call that waits for the hashes; it raises
+    StoreFailed where the image is not what was published, CheckpointDamaged where it is none.
     """
-
-    def __init__(self, image: memoryview, info: SnapshotInfo) -> None:
-        """info: what stands beside the image, with the checksum that it was published with."""
-        self._image = image
-        self._info = info
-        self._found: Hashes | BaseException | None = None
-        self._is_over = False
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        thread = threading.Thread(target=self._run, daemon=True, name=f"hash-{self._info.step}")
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1, f"hash-{info.step}") as thread:
+        hashing = thread.submit(_hashes, image, info, is_over)
         try:
-            thread.start()
-        except RuntimeError:  # a limit of processes: `result` hashes
-            return self
-        self._thread = thread
-        return self
+            yield hashing.result
+        finally:
+            is_over.set()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over = True
-        if self._thread is not None:
-            self._thread.join()
 
-    def result(self) -> Hashes:
-        """Raises StoreFailed where the image is not what was published, CheckpointDamaged where it
-        is none.
-        """
-        if self._thread is None:
-            self._run()
-        else:
-            self._thread.join()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        assert self._found is not None, "it was not left before"
-        return self._found
-
-    def _run(self) -> None:
-        try:
-            hashes = ImageHash(self._pieces, self._image.nbytes)
-            checksum = ImageChecksum(self._image.nbytes)
-            run_all([self._add_to(checksum), *hashes.tasks()], num_threads())
-            if self._info.checksum not in ("", checksum.hexdigest()):
-                raise StoreFailed(
-                    f"the snapshot of step {self._info.step} changed in memory before it was saved"
-                )
-            self._found = Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256())
-        except BaseException as error:
-            # The edge of a thread: a save that waits for the hashes must have an answer.
-            self._found = error
-
-    def _pieces(self, start: int, end: int) -> Pieces:
-        for piece in in_memory(self._image)(start, end):
-            if self._is_over:
-                raise StoreFailed(f"the save of step {self._info.step} ended before it was hashed")
+def _hashes(image: memoryview, info: SnapshotInfo, is_over: threading.Event) -> Hashes:
+    def pieces(start: int, end: int) -> Pieces:
+        for piece in in_memory(image)(start, end):
+            if is_over.is_set():
+                raise StoreFailed(f"the save of step {info.step} ended before it was hashed")
             yield piece
 
-    def _add_to(self, checksum: ImageChecksum) -> Task:
-        for offset, piece in checksum.pieces(0, np.frombuffer(self._image, dtype=np.uint8)):
+    def summed() -> Task:
+        for offset, piece in checksum.pieces(0, np.frombuffer(image, dtype=np.uint8)):
             checksum.add(offset, piece)
             yield
+
+    hashes, checksum = ImageHash(pieces, image.nbytes), ImageChecksum(image.nbytes)
+    run_all([summed(), *hashes.tasks()], num_threads())
+    if info.checksum not in ("", checksum.hexdigest()):
+        raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")
+    return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256())

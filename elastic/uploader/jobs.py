@@ -23,7 +23,6 @@ from elastic.system.clock import Clock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import Saver
-from elastic.uploader.saves_in_hand import SavesInHand
 
 OVERTIME_S = 5.0
 MOST_WAITING = 4
@@ -102,7 +101,6 @@ class Jobs:
         self._fixed_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
-        self.in_hand = SavesInHand(config.socket_path)
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
         self._is_reported = False  # the save in flight
@@ -121,10 +119,8 @@ class Jobs:
         return sum(self._limit_s(job) for job in jobs)
 
     def add(self, job: Job) -> None:
-        self.in_hand.add(job.offer)
         self._waiting, dropped = enqueue(self._waiting, job)
         for each in dropped:
-            self.in_hand.remove(each.offer)
             newer = f"the save of step {job.offer.step} took its place"
             reason = newer if each is not job else f"{MOST_WAITING} final saves wait already"
             each.close()
@@ -192,7 +188,6 @@ class Jobs:
             # Training comes first. After a final save there is none.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        self.in_hand.wait_recorded()
         result = self.saver.save(job.offer, job.slots)
         # Before old checkpoints are deleted: deleting may hang, and a committed save has not
         # failed.
@@ -223,5 +218,4 @@ class Jobs:
                 digest=result.digest,
             )
             self._log.record(event)
-        self.in_hand.remove(job.offer)
         answer(job.client, asdict(result))

@@ -23,6 +23,7 @@ from typing import Any
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, UsageError
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
+from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
@@ -32,7 +33,6 @@ from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
 from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
 from elastic.uploader.save import Saver, report_problem
-from elastic.uploader.saves_in_hand import open_log
 
 METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the grace may be short
 _MOST_SOURCES = 67  # 64 clients, and three of our own
@@ -127,16 +127,14 @@ def serve(
     and the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
     """
     clock = SystemClock()
-    log = open_log(config, clock)
+    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
     saver = Saver(open_store(config.checkpoints_url), config, clock, reached)
     jobs = Jobs(saver, config, log, clock)
     with _listen(config.socket_path) as listener:
-        jobs.in_hand.begin_recording(config, clock)
         ready()
         try:
             return Uploader(jobs, listener, owner_fd, clock).run()
         finally:
-            jobs.in_hand.wait_recorded(OVERTIME_S)
             Path(config.socket_path).unlink(missing_ok=True)
 
 
@@ -173,7 +171,7 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     resumes from the checkpoint elsewhere then finds them in the run directory.
     """
     clock = SystemClock()
-    log = open_log(config, clock)
+    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
     faults = FaultInjector(config.faults or "", Path(config.faults_path), log, clock)
     metrics = None
     if config.metrics is not None:

@@ -93,6 +93,7 @@ class SaveState(StrEnum):
     DROPPED = "dropped"  # a newer save took its place
     FENCED = "fenced"
     DIFFERS = "differs"  # this step was committed before, with another state
+    LOST = "lost"  # its uploader died, and nothing records what became of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

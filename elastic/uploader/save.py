@@ -21,7 +21,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, StoreUnavailable, read_small, retrying
 from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import MirrorStale, NewestGeneration, open_fence
-from elastic.uploader.hash_beside import HashBeside
+from elastic.uploader.hash_beside import hash_beside
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.state_check import check_state
 
@@ -127,7 +127,7 @@ class Saver:
             return self._is_fenced(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
-        with HashBeside(image, snapshot.info) as hashing:
+        with hash_beside(image, snapshot.info) as hashed:
             return commit(
                 self._store,
                 Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
@@ -135,7 +135,7 @@ class Saver:
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
                 clock=self._clock,
                 reached=lambda point: self._reached(point, offer.step),
-                hashed=hashing.result,
+                hashed=hashed,
                 check=check_state,
             )
 

@@ -62,7 +62,6 @@ for step in run.steps(data, elastic.State(net=net, seen=seen)):
         net.weight -= 0.1 * net.weight.grad
     seen.steps = {step.number}
 """
-WARNING = "warning: the recipe now builds other settings than when the state was saved"
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_settings_that_were_edited_are_told_once_and_the_saved_ones_stay_in_forc
     agent = edits("step 5 rank 0 backward: kill", rate=0.5)
     agent.ends_with(0)
 
-    assert agent.output.count(WARNING) == 1
+    assert agent.output.count("warning: the recipe now builds other settings") == 1
     assert "values.rate 0.1, not 0.5" in agent.output
     assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.values("settings_ignored", "step", "settings") == [(2, ["values.rate 0.1, not 0.5"])]
@@ -128,17 +127,6 @@ def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill,
     drill.start(*options, recipe=recipe).ends_with(0)
     drill.is_like(undisturbed)
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (9, 0, "checkpoint")]
-
-
-def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_written(edits, drill):
-    """complex128, which no checkpoint can hold: exit 2 before step 1, and no metrics."""
-    recipe = drill.folder / "recipe.py"
-    recipe.write_text(RECIPE.replace("bias=False)", "bias=False, dtype=torch.complex128)"))
-    agent = edits()
-    agent.ends_with(2)
-
-    assert "state entry net.weight: expected a dense tensor of a plain dtype, found" in agent.output
-    assert not drill.run.metrics.exists() and not list(drill.run.local.glob("checkpoints/*/*"))
 
 
 def test_state_that_appears_later_and_cannot_be_kept_is_refused_at_that_step(drill):

@@ -128,20 +128,6 @@ def test_snapshots_that_disagree_are_refused_and_the_newest_that_nodes_share_is_
     assert "differ" in rejected["reason"]
 
 
-def test_without_snapshots_a_fault_costs_the_steps_since_the_last_save(drill, undisturbed):
-    drill.shut(7)
-    agent = drill.start("--snapshot-every", "off")
-    drill.stands(7, ranks=1)
-    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
-    drill.happens("restored", generation=2)
-    drill.open(7)
-    agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    # The memory holds the state of the last save.
-    assert restored(drill) == [(0, "none", 0), (4, "snapshot", 2)]
-
-
 def test_a_node_with_memory_for_one_copy_of_the_state_makes_checkpoints(drill, undisturbed):
     """No file of the agent may be larger than 2 MiB, nor its memory for snapshots."""
     drill.shut(1, 7)

@@ -70,11 +70,3 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed, copy_run
     assert f"--from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.tree() == before
     drill.is_like(undisturbed)
-
-
-def test_diff_tells_the_same_run_from_another(drill, undisturbed, undisturbed_sum):
-    """A run beside itself, and beside one with another loss: they differ from the first step on."""
-    same, other = undisturbed.run.url, undisturbed_sum.run.url
-    assert drill.inspects("diff", same, same)[0] == 0
-    code, difference = drill.inspects("diff", same, other)
-    assert (code, difference["first_difference"]) == (1, 1)

@@ -39,12 +39,11 @@ from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
 from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.uploader import client, save, saves_in_hand
+from elastic.uploader import client, save
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
-from elastic.uploader.saves_in_hand import SaveInHand, SavesInHand, mark
 from elastic.uploader.state_check import check_state
 
 LIMIT_S = 60.0
@@ -253,7 +252,7 @@ def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(confi
     hand_over(uploads, slots, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
-    assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.FAILED}
+    assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.LOST}
     with pytest.raises(StoreFailed, match="expected an uploader"):
         hand_over(uploads, slots, 2)
     assert not process.enter(1)
@@ -542,7 +541,7 @@ def test_the_saves_at_the_end_of_an_agent_have_the_time_that_their_size_takes(ca
         def ends(self, within_s):
             clock.sleep(within_s)
 
-        def stop(self, timeout_s, *, look_s):
+        def stop(self, timeout_s):
             self.ended_s = clock.monotonic() + timeout_s
 
     final = FinalCheckpoint(
@@ -895,13 +894,8 @@ def test_an_uploader_that_keeps_dying_is_started_again_ever_more_rarely_and_for_
     process.revive()
     with monkeypatch.context() as patch:
         patch.setattr(DyingProcess, "poll", lambda _self: None)
-        assert not process.is_back()
-        clock.now += 60.0
-        assert not process.is_back()  # it does not listen yet
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(config.socket_path)
-            listener.listen()
-            assert [process.is_back() for _ in range(3)] == [True, False, False]
+        assert process.revive() is None
+    clock.now += 60.0
     assert process.revive().deaths == 1
 
 
@@ -1089,7 +1083,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
             connection = bad._connected(time.monotonic() + LIMIT_S, is_patient=True)
             connection.send(malformed, [fd], timeout_s=LIMIT_S)
             bad._unanswered.append(1)
-            assert bad.wait(1, LIMIT_S).state is SaveState.FAILED
+            assert bad.wait(1, LIMIT_S).state is SaveState.LOST
         os.close(fd)
         hand_over(good, slots, 2)
         assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
@@ -1141,119 +1135,26 @@ def test_an_offer_with_an_impossible_value_is_refused(change):
         parse_request(meta_of(1) | change)
 
 
-def failures(tmp_path):
-    """(step, generation) of each save that was recorded as failed, in order."""
-    events = run_records.events(tmp_path / "events")
-    return [(each["step"], each["generation"]) for each in events if each["event"] == "checkpoint_failed"]
-
-
-def marked(config):
-    return sorted(path.name for path in Path(f"{config.socket_path}-saves").glob("*"))
-
-
-def revived(config, process, wait_until):
-    """It is dead, and its owner has started another one."""
-    wait_until(lambda: not process.is_alive())
-    assert process.revive()
-    process.wait_ready()
-
-
-@pytest.mark.parametrize(
-    ("point", "expected"), [("upload", [(1, 3)]), ("before-commit", [(1, 3)]), ("after-commit", [])]
-)
-def test_a_save_that_is_lost_with_its_uploader_is_recorded_as_failed_once(
-    config, tmp_path, slots, wait_until, point, expected
+def test_a_save_that_is_lost_with_its_uploader_has_a_result_and_can_be_offered_again(
+    config, slots, wait_until
 ):
-    """It dies in the save of step 1, which was handed over twice, as by a worker and by its agent.
-    Where the commit record exists, nothing failed. Later deaths record nothing again.
-    """
-    (tmp_path / "fence").write_text("3\n")
-    config = replace(config, faults=f"checkpoint 1 {point}: kill uploader", entered=3)
-    process = UploaderProcess.start(config)
-    process.wait_ready()
-    uploads = UploaderClient(config.socket_path)
-    keep(slots, 1, generation=3)
-    for _ in range(2):
-        uploads.offer(slots, slots.newest(), resumed_from=None, final=True)
-    revived(config, process, wait_until)
-    slots.release_all()
-    hand_over(uploads, slots, 2, generation=3)
-    assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
-    assert failures(tmp_path) == expected
-    os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not process.is_alive())
-    assert not process.stop(LIMIT_S)
-    assert failures(tmp_path) == expected
-    assert committed_steps(config) == ([2] if expected else [2, 1])
-
-
-def test_a_lost_save_that_is_tried_again_and_commits_is_one_failure_and_one_commit(
-    config, tmp_path, slots, wait_until
-):
+    """The first uploader dies in the save, and its owner has started another one."""
     config = replace(config, faults="checkpoint 1 before-commit: kill uploader")
     process = UploaderProcess.start(config)
     process.wait_ready()
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1, final=True)
-    revived(config, process, wait_until)
-    uploads.offer(slots, slots.newest(), resumed_from=None, final=True)
-    assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED  # of the first one
-    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-    assert process.stop(LIMIT_S)
-    names = [each["event"] for each in run_records.events(tmp_path / "events")]
-    assert names == ["fault_injected", "checkpoint_failed", "checkpoint_committed"]
-
-
-def test_saves_that_are_lost_at_the_end_of_their_owner_are_recorded_by_it(config, tmp_path, slots):
-    """No uploader follows. The marks of one that has steps 1 and 3 in hand, and has dropped step 2,
-    are left by another one that was killed.
-    """
-    uploads = UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        for step in (1, 2, 3):
-            hand_over(uploads, slots, step)
-            assert uploader.reached.wait(LIMIT_S)
-        assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        in_hand = marked(config)
-    assert marked(config) == []
-
-    killed = replace(
-        config,
-        socket_path=str(tmp_path / "killed.sock"),
-        checkpoints_url=str(tmp_path / "other"),
-        events_path=str(tmp_path / "other-events" / "uploader.jsonl"),
-    )
-    for name in in_hand:
-        assert mark(killed.socket_path, SaveInHand.parse(name))
-    dead = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
-    dead.kill()
-    assert not UploaderProcess(killed, dead).stop(LIMIT_S)
-    events = run_records.events(tmp_path / "other-events")
-    assert [(each["event"], each["step"]) for each in events] == [
-        ("checkpoint_failed", 1),
-        ("checkpoint_failed", 3),
-    ]
-
-
-@pytest.mark.parametrize("name", [None, "1", "one-two", "-1-2", "1-2-3", "9" * 30 + "-1"])
-def test_marks_of_saves_may_be_unreadable_or_find_no_room(config, tmp_path, slots, name):
-    """Then no loss is recorded, and saving goes on. None: a file has the name of their folder."""
-    folder = Path(f"{config.socket_path}-saves")
-    if name is None:
-        folder.touch()
-    else:
-        folder.mkdir()
-        (folder / name).touch()
-    process = UploaderProcess.start(config)
+    wait_until(lambda: not process.is_alive())
+    assert process.revive()
     process.wait_ready()
-    uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, slots, 1)
+    slots.release_all()
+    uploads.offer(slots, slots.newest(), resumed_from=None, final=True)
+    assert uploads.wait(1, LIMIT_S).state is SaveState.LOST
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
     assert process.stop(LIMIT_S)
-    assert failures(tmp_path) == []
 
 
-def test_an_offer_that_no_uploader_read_is_a_lost_save(config, tmp_path, slots, wait_until):
+def test_an_offer_that_no_uploader_read_is_a_lost_save(config, slots, wait_until):
     """The uploader is stopped, and killed with the offer in its socket."""
     process = UploaderProcess.start(config)
     process.wait_ready()
@@ -1261,69 +1162,6 @@ def test_an_offer_that_no_uploader_read_is_a_lost_save(config, tmp_path, slots, 
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1)
     os.kill(process.pid, signal.SIGKILL)
-    revived(config, process, wait_until)
-    assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
-    assert process.stop(LIMIT_S)
-    assert failures(tmp_path) == [(1, 1)]
-
-
-def test_an_offer_that_no_uploader_takes_leaves_the_marks_as_they_were(config, slots):
-    """Who offered it says what became of it. One of the same step was lost before."""
-    uploads = UploaderClient(config.socket_path)
-    for before in ([], ["1-1"]):
-        for each in before:
-            assert mark(config.socket_path, SaveInHand.parse(each))
-        with pytest.raises(StoreFailed, match="expected an uploader"):
-            hand_over(uploads, slots, 1)
-        assert marked(config) == before
-
-
-@pytest.mark.parametrize(("committed_by", "expected"), [(1, [(7, 2)]), (2, []), (3, [])])
-def test_a_lost_save_is_committed_if_its_generation_or_a_newer_one_did_it(
-    config, tmp_path, committed_by, expected
-):
-    """One of an older generation was there when the step was trained again: it did not load."""
-    mark(config.socket_path, SaveInHand(step=7, generation=2))
-    commit_image(open_store(config.checkpoints_url), "r", 7, bytearray(image_of(7)), committed_by)
-    lost = SavesInHand(config.socket_path)
-    lost.begin_recording(config, SystemClock())
-    lost.wait_recorded(LIMIT_S)
-    assert failures(tmp_path) == expected
-    assert marked(config) == []
-
-
-def test_a_lost_save_of_which_the_storage_tells_nothing_counts_as_failed(config, tmp_path, monkeypatch):
-    def refuse(*_where):
-        raise StoreUnavailable("no route to the store")
-
-    monkeypatch.setattr(saves_in_hand, "commits_of_step", refuse)
-    mark(config.socket_path, SaveInHand(step=7, generation=2))
-    lost = SavesInHand(config.socket_path)
-    lost.begin_recording(config, SystemClock())
-    lost.wait_recorded(LIMIT_S)
-    (event,) = run_records.events(tmp_path / "events")
-    assert (event["event"], event["step"]) == ("checkpoint_failed", 7)
-    assert "the storage does not tell which (no route to the store)" in event["reason"]
-
-
-def test_saves_wait_until_lost_ones_are_recorded(config, tmp_path, slots, monkeypatch):
-    """Else a save that is tried again would count as the one that was lost."""
-    asked, go_on = threading.Event(), threading.Event()
-
-    def commits_of_step(*_where):
-        asked.set()
-        assert go_on.wait(LIMIT_S)
-        return [], []
-
-    monkeypatch.setattr(saves_in_hand, "commits_of_step", commits_of_step)
-    mark(config.socket_path, SaveInHand(step=1, generation=1))
-    uploads = UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
-        hand_over(uploads, slots, 1)
-        assert asked.wait(LIMIT_S)
-        assert committed_steps(config) == []
-        go_on.set()
-        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-    names = [each["event"] for each in run_records.events(tmp_path / "events")]
-    assert names == ["checkpoint_failed", "checkpoint_committed"]
+    wait_until(lambda: not process.is_alive())
+    assert uploads.wait(1, LIMIT_S).state is SaveState.LOST
+    assert not process.stop(LIMIT_S)

@@ -52,16 +52,16 @@ def test_a_fault_is_injected_at_its_own_rank_step_point_and_generation_only(tmp_
     for point in ("forward", "backward", "snapshot"):
         other.at_step(3)(point)
     other.at_restore()
-    assert other.in_snapshot(5) is None
+    other.at_step(5)("snapshot")
     faults = worker(tmp_path, plan, rank=1, generation=1)
     for step, point in itertools.product((2, 3, 4, 5), ("forward", "mid-sum", "optimizer", "after-snapshot")):
         faults.at_step(step)(point)
     faults.at_step(2)("backward")
     faults.at_restore()
-    assert faults.in_snapshot(4) is None
+    faults.at_step(4)("snapshot")
     assert not run_records.events(tmp_path / "events")
     with pytest.raises(InjectedFault):
-        faults.in_snapshot(5)()
+        faults.at_step(5)("snapshot")
     with pytest.raises(InjectedFault):
         worker(tmp_path, plan, rank=1, generation=2).at_restore()
     with pytest.raises(InjectedFault):

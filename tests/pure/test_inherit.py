@@ -21,8 +21,7 @@ from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
-from elastic.train.state.local_snapshots import LocalSnapshots
-from elastic.train.state.restore import Restorer
+from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
 
 LEFT = "left"  # a pipe

@@ -26,56 +26,44 @@ def finish(run):
     log.record(RunFinished(steps=9, epochs=1, digest="0" * 64))
 
 
-@pytest.mark.parametrize("is_new", [False, True])
-def test_a_run_that_another_node_began_anew_takes_nothing_of_the_older_one(run, is_new):
+def test_a_run_that_another_node_began_anew_takes_nothing_of_the_older_one(run):
     """The bucket was emptied. This machine has the end of the older run."""
-    claim_local_copies(run, "run-1", is_new=True)
+    claim_local_copies(run, "run-1")
     finish(run)
-    claim_local_copies(run, "run-2", is_new=is_new)
+    claim_local_copies(run, "run-2")
     assert not has_recorded_end(run)
     aside = RunDir(url=run.url, local=run.local.with_name(f"{run.local.name}.old-1"))
     assert has_recorded_end(aside)
 
 
 def test_the_copies_of_a_run_stay_where_it_resumes(run):
-    claim_local_copies(run, "run-1", is_new=True)
+    claim_local_copies(run, "run-1")
     finish(run)
-    claim_local_copies(run, "run-1", is_new=False)
+    claim_local_copies(run, "run-1")
     assert has_recorded_end(run)
-
-
-@pytest.mark.parametrize("is_new", [False, True])
-def test_copies_that_an_earlier_version_made_are_those_of_a_run_that_resumes(run, is_new):
-    """They say nothing of their run. Where one begins they are an older run's."""
-    finish(run)
-    claim_local_copies(run, "run-1", is_new=is_new)
-    assert has_recorded_end(run) is not is_new
 
 
 def test_a_folder_that_cannot_be_claimed_is_said(run, monkeypatch):
     run.local.mkdir(parents=True)
     (run.local / "uid").mkdir()
     with pytest.raises(UsageError, match="expected to keep the local copies of memory://bucket/run"):
-        claim_local_copies(run, "run-1", is_new=True)
+        claim_local_copies(run, "run-1")
 
 
 def test_a_run_in_a_folder_has_no_copies(tmp_path):
     run = RunDir.parse(str(tmp_path / "run"))
-    claim_local_copies(run, "run-1", is_new=True)
+    claim_local_copies(run, "run-1")
     assert not run.local.exists()
 
 
-@pytest.mark.parametrize("older", ["none", "another run's", "an earlier version's"])
+@pytest.mark.parametrize("older", ["none", "another run's"])
 def test_processes_that_claim_at_one_moment_agree(run, older):
     """The ranks of torchrun on one machine, or several agents. One renamed what another had just
     claimed, or failed.
     """
     for number in range(30):
         if older == "another run's":
-            claim_local_copies(run, f"older-{number}", is_new=False)
-        elif older == "an earlier version's":
-            (run.local / "uid").unlink(missing_ok=True)
-        if older != "none":
+            claim_local_copies(run, f"older-{number}")
             finish(run)
         go = threading.Barrier(4)
         failed = []
@@ -83,7 +71,7 @@ def test_processes_that_claim_at_one_moment_agree(run, older):
         def claim(number=number, go=go, failed=failed):
             go.wait()
             try:
-                claim_local_copies(run, f"run-{number}", is_new=True)
+                claim_local_copies(run, f"run-{number}")
             except BaseException as error:
                 failed.append(error)
 

@@ -25,7 +25,7 @@ from elastic.train.loop.schedule import (
     is_save_due,
     save_interval_s,
 )
-from elastic.train.state.checkpointing import Checkpointing
+from elastic.train.state.saving import Checkpointing
 from elastic.train.state.snapshotting import PublishedSnapshot
 from elastic.uploader.protocol import SaveResult, SaveState
 
@@ -98,7 +98,7 @@ def test_the_interval_between_saves_counts_the_copy_into_the_slot():
     info = SnapshotInfo(step=1, epoch=0, generation=1, world_size=1, torch="")
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
     began_s = clock.monotonic()
-    checkpointing.save(PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=3.0), 1, began_s=began_s)
+    checkpointing.save(PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=3.0), 1)
 
     clock.now = began_s + save_interval_s(4.0) - 0.1
     assert not checkpointing.is_due(2)
@@ -111,21 +111,28 @@ class RefusingUploader(FakeUploader):
         raise StoreFailed("expected an uploader, found none")
 
 
-def test_a_save_that_no_uploader_takes_is_recorded_as_failed_once(tmp_path):
-    """A last save is tried several times. Without memory for a copy there is nothing to offer."""
+def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path):
+    """And one that no uploader takes, or for which there is no memory. The uploader records the
+    others.
+    """
     clock = FakeClock()
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
-    checkpointing = Checkpointing(RefusingUploader(clock, offer_s=0.0), AUTO, clock, log)
+    uploader = RefusingUploader(clock, offer_s=0.0)
+    checkpointing = Checkpointing(uploader, AUTO, clock, log)
     info = SnapshotInfo(step=7, epoch=0, generation=1, world_size=1, torch="")
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
-    published = PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=0.0)
-    for _ in range(3):
-        checkpointing.save(published, 7, began_s=0.0, final=True)
-        assert checkpointing.wait(7) == "expected an uploader, found none"
-    checkpointing.save(None, 8, began_s=0.0)
+    checkpointing.save(PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=0.0), 7, final=True)
+    assert checkpointing.wait(7) == "expected an uploader, found none"
+    checkpointing.save(None, 8)
+    uploader.results = [
+        SaveResult(step=9, state=SaveState.LOST, reason="it died"),
+        SaveResult(step=10, state=SaveState.FAILED, reason="the disk is full"),
+    ]
+    checkpointing.is_due(11)
     assert [(each.event.name, each.event.step, each.event.reason) for each in read_events(tmp_path)] == [
         ("checkpoint_failed", 7, "expected an uploader, found none"),
         ("checkpoint_failed", 8, "there is no memory for a copy of the state"),
+        ("checkpoint_failed", 9, "it died"),
     ]
 
 

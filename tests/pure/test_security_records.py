@@ -19,13 +19,12 @@ from records import IDENTITY, RECORD
 from rich.console import Console
 
 from elastic import events
-from elastic.agent.exit_report import _print_failure, report_exit
-from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.exit_report import _print_failure
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
 from elastic.divergence import Divergence
-from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
+from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
@@ -45,7 +44,6 @@ from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system.json_lines import JsonLines
-from elastic.system.leave_page import LeavePage
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
 from elastic.uploader.fence import open_fence
@@ -305,14 +303,6 @@ def test_every_event_that_the_log_writes_is_read_back():
                 logged_event.parse(record | {field.name: {"": 0}})
 
 
-def test_an_error_shows_what_it_found_with_control_characters_escaped():
-    """A run.json whose arguments clear the screen."""
-    there = identity.parse(json.dumps(json.loads(IDENTITY.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
-    with pytest.raises(ElasticError) as caught:
-        identity.check(there, IDENTITY, "runs/x")
-    assert "\\x1b[2J" in printable(str(caught.value)) and "\x1b" not in printable(str(caught.value))
-
-
 @given(st.text())
 def test_printable_text_is_unchanged(text):
     """Everything else is escaped, and the number of lines stays the same."""
@@ -340,18 +330,3 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     _print_failure(agent, settings, None)
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
-
-
-def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
-    """It quotes the cause of the closed generation, which another node wrote."""
-    end = RunEnd(exit_code=75, reason="the generation ended: \x1b]0;x\x07")
-    parts = SimpleNamespace(
-        settings=SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path))),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: None, differences=[]),
-        log=SimpleNamespace(record=lambda event: None),
-        shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
-    )
-    agent = SimpleNamespace(end=end, last_step=0, generation=0, has_trained=False, gave_up=True)
-    assert report_exit(agent, parts) == 75
-    said = capsys.readouterr().err
-    assert "the generation ended: \\x1b" in said and said.strip().isprintable()

@@ -10,12 +10,15 @@ from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import CommitRecord, Save
 from elastic.config import identity
 from elastic.config.identity import Identity
+from elastic.data.record import DataRecord
 from elastic.snapshot import image
 from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
+
+DATA = DataRecord(samples=8, epochs=1, steps=8, tail="drop").to_json()
 
 
 def begin_run(folder: Path, ours: Identity) -> Path:
@@ -30,7 +33,7 @@ def commit_in(folder: Path, ours: Identity, step: int, state: State) -> CommitRe
 
 def commit_state(store: Store, run_id: str, step: int, state: State) -> CommitRecord:
     flat = state.flatten()
-    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "12" * 32})
+    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "12" * 32, "data": DATA})
     data = bytearray(laid_out.size_bytes)
     image.copy_into(laid_out, memoryview(data))
     return commit_image(store, run_id, step, data)

@@ -38,9 +38,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.schedule import COMPARISON_SHARE, AuditSchedule, Interval, SnapshotSchedule
-from elastic.train.state.checkpointing import Checkpointing
-from elastic.train.state.local_snapshots import LocalSnapshots
-from elastic.train.state.restore import Restorer
+from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State
 from elastic.uploader.client import UploaderClient
@@ -76,7 +74,8 @@ class Rank0Output:
     store: Store
     events: Path
     log: EventLog
-    checkpointing: Checkpointing
+    uploader: UploaderClient
+    save_every: Every
     schedule: SnapshotSchedule
     audits: AuditSchedule
     rehearsals: Rehearsals | None
@@ -118,7 +117,6 @@ class LoopParts:
         )
         self.output: Rank0Output | None = None
         if is_first:
-            checkpointing = Checkpointing(uploader, Every.parse(link.save_every), self.clock, worker.log)
             rehearse, rehearsals = Every.parse(link.rehearse), None
             if rehearse.kind != "off" and evidence:
                 rehearsals = Rehearsals(rehearse, loader.order, run.events, self.again.recipe, self.clock)
@@ -126,7 +124,8 @@ class LoopParts:
                 store=store,
                 events=run.events,
                 log=worker.log,
-                checkpointing=checkpointing,
+                uploader=uploader,
+                save_every=Every.parse(link.save_every),
                 schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
                 audits=AuditSchedule(Every.parse(link.audit)),
                 rehearsals=rehearsals,
@@ -189,11 +188,15 @@ def _snapshotting(parts: LoopParts) -> Snapshotting | None:
     if groups.local_rank != 0 or (alone and groups.rank != 0):
         return None
     slots = OwnSlots() if alone else AgentSlots(page, parts.link.pid)
-    copy = HostCopy() if groups.device.type == "cpu" else DeviceCopy(groups.device)
+    copy = (
+        HostCopy()
+        if groups.device.type == "cpu"
+        else DeviceCopy(groups.device, parts.state.updated_addresses)
+    )
     # Without an agent, no other process could make the memory ready.
     is_large = not alone and sum(p.nbytes for p in parts.state.parameters()) > PROMPT_BYTES
-    is_waiting = is_large and page.slots_fd is None
-    return Snapshotting(slots.of_size, copy, parts.clock, waits_beside=is_large, is_waiting=is_waiting)
+    asks_first = is_large and page.slots_fd is None
+    return Snapshotting(slots.of_size, copy, parts.clock, asks_first=asks_first)
 
 
 def _tensors_of(state: State, target: str) -> Iterable[Tensor]:

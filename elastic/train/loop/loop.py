@@ -164,12 +164,12 @@ class Loop:
             parts.again.collected,
         )
         self._of_steps: StepParts = replace(own, any_shard=lambda step: parts.loader.shard(step, 0))
-        self._saving = Saving(parts=parts, agreement=self._agreement)
+        self._saving = Saving(parts, self._agreement, point)
         self._recorder = StepRecorder(parts, resumed, own.contract.mark)
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.begin(self._recorder.info(0, 0, None)), tries=1)
+            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)), tries=1)
             if problem:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
@@ -201,7 +201,7 @@ class Loop:
         """
         self._of_steps.buffers.load()  # the step may have changed them already
         if self._last is not None:  # in its first step a generation has just compared them
-            self._saving.vote(self._last.info, None)
+            self._saving.keep(self._last.info, copies=False)
             self._agreement.compare()
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
@@ -272,7 +272,7 @@ class Loop:
         """Asked when gradients are summed."""
         if self.parts.snapshotting is not None:
             self.parts.snapshotting.copy.before_update()
-        return requests_of(self.parts, self._agreement, number, self.last_step)
+        return requests_of(self.parts, self._saving, number, self.last_step)
 
     def _check_body(self, step: Step, first: int) -> None:
         """The recipe asks for the next step. An error of this one that it caught ends the run."""
@@ -314,17 +314,16 @@ class Loop:
 
     def _keep(self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool) -> SavedState:
         """Vote for the state after the step, and take the snapshot that is asked for."""
-        parts, saving, published = self.parts, self._saving, None
+        parts = self.parts
         parts.heartbeat.enter(Phase.SAVE)
-        takes_snapshot = ends or requests.snapshot or requests.save
-        if takes_snapshot:
+        copies = ends or requests.snapshot or requests.save
+        if copies:
             self._of_steps.contract.check_kept()
-            wait = ends or requests.save or parts.again.closing > step.number
-            published = saving.take(info, wait=wait, patient=ends)
-        saving.vote(info, published)
-        if takes_snapshot:
+        wait = ends or requests.save or parts.again.closing > step.number
+        saved = self._saving.keep(info, copies=copies, wait=wait, patient=ends)
+        if copies:
             step.fault_point("after-snapshot")
-        return SavedState(info=info, published=published)
+        return saved
 
     def _divide(self, step: Step) -> None:
         """The step is over: which shards each rank has from the next one on."""
@@ -367,7 +366,7 @@ class Loop:
         if is_done:
             self._last = self._finish(step)
         elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
-            self._last = self._saving.begin(self._last.info)
+            self._last = self._saving.keep(self._last.info)
         self._end()
 
     def _close(self) -> None:
@@ -384,16 +383,16 @@ class Loop:
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(began.step)[0] if began.step else 0
-            last = self._saving.begin(self._recorder.info(began.step, epoch, began.line))
+            last = self._saving.keep(self._recorder.info(began.step, epoch, began.line))
         if last is not None:
             problem = self._saving.commit(last)
             if problem:
                 raise StoreFailed(
                     f"trained to the last step, {last.info.step}, which could not be saved: {problem}"
                 )
-        if output is not None:
-            self.digest = self.digest if last is None else output.checkpointing.digest
-            if (ended := self.stopped) is not None:
-                output.log.record(Stopped(step=ended.step, steps=ended.steps, reason=ended.reason))
+            if self._saving.checkpointing is not None:
+                self.digest = self._saving.checkpointing.digest
+        if output is not None and (ended := self.stopped) is not None:
+            output.log.record(Stopped(step=ended.step, steps=ended.steps, reason=ended.reason))
         parts.page.set_open_step(parts.groups.local_rank, None)
         parts.heartbeat.enter(Phase.AFTER)

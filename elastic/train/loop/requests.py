@@ -16,24 +16,25 @@ from elastic.proof.evidence import ComputedStep
 from elastic.proof.step_again import texts_of
 from elastic.proof.variables import variables_of
 from elastic.train.loop.build import LoopParts
+from elastic.train.state.saving import Saving
 from elastic.train.step.parts import Requests, StepOutcome
 from elastic.train.step.step import Step
 
 LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
 
 
-def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: int) -> Requests:
+def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
-    output, page = parts.output, parts.page
+    output, page, checkpointing = parts.output, parts.page, saving.checkpointing
     drain = page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
     at_once = drain and page.drains_at_once
-    if output is None or number == last_step:
+    if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
     evaluates_next = parts.loader.order.ends_epoch(number + 1)
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
-    save = output.checkpointing.is_due(number)
+    save = checkpointing.is_due(number)
     rehearse = False
-    if parts.snapshotting is not None and parts.snapshotting.is_waiting:
+    if (snapshot or save) and parts.snapshotting is not None and parts.snapshotting.is_waiting():
         snapshot = save = False  # due until there is memory
     elif output.rehearsals is not None and not (drain or parts.again.earlier.found or parts.again.closing):
         rehearse = output.rehearsals.is_due(number + 1)
@@ -42,7 +43,7 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
         drain=drain,
         snapshot=snapshot,
         save=save,
-        compare=snapshot or save or is_due or agreement.is_wanted(number),
+        compare=snapshot or save or is_due or saving.agreement.is_wanted(number),
         audit=output.audits.is_due(number + 1),
         rehearse=rehearse,
         at_once=at_once or output.schedule.last_step_s > LONGEST_STEP_S,

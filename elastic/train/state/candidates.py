@@ -16,20 +16,24 @@ from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
 from elastic.system.raised_error import RESTORES_OF_ONE_STATE
 
+MOST_LISTED = 5
+VOID = "it was taken while the ranks' states differed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedState:
     """A snapshot, or in storage a checkpoint, that must not be used.
 
     is_suspect: what was trained before it may be wrong as well, and not only its own bytes.
-    is_foreign: it is another run's.
     """
 
     step: int
     reason: str
     is_stored: bool
     is_suspect: bool = False
-    is_foreign: bool = False
+
+    def __str__(self) -> str:
+        return f"{'checkpoint' if self.is_stored else 'snapshot'} step={self.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,9 @@ class Candidate:
     def is_stored(self) -> bool:
         return self.record is not None
 
+    def rejected(self, reason: str, *, is_suspect: bool = False) -> RejectedState:
+        return RejectedState(step=self.step, reason=reason, is_stored=self.is_stored, is_suspect=is_suspect)
+
 
 def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None:
     """The difference because of which steps are done again. A node that just joined knows none."""
@@ -77,17 +84,13 @@ def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None
     return max(known, key=lambda each: (each.generation, each.step), default=None)
 
 
-def is_void(snapshot: OfferedSnapshot, known: Divergence | None) -> bool:
-    """Whether it was taken after the last step that all ranks agreed on."""
-    if known is None or snapshot.generation != known.generation:
-        return False
-    return snapshot.step > known.agreed
-
-
 def order_candidates(
-    available: Sequence[AvailableStates],
+    available: Sequence[AvailableStates], again: int = 0
 ) -> tuple[list[Candidate], list[RejectedState]]:
     """(what to try, best first; what is refused), from what each rank has, in rank order.
+
+    again: a step that is to be done again. Where its own state is the newest, the one before it
+    comes first.
 
     A state that was restored three times without a new step may itself be the cause of the
     failures, so it is skipped in favour of the next older one, and so on. The agent that counted
@@ -104,61 +107,40 @@ def order_candidates(
     # Older snapshots of a node are there for the case that nodes differ. A few steps before the
     # newest one, they would bring the same failures.
     newest = {of_rank.snapshots[0].step for of_rank in available if of_rank.snapshots}
-    older = {each.step for each in candidates if not each.is_stored} - newest
-    steps = sorted({each.step for each in candidates if each.is_stored or each.step in newest}, reverse=True)
+    counted = [each for each in candidates if each.is_stored or each.step in newest]
+    steps = list(dict.fromkeys(each.step for each in counted))
     failures = max(of_rank.failures for of_rank in available)
-    num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))
-    skipped = steps[:num_skipped]
-    rejected += [
-        RejectedState(
-            step=each.step,
-            reason=f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed",
-            is_stored=each.is_stored,
-            is_suspect=True,
-        )
-        for each in candidates
-        if each.step in skipped
-    ]
-    if skipped:
-        candidates = [each for each in candidates if each.is_stored or each.step not in older]
-    return [each for each in candidates if each.step not in skipped], rejected
-
-
-def with_one_again(candidates: list[Candidate], again: int) -> list[Candidate]:
-    """First the state before the step that is to be done again, if its own is the newest."""
-    before = [each for each in candidates if each.step == again - 1 and not each.is_stored]
-    if not again or not before or candidates[0].step != again:
-        return candidates
-    return [*before, *(each for each in candidates if each not in before)]
+    if skipped := steps[: min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))]:
+        reason = f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
+        rejected += [each.rejected(reason, is_suspect=True) for each in candidates if each.step in skipped]
+        candidates = [each for each in counted if each.step not in skipped]
+    if again and candidates and candidates[0].step == again:
+        candidates.sort(key=lambda each: each.is_stored or each.step != again - 1)
+    return candidates, rejected
 
 
 def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
     """One candidate per step whose snapshots are all equal; the others are rejected."""
     known = newest_divergence(available)
     holders: dict[int, dict[str, list[int]]] = {}
-    differed: set[int] = set()
+    void: set[int] = set()
     for rank, of_rank in enumerate(available):
         for each in of_rank.snapshots:
-            if is_void(each, known):
-                differed.add(each.step)
+            if known is not None and each.generation == known.generation and each.step > known.agreed:
+                void.add(each.step)
             else:
                 holders.setdefault(each.step, {}).setdefault(each.checksum, []).append(rank)
     candidates = []
-    rejected = [
-        RejectedState(step=step, reason="it was taken while the ranks' states differed", is_stored=False)
-        for step in sorted(differed, reverse=True)
-    ]
+    rejected = [RejectedState(step=step, reason=VOID, is_stored=False) for step in sorted(void, reverse=True)]
     for step, by_checksum in holders.items():
-        if len(by_checksum) == 1:
-            (ranks,) = by_checksum.values()
-            candidates.append(Candidate(step=step, ranks=tuple(ranks)))
+        alike = list(by_checksum.values())
+        candidate = Candidate(step=step, ranks=tuple(alike[0]))
+        if len(alike) == 1:
+            candidates.append(candidate)
             continue
-        groups = " | ".join(", ".join(map(str, ranks)) for ranks in by_checksum.values())
-        reason = (
-            f"the nodes' snapshots of it differ (ranks {groups}); the memory or the arithmetic of one of these "
-            "machines is faulty"
-        )
-        rejected.append(RejectedState(step=step, reason=reason, is_stored=False, is_suspect=True))
+        groups = " | ".join(", ".join(map(str, ranks)) for ranks in alike)
+        reason = f"the nodes' snapshots of it differ (ranks {groups}): one machine's memory or arithmetic is faulty"
+        rejected.append(candidate.rejected(reason, is_suspect=True))
     return candidates, rejected
 
 
@@ -168,13 +150,22 @@ def check_none_is_missing(
     """Raises NothingLoads where a newer checkpoint than all that can be found was committed.
 
     One that is there and must not be used is not missing: it is reported, and an older one is used.
-    Another run's is there only in its very place; a newer one of it says nothing.
     """
-    stored = [
-        each.step
-        for each in rejected
-        if each.is_stored and (not each.is_foreign or each.step == committed_step)
-    ]
-    newest = max([each.step for each in candidates] + stored, default=0)
-    if newest < committed_step:
+    newest = max((each.step for each in candidates), default=0)
+    is_there = any(each.is_stored and each.step == committed_step for each in rejected)
+    if newest < committed_step and not is_there:
         raise NothingLoads(missing_text(committed_step, newest, run_url))
+
+
+def check_nothing_found(rejected: Sequence[RejectedState], run_url: str) -> None:
+    """Raises NothingLoads with the reasons if there was a state that counts, and none loads."""
+    found = sorted((each for each in rejected if each.reason != VOID), key=lambda each: -each.step)
+    if not found:
+        return
+    reasons = [f"{each}: {' '.join(each.reason.split())}" for each in found[:MOST_LISTED]]
+    if len(found) > MOST_LISTED:
+        reasons.append(f"and {len(found) - MOST_LISTED} more")
+    raise NothingLoads(
+        f"states of this run were found, and none of them loads: {'; '.join(reasons)}. Nothing was changed: "
+        f"elastic-train verify {run_url} lists the damage, and --fresh would set the run aside and begin a new one"
+    )

@@ -1,11 +1,11 @@
 """Training resumes from the newest state that any node has, and every rank has the same state.
 
-All ranks report what is available, and restore_order.py puts it in order. The best candidate is
-brought to the ranks that lack it (spread_state.py), each rank loads it onto its own device, and all
-compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and the
-next one is tried; a checkpoint that is gone since the listing made way for a newer one, so the
-storage is listed again. One that is whole and does not fit the recipe's objects ends the restore:
-nothing is gained by an older one of the same objects.
+All ranks report what is available, and candidates.py puts it in order. The best candidate is
+brought to the ranks that lack it (spread.py), each rank loads it onto its own device, and all
+compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and all
+ranks report once more what is available: a snapshot may be intact in another node's memory, and a
+checkpoint that is gone has made way for a newer one. One that is whole and does not fit the
+recipe's objects ends the restore: nothing is gained by an older one of the same objects.
 
 If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
 starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
@@ -20,27 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import (
-    MOST_LISTINGS,
-    Damage,
-    commits_of_step,
-    list_commits,
-    of_run,
-)
+from elastic.checkpoint.catalog import Damage, commits_of_step, list_commits, of_run
 from elastic.checkpoint.record import CommitRecord
+from elastic.config.parent import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
-from elastic.errors import (
-    CheckpointDamaged,
-    ElasticError,
-    NothingLoads,
-    StateDoesNotFit,
-    StoreFailed,
-    UsageError,
-)
+from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, StoreFailed, UsageError
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
 from elastic.inherit.inherit import Inheritance
@@ -49,27 +38,27 @@ from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.proof.agreement import Comparison
 from elastic.proof.evidence import NOTHING, Earlier, Evidence
-from elastic.snapshot import image
+from elastic.snapshot import checksum, image
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
-from elastic.train.state import restore_reasons
 from elastic.train.state.candidates import (
     AvailableStates,
     Candidate,
+    OfferedSnapshot,
     RejectedState,
     check_none_is_missing,
-    is_void,
+    check_nothing_found,
     newest_divergence,
     order_candidates,
-    with_one_again,
 )
 from elastic.train.state.flat import FlatState
-from elastic.train.state.local_snapshots import LocalSnapshots
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
 
 STORAGE_PATIENCE_S = 60.0
+MOST_TRIES = 100  # while other nodes commit and delete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +67,11 @@ class ResumePoint:
 
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
-    metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
-    divergence: the difference between ranks because of which steps are done again.
-    digest: of the checkpoint, if it was one. checksum: of the whole state, as the objects have it.
-    has_older: an older checkpoint than this state is committed. doubt: why a newer state was
-    given up, where steps before it may be wrong as well.
+    metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
+    difference between ranks because of which steps are done again. digest: of the checkpoint, if it
+    was one. checksum: of the whole state, as the objects have it. has_older: an older checkpoint
+    than this state is committed. doubt: why a newer state was given up, where steps before it may
+    be wrong as well.
     """
 
     step: int
@@ -97,18 +86,69 @@ class ResumePoint:
     doubt: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    """What one rank reports of a candidate: what is wrong, and what the others must know.
+class LocalSnapshots:
+    """The snapshots in this node's memory that all ranks agreed on.
 
-    misfit: why the state, which is whole, is not that of this rank's objects. state: the checksum
-    of what it loaded. line: of the metrics, as JSON.
+    One is used only if its bytes stayed, which is looked at when it is needed: damaged has the
+    others, so that a run that has no other state does not start over.
     """
 
-    problem: str
-    misfit: str = ""
-    state: str = ""
-    line: str | None = None
+    def __init__(self, slots: SnapshotSlots | None) -> None:
+        self._slots = slots
+        self.damaged: list[RejectedState] = []
+
+    @property
+    def by_step(self) -> dict[int, Snapshot]:
+        """Newest first; of one step the one that was published last."""
+        whole = [] if self._slots is None else self._slots.whole()
+        ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
+        return {each.info.step: each for each in ordered if each.is_agreed}
+
+    def line(self, step: int) -> str:
+        """The step's line of the metrics, as JSON, if its snapshot kept it."""
+        snapshot = self.by_step.get(step)
+        return "" if snapshot is None or snapshot.info.line is None else json.dumps(snapshot.info.line)
+
+    def image(self, step: int) -> Tensor:
+        """uint8 [n], a view of the slot: valid until the next snapshot is written.
+
+        Raises CheckpointDamaged when it is not what was written.
+        """
+        snapshot = self.by_step.get(step)
+        if self._slots is not None and snapshot is not None:
+            body = self._slots.body(snapshot.slot)[: snapshot.size_bytes]
+            if checksum.of_image(body) == snapshot.info.checksum:
+                return torch.frombuffer(body, dtype=torch.uint8)
+            self._slots.invalidate(snapshot.slot)
+        reason = "its bytes changed in memory after it was written"
+        self.damaged.append(RejectedState(step=step, reason=reason, is_stored=False))
+        raise CheckpointDamaged(reason)
+
+    def discard_newer(self, step: int) -> None:
+        """Training resumes from `step`: what is newer belongs to steps that will be done again."""
+        if self._slots is not None:
+            self._slots.discard_newer(step)
+
+    def close(self) -> None:
+        """Give the memory back once training resumes: if the state outgrows it, the agent makes
+        larger slots, and these would stay for as long as one worker has them open.
+        """
+        if self._slots is not None:
+            self._slots.close()
+        self._slots = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What one rank tells the others of a candidate that it has loaded.
+
+    problem: what is wrong with it, or, of a misfit, why the state, which is whole, is not that of
+    this rank's objects. line: of the metrics, as JSON.
+    """
+
+    problem: str = ""
+    is_misfit: bool = False
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,28 +193,32 @@ class Restorer:
             self.local.close()
 
     def _restored(self, state: State, again: Earlier) -> ResumePoint:
-        available = self.groups.all_gather(self._available())
-        known = newest_divergence(available)
-        candidates, rejected = order_candidates(available)
-        candidates = with_one_again(candidates, again.step)
-        for each in rejected:
-            self._report(each)
-        check_none_is_missing(self.committed_step, candidates, rejected, self.run_url)
         tried: list[Candidate] = []
-        while untried := [each for each in candidates if each not in tried]:
+        rejected: list[RejectedState] = []
+        while True:
+            available = self.groups.all_gather(self._available())
+            known = newest_divergence(available)
+            candidates, refused = order_candidates(available, again.step)
+            self._reject(rejected, refused)
+            check_none_is_missing(self.committed_step, candidates, rejected, self.run_url)
+            untried = [each for each in candidates if each not in tried]
+            if not untried or len(tried) == MOST_TRIES:
+                check_nothing_found(rejected, self.run_url)
+                return self._start(state, known)
+            tried.append(untried[0])
             found = self._try(untried[0], state, known)
             if isinstance(found, ResumePoint):
-                return self._resumed(found, candidates, rejected, again)
-            tried.append(untried[0])
-            refused = [RejectedState(step=tried[-1].step, reason=found, is_stored=tried[-1].is_stored)]
-            if tried[-1].is_stored and len(tried) <= MOST_LISTINGS:
-                # It may have been deleted since the listing, because a newer one was committed.
-                candidates, now_refused = order_candidates(self.groups.all_gather(self._available()))
-                refused += [each for each in now_refused if each not in rejected]
-            for each in refused:
-                self._report(each)
-            rejected += refused
-        _check_nothing_found(available, known, restore_reasons.listed(rejected, self.run_url))
+                break
+            self._reject(rejected, [untried[0].rejected(found)])
+        # A step that is compared counts no more; but a node that left may wait for its state.
+        keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
+        self.local.discard_newer(again.step if keeps_it else found.step)
+        has_older = any(each.is_stored and each.step < found.step for each in candidates)
+        doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
+        doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
+        return replace(found, has_older=has_older, doubt=doubt)
+
+    def _start(self, state: State, known: Divergence | None) -> ResumePoint:
         chain, source = "", "none"
         if self.inheritance is not None:
             self.inheritance.load(state, self.groups, self.clock)
@@ -185,44 +229,29 @@ class Restorer:
         self.local.discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
-    def _resumed(
-        self,
-        found: ResumePoint,
-        candidates: list[Candidate],
-        rejected: list[RejectedState],
-        again: Earlier,
-    ) -> ResumePoint:
-        # A step that is compared counts no more; but a node that left may wait for its state.
-        keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
-        self.local.discard_newer(again.step if keeps_it else found.step)
-        has_older = any(each.is_stored and each.step < found.step for each in candidates)
-        doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
-        doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
-        return replace(found, has_older=has_older, doubt=doubt)
-
     def _available(self) -> AvailableStates:
+        infos = [each.info for each in self.local.by_step.values()]
         found = AvailableStates(
             failures=self.failures,
             divergence=self.divergence,
-            snapshots=self.local.offers,
+            snapshots=tuple(
+                OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
+                for each in infos
+            ),
             damaged=tuple(self.local.damaged),
         )
         if self.groups.rank != 0:
             return found
-        listed, damages = self._asked(self._commits)
-        records, of_all = of_run((listed, damages), self.run_id)
-        rejected = tuple(
-            RejectedState(step=each.step, reason=each.reason, is_stored=True, is_foreign=each not in damages)
-            for each in of_all
-        )
-        return replace(found, records=tuple(records), damaged=found.damaged + rejected)
+        records, damages = of_run(self._asked(self._commits), self.run_id)
+        rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
+        return replace(found, records=tuple(records), damaged=(*found.damaged, *rejected))
 
     def _commits(self) -> tuple[list[CommitRecord], list[Damage]]:
         records, damages = list_commits(self.store, self.clock)
-        step, ours = self.committed_step, [each for each in records if each.run_id == self.run_id]
-        if step > max([each.step for each in ours] + [each.step for each in damages], default=0):
+        listed = [each.step for each in records if each.run_id == self.run_id]
+        if self.committed_step > max(listed + [each.step for each in damages], default=0):
             # A listing of an object store may be old; a reading by name is not.
-            named, damaged = commits_of_step(self.store, step, self.clock)
+            named, damaged = commits_of_step(self.store, self.committed_step, self.clock)
             records = [*(each for each in named if each not in records), *records]
             damages = [*(each for each in damaged if each not in damages), *damages]
         return records, damages
@@ -232,47 +261,35 @@ class Restorer:
 
         All ranks return alike, because they decide by what they gathered.
         """
-        groups = self.groups
-        own = self._own_copy(candidate)
-        data, problem = own.data, own.problem
-        if len(candidate.ranks) < groups.world_size:
-            found_or_problem = spread(groups, own)
-            if isinstance(found_or_problem, str):
-                return found_or_problem
-            data = found_or_problem
-        elif own.memory is not None:
-            own.memory.close()
-        assert data is not None or problem
+        groups, step = self.groups, candidate.step
+        data = spread(groups, self._own_copy(candidate))
+        if isinstance(data, str):
+            return data
+        is_local = not candidate.is_stored and groups.rank in candidate.ranks
+        report = _Report(line=self.local.line(step) if is_local else "")
         chain, trained_on, found = "", None, Evidence({})
-        refused = _Report(problem="")
-        if data is not None and not problem:
-            try:
-                chain, trained_on, found = _load(data, state)
-            except (StateDoesNotFit, UsageError) as error:
-                refused = _Report(problem="", misfit=str(error))
-            except (ElasticError, OSError, LookupError, TypeError) as error:
-                problem = f"{type(error).__name__}: {error}"
+        try:
+            chain, trained_on, found = _load(data, state)
+        except (StateDoesNotFit, UsageError) as error:
+            report = _Report(problem=str(error), is_misfit=True)
+        except (ElasticError, OSError, LookupError, TypeError) as error:
+            report = _Report(problem=f"{type(error).__name__}: {error}")
         self._fault_point()
-        loaded = groups.all_gather(
-            replace(refused, problem=problem, state=found.whole, line=self._line(candidate))
-        )
-        if problems := [each.problem for each in loaded if each.problem]:
-            return problems[0]
-        if misfits := [each for each in loaded if each.misfit]:
+        loaded = groups.all_gather(report)
+        if damages := [each.problem for each in loaded if each.problem and not each.is_misfit]:
+            return damages[0]
+        if misfits := [each.problem for each in loaded if each.is_misfit]:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
-            raise StateDoesNotFit(restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url))
-        if len({each.state for each in loaded}) > 1:
-            self.comparison.check_same_state(found, step=candidate.step, known=known)
-        lines = (each.line.encode() for each in loaded if each.line is not None)
-        line = next(parse_lines(lines, step_line.parse), None)
+            raise StateDoesNotFit(self._misfit_text(candidate, misfits[0]))
+        self.comparison.check_same_state(found, step=step, known=known)
+        lines = (each.line.encode() for each in loaded if each.line)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
-        source = "checkpoint" if candidate.is_stored else from_memory
         return ResumePoint(
-            step=candidate.step,
+            step=step,
             chain=chain,
-            source=source,
-            line=line,
+            source="checkpoint" if candidate.is_stored else from_memory,
+            line=next(parse_lines(lines, step_line.parse), None),
             data=trained_on,
             divergence=known,
             digest="" if candidate.record is None else candidate.record.digest,
@@ -283,12 +300,9 @@ class Restorer:
         """Raises StoreFailed."""
         if self.groups.rank not in candidate.ranks:
             return Copy()
-        if candidate.record is None:
-            try:
-                return Copy(data=self.local.image(candidate.step))
-            except CheckpointDamaged as error:
-                return Copy(problem=str(error))
         try:
+            if candidate.record is None:
+                return Copy(data=self.local.image(candidate.step))
             return self._asked(partial(read_copy, self.store, candidate.record, self.clock))
         except StoreFailed as error:
             raise StoreFailed(
@@ -297,59 +311,44 @@ class Restorer:
                 " (with etcd or c10d, give another --rdzv-id)"
             ) from error
         except (CheckpointDamaged, OSError) as error:
-            return Copy(problem=f"{type(error).__name__}: {error}")
+            return Copy(problem=str(error))
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""
         return retrying(call, clock=self.clock, deadline=self.clock.monotonic() + STORAGE_PATIENCE_S)
-
-    def _line(self, candidate: Candidate) -> str | None:
-        is_mine = not candidate.is_stored and self.groups.rank in candidate.ranks
-        line = self.local.line(candidate.step) if is_mine else None
-        return None if line is None else json.dumps(line)
 
     def _fault_point(self) -> None:
         """Here a rank has loaded a state, or starts without one, and no other rank knows yet."""
         if self.faults is not None:
             self.faults.at_restore()
 
-    def _report(self, rejected: RejectedState) -> None:
+    def _reject(self, rejected: list[RejectedState], refused: list[RejectedState]) -> None:
+        """Add what is refused now and was not before, and report it."""
+        new = [each for each in refused if each not in rejected]
+        rejected += new
         if self.log is None:
             return
-        event = CheckpointRejected if rejected.is_stored else SnapshotRejected
-        self.log.record(event(step=rejected.step, reason=rejected.reason))
-        kind = "checkpoint" if rejected.is_stored else "snapshot"
-        print(f"{kind} step={rejected.step} is not used ({rejected.reason}); trying the next older state")
+        for each in new:
+            event = CheckpointRejected if each.is_stored else SnapshotRejected
+            self.log.record(event(step=each.step, reason=each.reason))
+            print(f"{each} is not used ({each.reason}); trying the next older state")
+
+    def _misfit_text(self, candidate: Candidate, reason: str) -> str:
+        """reason: torch's own have a line for each parameter."""
+        kind = "checkpoint" if candidate.is_stored else "snapshot"
+        return (
+            f"the {kind} of step {candidate.step} does not fit what the recipe builds: {' '.join(reason.split()).rstrip('.')}. "
+            "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
+            f"{new_run_from(self.run_url, entries='NAME')}"
+        )
 
 
-def _check_nothing_found(available: list[AvailableStates], known: Divergence | None, reasons: str) -> None:
-    """Raises NothingLoads if there was a state to load."""
-    damaged = [each for of_rank in available for each in of_rank.damaged]
-    num_checkpoints = sum(len(each.records) for each in available) + sum(each.is_stored for each in damaged)
-    num_snapshots = sum(_has_snapshots(each, known) for each in available)
-    found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
-    if num_checkpoints:
-        found = f"{num_checkpoints} checkpoints are committed"
-    if num_checkpoints + num_snapshots:
-        raise NothingLoads(f"{found} and none of them loads: {reasons}")
-
-
-def _has_snapshots(of_rank: AvailableStates, known: Divergence | None) -> bool:
-    """Whether there is one that counts, also if its bytes changed since."""
-    is_damaged = any(not each.is_stored for each in of_rank.damaged)
-    return is_damaged or not all(is_void(each, known) for each in of_rank.snapshots)
-
-
-def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, Evidence]:
+def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
     """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)
-    checksum = state.load(saved)
-    return str(document["chain"]), _trained_on(document.get("data", "")), checksum
-
-
-def _trained_on(text: str) -> DataRecord | None:
     try:
-        return record.parse(text) if text else None
-    except ValueError as error:
-        raise CheckpointDamaged(str(error)) from error
+        chain, trained_on = str(document["chain"]), record.parse(document["data"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointDamaged(f"expected a state as this version saves it, found none ({error})") from error
+    return chain, trained_on, state.load(saved)

@@ -3,20 +3,14 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.data.contents import contents_of
 from elastic.data.order import SampleOrder
-from elastic.data.record import (
-    DataRecord,
-    check_beginning,
-    check_ranks,
-    check_resume,
-    parse,
-    record_of,
-)
+from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
 from elastic.errors import StoreFailed
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.log import read_rare
@@ -25,16 +19,14 @@ from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier
 from elastic.proof.replay import Replay, begin_replay
 from elastic.storage.store import create_or_read
-from elastic.system.clock import Clock
 from elastic.train import refuse
 from elastic.train.loop.build import LoopParts, Rank0Output
 from elastic.train.state import built as as_built
-from elastic.train.state import restore_reasons
 from elastic.train.state.restore import ResumePoint
 
 RECIPE_DIGITS = 16  # of the sha256 of its text
-_EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
+MOST_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,52 +58,45 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
         output.log.record(_run_started(order))
-    contents = contents_of(parts.loader.dataset)
-    recipe = parts.identity.recipe_sha256[:RECIPE_DIGITS]
+    contents, recipe = contents_of(parts.loader.dataset), parts.identity.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, recipe))
     check_ranks(records)
+    now, said = records[0], ""
     point = parts.restorer.restore(parts.state, again)
-    new_run, said = new_run_from(parts.restorer.run_url), ""
-    there, now = point.data, records[0]
-    if point.step == 0 and output is not None:
-        there = _beginning(output, now, parts.clock)
     if point.data is not None:
-        said = check_resume(point.data, now, order, point.step, new_run)
+        said = check_resume(point.data, now, order, point.step, new_run_from(parts.restorer.run_url))
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
-    first_new = max(point.step, rewound.ever) + 1
     reported = _reported(parts, rewound)  # before this generation's own event
+    there = point.data
     if output is not None:
         if point.step == 0:
+            there = _beginning(parts, output, now)
             said = "" if there is None else check_beginning(there, now)
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
             print(f"this run was {stopped}: no step is left", flush=True)
-        output.checkpointing.resume(point.step, point.source)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
-        lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
         output.log.record(
             Restored(
                 step=point.step,
                 source=point.source,
-                lost_steps=lost_steps,
+                lost_steps=0 if is_again else max(point.step, rewound.highest) - point.step,
                 seconds=parts.clock.monotonic() - began_s,
                 last_step_s=rewound.newest_s,
             )
         )
-        _report_loaded(parts, output, point.step)
-        _report_text(output, point, recipe)
-    replay = begin_replay(parts, point, rewound, there, now)
+        _say_what_differs(parts, output, point, recipe)
     return Resumed(
         point=point,
-        first_new=first_new,
+        first_new=max(point.step, rewound.ever) + 1,
         reported=reported,
         late=late,
         data=now,
-        replay=replay,
+        replay=begin_replay(parts, point, rewound, there, now),
     )
 
 
@@ -134,10 +119,10 @@ def _reported(parts: LoopParts, rewound: Rewound) -> int:
     return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
 
 
-def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
+def _beginning(parts: LoopParts, output: Rank0Output, now: DataRecord) -> DataRecord | None:
     """What the run began with, where it begins at step 0 once more."""
     try:
-        return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
+        return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), parts.clock).decode())
     except StoreFailed:  # an outage never stops training
         return None
     except ValueError as error:
@@ -148,19 +133,33 @@ def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord
         return None
 
 
-def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
-    if point.step > 0 and point.data is not None and point.data.recipe not in ("", recipe):
-        output.log.record(RecipeEdited(step=point.step))
-        print(_EDITED.format(step=point.step), flush=True)
+def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint, recipe: str) -> None:
+    """Between the restored state and the objects of this process, or the recipe's text."""
+    state, step = parts.state, point.step
+    if state.ignored:
+        output.log.record(SettingsIgnored(step=step, settings=state.ignored))
+        print(
+            f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
+            f"{_some(state.ignored)}. To train on with the new ones, begin a new run from this one: {new_run_from(parts.restorer.run_url)}"
+        )
+    if state.misplaced:
+        print(
+            f"warning: these tensors of the state begin elsewhere in their memory than when it was saved, so that steps may round otherwise: "
+            f"{_some(state.misplaced)}. Other tensors of the script use the same memory, or load_state_dict has put them into other memory: "
+            "clone what steps put into the state",
+            flush=True,
+        )
+    if step > 0 and point.data is not None and point.data.recipe != recipe:
+        output.log.record(RecipeEdited(step=step))
+        print(
+            f"note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed",
+            flush=True,
+        )
 
 
-def _report_loaded(parts: LoopParts, output: Rank0Output, step: int) -> None:
-    ignored = parts.state.ignored
-    if ignored:
-        output.log.record(SettingsIgnored(step=step, settings=ignored))
-        print(restore_reasons.ignored(ignored, parts.restorer.run_url))
-    if parts.state.misplaced:
-        print(restore_reasons.misplaced(parts.state.misplaced), flush=True)
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:

@@ -2,21 +2,41 @@
 
 A snapshot is a copy in the node's memory; a vote is this rank's checksum of the state, which the
 others compare with theirs (agreement.py); a checkpoint is what the uploader makes of an agreed
-snapshot. It does not decide when any of them is due: rank 0 does, for all ranks.
+snapshot, beside training. It does not decide when any of them is due: rank 0 does, for all ranks.
+
+One save is under way at a time, and a later one that is due waits for its result: a save keeps its
+slot from being written, and of three slots only one can be spared. A failed save is reported and
+never stops training; a step that was committed with another state before ends the run. What the
+uploader took is tried again by the uploader.
 """
 
+import os
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
-from elastic.errors import EXIT_INTERRUPTED, StoreFailed
-from elastic.events import Drained
+from elastic.checkpoint.deadline import SAVE_S, save_limit_s
+from elastic.config.durations import Every
+from elastic.errors import EXIT_INTERRUPTED, ReplayDiffers, StoreFailed
+from elastic.events import CheckpointFailed, Drained
+from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo
+from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
+from elastic.train.loop.schedule import is_save_due
+from elastic.train.state.restore import ResumePoint
 from elastic.train.state.snapshotting import PublishedSnapshot, layout_of
+from elastic.uploader.client import UploaderClient
+from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_TRIES = 3
+# How long one call of `wait` may last: ranks that wait for the last save show progress in between.
+WAIT_S = 30.0
+# Until a generation that resumed from memory has saved once. It makes an interval of ten seconds,
+# so that uploads do not compete with a recovery.
+GUESSED_COST_S = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,48 +47,35 @@ class SavedState:
     published: PublishedSnapshot | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The saves of one rank in one generation."""
+    """The saves of one rank in one generation, which began with the state of `resumed`."""
 
-    parts: LoopParts
-    agreement: Agreement
-
-    def take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
-        """A snapshot of the state as it is; wait and patient: as in `Snapshotting.take`."""
-        parts = self.parts
-        if parts.output is not None:
-            parts.output.schedule.requested(info.step)
-        halfway = None if parts.faults is None else parts.faults.in_snapshot(info.step)
-        if parts.snapshotting is None:
-            if halfway is not None:  # another worker of this node copies
-                halfway()
-            return None
-        return self._add_cost(
-            parts.snapshotting.take(
-                parts.state.flatten(),
-                info,
-                late=parts.state.updated_addresses,
-                wait=wait,
-                patient=patient,
-                halfway=halfway,
+    def __init__(self, parts: LoopParts, agreement: Agreement, resumed: ResumePoint) -> None:
+        self.parts = parts
+        self.agreement = agreement
+        self.checkpointing: Checkpointing | None = None
+        if (output := parts.output) is not None:
+            # A run that goes on from memory has time for its first save. A young one saves at its
+            # first step, because it has no checkpoint yet.
+            self.checkpointing = Checkpointing(
+                output.uploader,
+                output.save_every,
+                parts.clock,
+                output.log,
+                resumed_from=resumed.step if resumed.source == "checkpoint" else None,
+                cost_s=GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None,
             )
-        )
 
-    def after_update(self) -> None:
-        """Finish an earlier step's copy, and see to memory."""
-        self.finish_copy()
-        if self.parts.snapshotting is not None:
-            self.parts.snapshotting.follow_memory(self.parts.state.flatten)
+    def keep(
+        self, info: SnapshotInfo, *, copies: bool = True, wait: bool = True, patient: bool = True
+    ) -> SavedState:
+        """Vote for the state as it is, from a snapshot of it if there is one.
 
-    def finish_copy(self) -> None:
-        """Of an earlier step, if one from a GPU runs beside this step."""
-        if self.parts.snapshotting is not None:
-            self._add_cost(self.parts.snapshotting.finish())
-
-    def vote(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
-        """Have this rank's state compared with the others', from its copy if there is one."""
-        parts, began_s, cost_s = self.parts, self.parts.clock.monotonic(), None
+        copies: take a snapshot before. wait, patient: as in `Snapshotting.take`.
+        """
+        parts = self.parts
+        published = self._take(info, wait=wait, patient=patient) if copies else None
+        began_s, cost_s = parts.clock.monotonic(), None
         if published is not None:
             self.agreement.add(info.step, published.snapshot.info.checksum)
         else:
@@ -79,19 +86,39 @@ class Saving:
             comparing.begin(info.step)
             if cost_s is not None and step_s is not None:
                 comparing.add_cost(cost_s, step_s)
-
-    def begin(self, info: SnapshotInfo) -> SavedState:
-        """Copy and vote for a state that is to be committed without a step before that."""
-        published = self.take(info, wait=True, patient=True)
-        self.vote(info, published)
         return SavedState(info=info, published=published)
+
+    def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
+        parts = self.parts
+        if parts.output is not None:
+            parts.output.schedule.requested(info.step)
+        fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
+        if parts.snapshotting is None:
+            if fault_point is not None:  # another worker of this node copies
+                fault_point()
+            return None
+        flat = parts.state.flatten()
+        taken = parts.snapshotting.take(flat, info, wait=wait, patient=patient, before_publishing=fault_point)
+        return self._add_cost(taken)
+
+    def after_update(self) -> None:
+        """Finish an earlier step's copy, and see to memory; after most steps there is neither."""
+        snapshotting = self.parts.snapshotting
+        if snapshotting is not None and snapshotting.under_way is not None:
+            self.finish_copy()
+        if snapshotting is not None and snapshotting.awaits_memory:
+            snapshotting.ask_for_memory(self.parts.state.flatten)
+
+    def finish_copy(self) -> None:
+        """Of an earlier step, if one from a GPU runs beside this step."""
+        if self.parts.snapshotting is not None:
+            self._add_cost(self.parts.snapshotting.finish())
 
     def offer(self, saved: SavedState) -> None:
         """Have it committed beside training."""
-        began_s = self.parts.clock.monotonic()
         self._agree(is_last=False)
-        if self.parts.output is not None:
-            self.parts.output.checkpointing.save(saved.published, saved.info.step, began_s=began_s)
+        if self.checkpointing is not None:
+            self.checkpointing.save(saved.published, saved.info.step)
 
     def commit(self, saved: SavedState, tries: int = FINAL_TRIES) -> str:
         """Commit a state before which or after which there is no other; wait for it.
@@ -99,23 +126,17 @@ class Saving:
         Returns what went wrong, or nothing; the same on every rank.
         """
         self._agree(is_last=True)
-        output, problem = self.parts.output, ""
+        step, problem = saved.info.step, None
         for _ in range(tries):
-            if output is not None:
-                began_s = self.parts.clock.monotonic()
-                output.checkpointing.save(saved.published, saved.info.step, began_s=began_s, final=True)
-            problem = self._wait(saved.info.step)
+            if self.checkpointing is not None:
+                self.checkpointing.save(saved.published, step, final=True)
+            problem = None
+            while problem is None:  # each rank shows progress
+                found = None if self.checkpointing is None else self.checkpointing.wait(step)
+                problem = self.parts.groups.from_rank0(found)
             if not problem:
                 break
-        return problem
-
-    def _wait(self, step: int) -> str:
-        """What went wrong with the save of `step`, on every rank, each of which shows progress."""
-        while True:
-            found = None if self.parts.output is None else self.parts.output.checkpointing.wait(step)
-            problem = self.parts.groups.from_rank0(found)
-            if problem is not None:
-                return problem
+        return problem or ""
 
     def drain(self, saved: SavedState) -> NoReturn:
         """End this process, with its last state where others find it.
@@ -154,3 +175,107 @@ class Saving:
             if changed is not None:
                 output.log.record(changed)
         return published
+
+
+class Checkpointing:
+    """Rank 0's end of the saves: when one is due, what the uploader has, and what became of it."""
+
+    def __init__(
+        self,
+        uploader: UploaderClient,
+        every: Every,
+        clock: Clock,
+        log: EventLog,
+        *,
+        resumed_from: int | None = None,
+        cost_s: float | None = None,
+    ) -> None:
+        """resumed_from: step of the checkpoint from which training resumed, None if it was none.
+        cost_s: what a save is taken to cost training; None where the first one is due at once.
+        """
+        self.digest = ""  # of the state that was committed last
+        self._uploader = uploader
+        self._every = every
+        self._clock = clock
+        self._log = log
+        self._resumed_from = resumed_from
+        self._cost_s = cost_s
+        self._last_s = clock.monotonic()
+        self._under_way: int | None = None
+        self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then
+        self._is_overdue = False
+        self._refusal = ""  # why the last save could not be handed to the uploader
+
+    def is_due(self, step: int) -> bool:
+        self._receive_results()
+        since_s = self._clock.monotonic() - self._last_s
+        self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=self._cost_s)
+        return self._is_overdue and self._under_way is None
+
+    def save(self, published: PublishedSnapshot | None, step: int, *, final: bool = False) -> None:
+        """Offer a snapshot to the uploader.
+
+        published: None when there was no memory for a snapshot. final: no other save may take its
+        place.
+        """
+        self._receive_results()
+        self._last_s, self._is_overdue = self._clock.monotonic(), False
+        try:
+            if published is None:
+                raise StoreFailed("there is no memory for a copy of the state")
+            self._uploader.offer(
+                published.slots, published.snapshot, resumed_from=self._resumed_from, final=final
+            )
+            self._under_way = step
+            # A save may wait for another one of the same size.
+            limit_s = 2 * save_limit_s(SAVE_S, published.snapshot.size_bytes) + WAIT_S
+            self._answer_by = self._clock.monotonic() + limit_s
+        except (OSError, StoreFailed) as error:
+            self._refusal = str(error)
+            print(f"checkpoint step={step} is not saved: {error}; training goes on")
+            self._record_failure(step, self._refusal)
+        snapshot_s = 0.0 if published is None else published.cost_s
+        self._cost_s = snapshot_s + self._clock.monotonic() - self._last_s
+
+    def wait(self, step: int) -> str | None:
+        """Wait for the save of `step`, the last one that `save` was called for.
+
+        Returns what went wrong, or nothing when it is committed; None after WAIT_S while it goes
+        on. Raises ReplayDiffers, as `is_due` and `save`.
+        """
+        if self._under_way != step:
+            return self._refusal  # the uploader never had it
+        result = self._uploader.wait(step, WAIT_S)
+        if result is None and self._clock.monotonic() < self._answer_by:
+            return None
+        self._under_way = None
+        if result is None:
+            return "the uploader has not answered in time"
+        self._take_up(result)
+        if result.state is not SaveState.COMMITTED:
+            return result.reason
+        self.digest = result.digest
+        return ""
+
+    def _receive_results(self) -> None:
+        for result in self._uploader.poll():
+            if result.step == self._under_way:
+                self._under_way = None
+            self._take_up(result)
+            if result.state in (SaveState.FAILED, SaveState.LOST):
+                print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
+            elif self._cost_s is not None:
+                # If all processors of a machine are busy, training loses the uploader's seconds on
+                # one of them.
+                self._cost_s += result.cpu_s / (os.cpu_count() or 1)
+
+    def _take_up(self, result: SaveResult) -> None:
+        """Raises ReplayDiffers for a step that was committed before with another state."""
+        if result.state is SaveState.DIFFERS:
+            raise ReplayDiffers(result.reason)
+        if result.state is SaveState.LOST:
+            self._record_failure(result.step, result.reason)
+
+    def _record_failure(self, step: int, reason: str) -> None:
+        """The uploader, which records the other failures, never had this save, or died with it."""
+        self._log.record(CheckpointFailed(step=step, reason=reason))

@@ -1,18 +1,19 @@
-"""The state of a step that is kept lies whole in a slot of shared memory.
+"""A snapshot is a state whole in a slot of shared memory, and counts once all ranks agreed on it.
 
 Local rank 0 writes the node's snapshot, for all workers of the node. The memory is the agent's and
 outlives the workers; without an agent it is this process's own. From host memory the copy completes
 before the step's number is on the control page. From a GPU it overlaps the next step, and completes
-before that step's number is. A snapshot counts once all ranks are known to have had its state. It
-does not make a state durable: the uploader makes checkpoints of snapshots.
+before that step's number is. It does not make a state durable: the uploader makes checkpoints of
+snapshots.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from elastic.divergence import vote_of
 from elastic.snapshot import image
-from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
+from elastic.snapshot.copy_to_slot import SlotCopy
 from elastic.snapshot.image import Layout
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
@@ -27,6 +28,7 @@ FIRST_PATIENCE_S = 5.0
 PROMPT_BYTES = 64 << 20  # for so much, memory is there within a moment; gigabytes take seconds
 POLL_S = 0.002
 
+# Slots that hold so many bytes each; None until there are. Raises SlotsRefused.
 SlotsFor = Callable[[int], SnapshotSlots | None]
 
 
@@ -44,7 +46,6 @@ class AgentSlots:
         self._slots: SnapshotSlots | None = None
 
     def of_size(self, size_bytes: int) -> SnapshotSlots | None:
-        """Slots that hold `size_bytes` each; None until there are. Raises SlotsRefused."""
         fd = self._page.slots_fd
         if fd is not None and fd != self._fd:
             self._slots, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
@@ -91,15 +92,6 @@ class PublishedSnapshot:
         return self.slots.is_whole(self.snapshot.slot, self.snapshot.seq)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
-    slots: SnapshotSlots
-    slot: int
-    size_bytes: int
-    info: SnapshotInfo
-    cost_s: float
-
-
 def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
     """The image of a state that is the same on every rank. Raises StateNotSavable."""
     document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
@@ -108,83 +100,75 @@ def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
 
 
 class Snapshotting:
-    """is_waiting: the agent makes memory ready; until then no copy is to be asked for."""
+    """The snapshots of one node in one generation."""
 
     def __init__(
-        self,
-        slots_for: SlotsFor,
-        copy: SlotCopy,
-        clock: Clock,
-        *,
-        waits_beside: bool = False,
-        is_waiting: bool = False,
+        self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock, *, asks_first: bool = False
     ) -> None:
-        """waits_beside: for memory that takes seconds. is_waiting: there is none yet."""
-        self.is_waiting = is_waiting
-        self._follows_memory = waits_beside
-        self._asked_bytes = 0
+        """asks_first: there is no memory yet, and it takes seconds to make beside training."""
         self.copy = copy
         self._slots_for = slots_for
         self._clock = clock
-        self._is_first = True
-        self._pending: _Pending | None = None
+        self.awaits_memory = asks_first
+        self._asked_bytes = 0
+        # The first snapshot of a process waits for memory that takes no more than a moment.
+        self._first_patience_s = 0.0 if asks_first else FIRST_PATIENCE_S
+        # Publishes the copy that is under way; None where none is.
+        self.under_way: Callable[[], PublishedSnapshot | None] | None = None
         self._newest: PublishedSnapshot | None = None
         self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
 
-    def follow_memory(self, state: Callable[[], FlatState]) -> None:
-        """After each step: ask for memory of the state's size, and look how far it is.
+    def ask_for_memory(self, state: Callable[[], FlatState]) -> None:
+        """After an update, which gives an optimizer its own tensors; once."""
+        if not self._asked_bytes:
+            self._asked_bytes = image.layout(state().tensors, {}).size_bytes
+            self.is_waiting()  # asks
 
-        state: as it is after an update, which gives an optimizer its own tensors.
-        """
-        if not self._follows_memory:
-            return
-        self._asked_bytes = self._asked_bytes or image.layout(state().tensors, {}).size_bytes
+    def is_waiting(self) -> bool:
+        """Whether the agent makes memory ready; until then no copy is to be asked for."""
+        if not self.awaits_memory or not self._asked_bytes:
+            return self.awaits_memory
         try:
             slots = self._slots_for(self._asked_bytes)
-        except SlotsRefused:
-            self._follows_memory = self.is_waiting = False  # the next copy is not made, and that is said
-            return
-        self._follows_memory = slots is None or slots.num_prepared < slots.num_slots
-        self.is_waiting = slots is None or (self._follows_memory and slots.free() is None)
+        except SlotsRefused:  # the next copy is not made, and that is said
+            self.awaits_memory = False
+            return False
+        # Two slots take turns; while there is one, it holds the newest snapshot.
+        self.awaits_memory = slots is None or slots.num_prepared < slots.num_slots
+        return self.awaits_memory and (slots is None or slots.free() is None)
 
     def take(
         self,
         state: FlatState,
         info: SnapshotInfo,
         *,
-        late: Addresses = frozenset,
         wait: bool = True,
         patient: bool = False,
-        halfway: Callable[[], None] | None = None,
+        before_publishing: Callable[[], None] | None = None,
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
-        info: what stands beside it; the checksum is filled in. late: gives the addresses of tensors
-        that nothing changes before the next update. wait: for a copy from a GPU; otherwise it stays
-        under way, None is returned, and `finish` publishes it. patient: wait for a free slot, half
-        a minute at most. halfway: called with half of the tensors in the slot, where a fault can be
+        info: what stands beside it; the checksum is filled in. wait: for a copy from a GPU;
+        otherwise it stays under way, None is returned, and `finish` publishes it. patient: wait for
+        a free slot, half a minute at most. before_publishing: a place where a fault can be
         injected. Returns None as well when there is no memory, or no free slot.
         """
-        assert self._pending is None, "the one before is finished first"
+        assert self.under_way is None, "the one before is finished first"
         began_s = self._clock.monotonic()
         layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
-        found = self._free_slot(layout.size_bytes, patient=patient)
+        found = self._free_slot(layout.size_bytes, PATIENCE_S if patient else self._first_patience_s)
+        self._first_patience_s = 0.0
         if found is None:
             return None
         slots, slot = found
-        if halfway is not None:
-            half = replace(layout, places=layout.places[: len(layout.places) // 2])
-            self.copy.start(half, slots.body(slot), frozenset)
-            self.copy.wait()
-            halfway()
         began_s = self._clock.monotonic()
-        self.copy.start(layout, slots.body(slot), late)
+        self.copy.start(layout, slots.body(slot))
         # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
         cost_s = layout_s + self._clock.monotonic() - began_s
-        self._pending = _Pending(
-            slots=slots, slot=slot, size_bytes=layout.size_bytes, info=info, cost_s=cost_s
-        )
+        if before_publishing is not None:
+            before_publishing()
+        self.under_way = partial(self._published, slots, slot, layout.size_bytes, info, cost_s)
         return self.finish() if wait or not self.copy.is_asynchronous else None
 
     def finish(self) -> PublishedSnapshot | None:
@@ -192,20 +176,24 @@ class Snapshotting:
 
         None when none is under way, or when the recipe changed the state during the copy.
         """
-        if self._pending is None:
+        if self.under_way is None:
             return None
+        publish, self.under_way = self.under_way, None
+        return publish()
+
+    def _published(
+        self, slots: SnapshotSlots, slot: int, size_bytes: int, info: SnapshotInfo, cost_s: float
+    ) -> PublishedSnapshot | None:
         began_s = self._clock.monotonic()
-        pending, self._pending = self._pending, None
         found = self.copy.wait()
         if found is None:
             print(
-                f"the snapshot of step {pending.info.step} is thrown away: parameters were changed before the next step's sum"
+                f"the snapshot of step {info.step} is thrown away: the next step changed parameters in place"
             )
             return None
-        info = replace(pending.info, checksum=found)
-        snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
-        cost_s = pending.cost_s + self._clock.monotonic() - began_s
-        self._newest = PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
+        snapshot = slots.publish(slot, size_bytes=size_bytes, info=replace(info, checksum=found))
+        cost_s += self._clock.monotonic() - began_s
+        self._newest = PublishedSnapshot(slots=slots, snapshot=snapshot, cost_s=cost_s)
         self._mark_newest()
         return self._newest
 
@@ -230,9 +218,9 @@ class Snapshotting:
 
     def discard_newer(self, step: int) -> None:
         """The ranks' states differ, and agreed last after `step`: what follows is void."""
-        if self._pending is not None:
+        if self.under_way is not None:
             self.copy.wait()
-            self._pending = None
+            self.under_way = None
         if self._newest is not None:
             self._newest.slots.discard_newer(step)
 
@@ -247,12 +235,7 @@ class Snapshotting:
             print(f"the snapshot of step {step} is thrown away: its copy from the GPU is not the state")
             slots.invalidate(snapshot.slot)
 
-    def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
-        # The very first snapshot of a process waits until the agent has made the slots, if that
-        # takes no more than a moment.
-        is_prompt = self._is_first and not self.is_waiting
-        patience_s = PATIENCE_S if patient else FIRST_PATIENCE_S if is_prompt else 0.0
-        self._is_first = False
+    def _free_slot(self, size_bytes: int, patience_s: float) -> tuple[SnapshotSlots, int] | None:
         deadline = self._clock.monotonic() + patience_s
         while True:
             try:

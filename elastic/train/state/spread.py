@@ -58,33 +58,33 @@ def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
     machine = this_machine()
     try:
         # A second turn only where the ranks of a machine cannot map each other's memory.
-        for receives in (_one_of_each_machine, _all):
-            places = groups.all_gather(_place_of(machine, own))
+        for turn in (1, 2):
+            place = _Place(
+                machine=machine,
+                size_bytes=0 if own.data is None else len(own.data),
+                path="" if own.memory is None else own.memory.path,
+                problem=own.problem,
+            )
+            places = groups.all_gather(place)
             if problems := [each.problem for each in places if each.problem]:
                 return problems[0]
             if own.data is None:
                 own = replace(own, data=_mapped(places, machine))
             has_it = groups.all_gather(own.data is not None)
-            if all(has_it):
+            lacking = {rank: places[rank].machine for rank, has in enumerate(has_it) if not has}
+            if not lacking:
                 break
-            lacking = [rank for rank, has in enumerate(has_it) if not has]
             source = next(rank for rank, each in enumerate(places) if each.size_bytes)
-            chain = [source, *receives(lacking, places)]
-            own = _passed_along(groups, own, chain, places[source].size_bytes)
+            receives = [*lacking]
+            if turn == 1:
+                machines = list(lacking.values())
+                receives = [receives[machines.index(each)] for each in dict.fromkeys(machines)]
+            own = _passed_along(groups, own, [source, *receives], places[source].size_bytes)
         assert own.data is not None, "it was passed to all that lack it"
         return own.data
     finally:
         if own.memory is not None:
             own.memory.close()
-
-
-def _place_of(machine: str, own: Copy) -> _Place:
-    return _Place(
-        machine=machine,
-        size_bytes=0 if own.data is None else len(own.data),
-        path="" if own.memory is None else own.memory.path,
-        problem=own.problem,
-    )
 
 
 def _mapped(places: Sequence[_Place], machine: str) -> Tensor | None:
@@ -93,14 +93,6 @@ def _mapped(places: Sequence[_Place], machine: str) -> Tensor | None:
             with suppress(OSError, ValueError):  # it is sent then
                 return torch.frombuffer(open_sealed(each.path), dtype=torch.uint8)
     return None
-
-
-def _one_of_each_machine(lacking: Sequence[int], places: Sequence[_Place]) -> list[int]:
-    return list({places[rank].machine: rank for rank in reversed(lacking)}.values())[::-1]
-
-
-def _all(lacking: Sequence[int], _places: Sequence[_Place]) -> list[int]:
-    return list(lacking)
 
 
 def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes: int) -> Copy:
