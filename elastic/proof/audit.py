@@ -33,13 +33,9 @@ from elastic.proof.audit_verdict import (
     DATA,
     GRADIENT,
     Audited,
-    Culprit,
-    Judged,
     audited_by,
     audited_shard,
     auditor_of,
-    judge,
-    sentence,
 )
 from elastic.proof.evidence import Evidence
 from elastic.reduce.exchange import Exchange
@@ -176,7 +172,7 @@ class StepAudit:
     """The audit of one step on one rank.
 
     own: the shard of this rank that is computed again elsewhere, None where it has no shard.
-    cost_s: seconds spent so far.
+    cost_s: seconds spent on second computations so far.
     """
 
     def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
@@ -199,18 +195,15 @@ class StepAudit:
 
     def before(self, call: Call, batch: Batch) -> None:
         """In training, a call for the shard `own` begins."""
-        with self._timed():
-            self._first.begin(call, batch)
+        self._first.begin(call, batch)
 
     def after(self, number: int, output: Tensor) -> None:
         """It has ended; the modules have the buffers that it left."""
-        with self._timed():
-            self._first.add_call(number, output, self._auditor.state)
+        self._first.add_call(number, output, self._auditor.state)
 
     def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """What the shard `own` adds to the sum."""
-        with self._timed():
-            self._first.add_gradient(parameter, gradient)
+        self._first.add_gradient(parameter, gradient)
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
@@ -307,42 +300,40 @@ class StepAudit:
         evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
         nodes = groups.all_gather(self._auditor.node)
         told = [list(map(Evidence, each)) for each in groups.all_gather(evidence)]
-        is_redo = any(groups.all_gather(self._came_before()))
-        judged: list[tuple[Audited, Judged]] = []
-        for owner in failed:
-            auditor = auditor_of(owner, self._ranks)
-            verdict = judge(
-                first=told[owner][0],
-                again=told[auditor][1],
-                owners_second=told[owner][2],
-                auditors_second=told[auditor][3],
-                is_redo=is_redo,
-                has_copies=self._auditor.loader.workers > 0,
-            )
-            audited = Audited(
+        came_before = any(groups.all_gather(self._came_before()))
+        audited = [
+            Audited(
                 step=self._step,
                 shard=self._shards[owner],
                 owner=owner,
                 auditor=auditor,
-                owner_node=nodes[owner],
-                auditor_node=nodes[auditor],
+                nodes=(nodes[owner], nodes[auditor]),
+                first=told[owner][0],
+                again=told[auditor][1],
+                owners_second=told[owner][2],
+                auditors_second=told[auditor][3],
+                came_before=came_before,
+                has_copies=self._auditor.loader.workers > 0,
             )
-            judged.append((audited, verdict))
-            self._record(audited, verdict)
+            for owner in failed
+            for auditor in [auditor_of(owner, self._ranks)]
+        ]
+        for each in audited if self._auditor.log is not None else ():
+            self._record(each)
         groups.all_gather(None)  # recorded: only now may a rank end, whose agent kills the others
         # Of several failures a recipe's comes first: it would only come back.
-        audited, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
-        if verdict.culprit is Culprit.RECIPE:
-            raise RecipeNotExact(sentence(audited, verdict))
+        worst = min(audited, key=lambda each: each.node is not None)
+        if worst.node is None:
+            raise RecipeNotExact(worst.sentence())
         divergence = Divergence(
             generation=self._auditor.generation,
             step=self._step,
             agreed=self._step - 1,
-            entry=verdict.first,
-            at_fault=(audited.node_of(verdict.culprit),),
+            entry=worst.different[0],
+            at_fault=(worst.node,),
             began=self._auditor.began,
         )
-        raise MachineFault(sentence(audited, verdict), divergence)
+        raise MachineFault(worst.sentence(), divergence)
 
     def _came_before(self) -> bool:
         """In this step, which is done again, or as many steps after the beginning."""
@@ -360,19 +351,18 @@ class StepAudit:
         self._differentiate(again, outputs, backward)
         return again
 
-    def _record(self, audited: Audited, verdict: Judged) -> None:
-        if self._auditor.log is not None:
-            is_recipe = verdict.culprit is Culprit.RECIPE
-            self._auditor.log.record(
-                AuditFailed(
-                    step=audited.step,
-                    shard=audited.shard,
-                    ranks=[audited.owner, audited.auditor],
-                    entry=verdict.first,
-                    verdict="recipe" if is_recipe else "machine",
-                    culprit=None if is_recipe else audited.node_of(verdict.culprit),
-                )
+    def _record(self, audited: Audited) -> None:
+        assert self._auditor.log is not None
+        self._auditor.log.record(
+            AuditFailed(
+                step=audited.step,
+                shard=audited.shard,
+                ranks=[audited.owner, audited.auditor],
+                entry=audited.different[0],
+                verdict="recipe" if audited.node is None else "machine",
+                culprit=audited.node,
             )
+        )
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

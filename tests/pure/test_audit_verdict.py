@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.proof.audit_verdict import (
-    DATA,
-    Audited,
-    Culprit,
-    audited_by,
-    audited_shard,
-    auditor_of,
-    judge,
-    sentence,
-)
+from elastic.proof.audit_verdict import DATA, Audited, audited_by, audited_shard, auditor_of
 from elastic.proof.evidence import Evidence
 from elastic.reduce.tree import span
 
@@ -29,15 +20,16 @@ def of_one(name, values):
     return tuple(Evidence({name: each}) for each in values)
 
 
-def verdict_of(found: tuple[Evidence, ...], *, is_redo: bool = False, has_copies: bool = False):
+def audited(found: tuple[Evidence, ...], **fields):
+    """The nodes are n2, of the owner, and n1."""
     first, again, owners_second, auditors_second = found
-    return judge(
+    values = {"step": 40, "shard": 5, "owner": 2, "auditor": 1, "nodes": ("n2", "n1")}
+    return Audited(
         first=first,
         again=again,
         owners_second=owners_second,
         auditors_second=auditors_second,
-        is_redo=is_redo,
-        has_copies=has_copies,
+        **values | {"came_before": False, "has_copies": False} | fields,
     )
 
 
@@ -46,16 +38,7 @@ def test_a_machine_is_blamed_only_where_three_of_four_computations_agree(found):
     """Beside a dumb twin: sort the four by what they found, and look for one against three."""
     alone = [i for i in range(4) if [other == found[i] for other in found].count(True) == 1]
     agree = len({repr(each) for each in found}) == 2 and len(alone) == 1
-    expected = {0: Culprit.OWNER, 1: Culprit.AUDITOR}.get(alone[0]) if agree else None
-    assert verdict_of(found).culprit is (expected or Culprit.RECIPE)
-
-
-@given(four)
-def test_what_fails_again_at_the_redo_of_its_step_is_the_recipe(found):
-    """A recipe that does something at its very first call alone looks like a machine's error; after
-    the step was done again it is at its first call again.
-    """
-    assert verdict_of(found, is_redo=True).culprit is Culprit.RECIPE
+    assert audited(found).node == ({0: "n2", 1: "n1"}.get(alone[0]) if agree else None)
 
 
 @given(four)
@@ -63,9 +46,8 @@ def test_no_machine_is_blamed_for_data_of_which_processes_have_copies(found):
     """The owner's samples came from such a process, and the three others from a dataset that the
     loop has changed since: three of four agree.
     """
-    verdict = verdict_of(found, has_copies=True)
     same_data = found[0].entries[DATA] == found[1].entries[DATA]
-    assert verdict.culprit is (verdict_of(found).culprit if same_data else Culprit.RECIPE)
+    assert audited(found, has_copies=True).node == (audited(found).node if same_data else None)
 
 
 @given(four)
@@ -73,14 +55,14 @@ def test_the_first_entry_in_the_order_of_computing_is_named(found):
     """The data come first: a forward that got other samples gives other gradients too."""
     first, again, *_ = found
     different = [name for name in NAMES if first.entries[name] != again.entries[name]]
-    verdict = verdict_of(found)
-    assert (verdict.first, verdict.different, verdict.entries) == (different[0], len(different), len(NAMES))
+    assert audited(found).different == different
+    assert f"differs is {different[0]}, {len(different)} of {len(NAMES)}" in audited(found).sentence()
 
 
 def test_an_entry_that_one_of_the_two_lacks_differs():
     """As a gradient that a layer gives at one call and not at the next."""
-    verdict = verdict_of(tuple(map(Evidence, ({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))))
-    assert (verdict.culprit, verdict.first) == (Culprit.AUDITOR, "b")
+    found = audited(tuple(map(Evidence, ({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))))
+    assert (found.node, found.different) == ("n1", ["b"])
 
 
 @given(st.sets(st.integers(0, 12), min_size=1).map(sorted))
@@ -111,8 +93,7 @@ def test_each_shard_of_a_rank_is_audited_in_some_step(seed, world_size, spare):
 )
 def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
     """Each letter is what one of the computations gave: owner, auditor, owner, auditor."""
-    place = Audited(step=40, shard=5, owner=2, auditor=1, owner_node="n2", auditor_node="n1")
-    text = sentence(place, verdict_of(of_one("the gradient of m.weight", found)))
+    text = audited(of_one("the gradient of m.weight", found)).sentence()
     assert text.startswith("step 40, shard 5")
     assert "the gradient of m.weight" in text
     assert expected in text
@@ -120,17 +101,15 @@ def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
 
 def test_where_gradients_alone_differ_the_backward_is_named():
     """A hook that counts its calls. Where what was returned differs, it is the forward."""
-    audited = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
-    text = sentence(audited, verdict_of(of_one("the gradient of m.weight", "abcd")))
+    text = audited(of_one("the gradient of m.weight", "abcd")).sentence()
     assert "something in the backward, such as a hook, remembers" in text
-    text = sentence(audited, verdict_of(of_one("what call 1 returned", "abcd")))
+    text = audited(of_one("what call 1 returned", "abcd")).sentence()
     assert "The function remembers something from call to call" in text
 
 
 def test_other_data_are_the_data_sets_fault():
     """Here no advice about the forward would help."""
-    place = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
-    text = sentence(place, verdict_of(of_one(DATA, "abcd")))
+    text = audited(of_one(DATA, "abcd"), owner=0, auditor=0).sentence()
     assert "again on the same rank" in text
     assert "The data set, or collate, gave something else for the same samples" in text
 
@@ -140,10 +119,9 @@ def test_what_came_before_is_said_to_be_either(found):
     """Three of four agree, and the same came in the generation before, as many steps after its
     beginning: a machine that is often wrong, or a function with a memory. No node is named.
     """
-    place = Audited(step=4, shard=0, owner=0, auditor=1, owner_node="n0", auditor_node="n1")
-    once, again = verdict_of(found), verdict_of(found, is_redo=True)
-    assert again.came_again == (once.culprit is not Culprit.RECIPE)
-    text = sentence(place, again)
-    assert "n0" not in text and "n1" not in text
-    if again.came_again and again.first != DATA:
+    again = audited(found, came_before=True)
+    assert again.node is None
+    text = again.sentence()
+    assert "n1" not in text and "n2" not in text
+    if audited(found).node is not None and again.different[0] != DATA:
         assert "a machine that is often wrong" in text
