@@ -11,8 +11,10 @@ def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: 
     what = f"rehearsed step {step}" if is_rehearsal else f"the new group did step {step} again"
     names = ", ".join(not_restored[:MOST_NAMES])
     more = " and more" if len(not_restored) > MOST_NAMES else ""
-    left = f"; a restart does not bring back {names}{more} (report says more)" if names else ""
-    return f"{what}: same bits, {seconds:.1f} s{left}"
+    found = f"{what}: same bits, {seconds:.1f} s"
+    if not names:
+        return found
+    return f"{found}; a restart does not bring back {names}{more}: what later steps read of it belongs in elastic.Values (report says more)"
 
 
 def accepted(step: int, names: Sequence[str], excuse: str) -> str:
@@ -51,7 +53,7 @@ def differs(first: ComputedStep, last: ComputedStep, names: Sequence[str], judge
         + (f"\n{len(shards)} shards differ." if shards else "")
         + "\nGive what it keeps to elastic.State (elastic.Values for numbers), or make it from step.number."
         "\nMend the script and give the same command (where its State has other "
-        "entries then, begin from this run: --from RUN --run-dir NEW); or --accept goes on with what a restart computes"
+        "entries then, begin from this run: --from RUN:ENTRIES --run-dir NEW); or --accept goes on with what a restart computes"
     )
 
 

@@ -8,7 +8,6 @@ deterministic, and from a machine that was wrong once.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -153,9 +152,11 @@ class StepAgain:
             ],
         )
 
-    def leave(self, found: ComputedStep) -> None:
-        """For the next generation, once the states before and after the step are in memory."""
-        self._write(Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew))
+    def leave(self, found: ComputedStep) -> bool:
+        """For the next generation. Returns whether all nodes keep it: a disk may be full."""
+        return self._write(
+            Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew)
+        )
 
     def compare(self, found: ComputedStep) -> Rehearsed | Overlapped:
         """The step was done again, and has the result that it had.
@@ -172,8 +173,9 @@ class StepAgain:
         judged = verdict(of_each)
         if judged is Verdict.RANDOM:  # variables that differ each time, such as clocks, may be shown
             judged = verdict(plain) if differences(*plain) else Verdict.ALIKE
+        if judged is Verdict.UNCLEAR and not self._write(replace(earlier, found=all_found)):
+            judged = Verdict.HIDDEN
         if judged is Verdict.UNCLEAR:
-            self._write(replace(earlier, found=all_found))
             if self.log is not None:
                 print(sentences.once_more(found.step, differences(*of_each)), flush=True)
             # Only now may another rank end: its agent kills those of its node.
@@ -222,10 +224,14 @@ class StepAgain:
             )
         return event
 
-    def _write(self, earlier: Earlier) -> None:
+    def _write(self, earlier: Earlier) -> bool:
+        is_written = True
         if self.path is not None and self.groups.local_rank == 0:
-            with suppress(OSError):  # a full disk: nothing is compared
+            try:
                 evidence.write(self.path, earlier)
+            except OSError:
+                is_written = False
+        return all(self.groups.all_gather(is_written))
 
 
 def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock: Clock) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 Roots are the variables of the frame that takes the steps, of those above it in the recipe's files
 and of their modules, and the State's modules and the dataset. What is reached from them lies at
-most DEPTH attributes or elements away. It reads no code: two executions are compared, and a name
-tells what differs. It does not see what no variable reaches, what a longer list holds, and what
-comes after the bounds below.
+most DEPTH attributes or elements away. Nothing is predicted: two executions are compared, and a
+name tells what differs. It does not see what no variable reaches, what a longer list holds, and
+what comes after the bounds below.
 """
 
 import hashlib
@@ -12,11 +12,15 @@ import os
 import random
 import sys
 import sysconfig
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
+from inspect import getclosurevars, signature
 from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,7 +34,7 @@ LONGEST_TEXT = 200
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
-_NO_DATA = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_NO_DATA = (ModuleType, BuiltinFunctionType, MethodType, type)
 _INSTALLED = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")}
 )
@@ -128,8 +132,30 @@ class Collector:
                 yield from ((f"{name}[{place}]", each) for place, each in enumerate(value))
         elif isinstance(value, set | frozenset):
             yield f"len({name})", len(value)
-        elif is_recipes_own(_file_of(type(value))):
+        elif isinstance(value, ContextVar):
+            yield f"{name}.get()", value.get(None)
+        elif isinstance(value, partial):
+            yield from ((f"{name}.args[{place}]", each) for place, each in enumerate(value.args))
+            yield from ((f"{name}.{key}", each) for key, each in value.keywords.items())
+        elif isinstance(value, FunctionType):
+            yield from ((f"{name}.{key}", each) for key, each in _kept_by(value))
+        elif isinstance(value, GeneratorType):
+            if (frame := value.gi_frame) is not None:
+                yield f"the place in {name}", frame.f_lasti
+                yield from ((f"{name}.{key}", each) for key, each in frame.f_locals.items())
+        elif isinstance(value, threading.local) or is_recipes_own(_file_of(type(value))):
             yield from ((f"{name}.{key}", each) for key, each in _attributes(value))
+        elif isinstance(value, Iterator):  # those of Python say where they are, as for a copy
+            yield f"the place in {name}", value.__reduce__()[1:]
+
+
+def _kept_by(function: FunctionType) -> list[tuple[str, Any]]:
+    """What a function of the recipe's holds besides its code: defaults, and variables around it."""
+    if not is_recipes_own(function.__globals__.get("__file__")):
+        return []
+    parameters = signature(function).parameters.values()
+    defaults = [(each.name, each.default) for each in parameters if each.default is not each.empty]
+    return [*defaults, *getclosurevars(function).nonlocals.items()]
 
 
 def _first(items: Any) -> list[tuple[Any, Any]]:

@@ -123,7 +123,7 @@ def test_variables_that_are_only_shown_are_named_in_the_line_of_the_rehearsal(dr
     agent.ends_with(0)
     lines = [line for line in agent.output.splitlines() if "best" in line]
     assert [line.partition(";")[2] for line in lines if "rehearsed" in line] == [
-        " a restart does not bring back best (report says more)"
+        " a restart does not bring back best: what later steps read of it"
     ]
     assert drill.values("rehearsed", "not_restored")[1][0] == {"best": "3 then, 8 now"}
 
