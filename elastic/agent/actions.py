@@ -202,9 +202,10 @@ class NodeGeneration:
         Returns the end of the run where no restart is left, or none would help.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
-        if self._is_second_start and not parts.step > parts.page.restored_step:
-            reason = f"the script failed when it was started again, as it would be after a fault: {reason}"
         self.failure = self._first_failure(reason)
+        is_early = self._is_second_start and not parts.step > parts.page.restored_step
+        if is_early and not self.failure.from_outside:
+            reason = f"the script failed when it was started again on purpose, as it would be after a fault: {reason}"
         repeated = came_back(self._raised_by(self.failure.rank), earlier, limit)
         # The group learns of the failure before this node kills its workers, which takes a moment:
         # meanwhile the other nodes kill theirs.

@@ -123,7 +123,7 @@ def test_variables_that_are_only_shown_are_named_in_the_line_of_the_rehearsal(dr
     agent.ends_with(0)
     lines = [line for line in agent.output.splitlines() if "best" in line]
     assert [line.partition(";")[2] for line in lines if "rehearsed" in line] == [
-        " a restart does not bring back best: what later steps read of it"
+        " a restart does not bring back best: what later steps read of it belongs in elastic.Values (report says more)"
     ]
     assert drill.values("rehearsed", "not_restored")[1][0] == {"best": "3 then, 8 now"}
 
@@ -137,7 +137,7 @@ def test_what_a_restart_computes_can_be_accepted(drill, recipe):
 def test_a_script_that_cannot_be_started_twice_is_said_to_be_one(drill, recipe):
     agent = drill.start(*REHEARSE, recipe=recipe(ONCE))
     agent.ends_with(1)
-    assert "the script failed when it was started again, as it would be after a fault" in agent.output
+    assert "the script failed when it was started again on purpose" in agent.output
     assert "FileExistsError" in agent.output
 
 
