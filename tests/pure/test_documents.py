@@ -74,6 +74,6 @@ def test_tests_that_a_document_names_exist(document):
 
 def test_each_file_of_the_largest_package_has_its_place_in_the_architecture():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    files = [path.name for path in (ROOT / "elastic" / "train").glob("*.py") if path.name != "__init__.py"]
+    files = [path.name for path in (ROOT / "elastic" / "train").rglob("*.py") if path.name != "__init__.py"]
 
     assert [file for file in sorted(files) if file not in text] == []
