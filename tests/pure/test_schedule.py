@@ -12,7 +12,6 @@ from elastic.testing.fakes import FakeClock
 from elastic.train.loop.schedule import (
     AUDIT_SHARE,
     COMPARISON_SHARE,
-    CREDIT_S,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
@@ -154,7 +153,7 @@ def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
         schedule.add_step(step_s)
         if schedule.is_due(step):
             taken.append(step)
-            schedule.requested(step)
+            schedule.interval.begin(step)
             changes.append(schedule.add_cost(cost_s) is not None)
     return taken, changes
 
@@ -176,7 +175,7 @@ def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
     """At every step it would cost each time what finding no memory costs."""
     schedule = SnapshotSchedule(Every.parse("4steps"))
     assert schedule.is_due(1)
-    schedule.requested(1)
+    schedule.interval.begin(1)
     assert [step for step in range(2, 7) if schedule.is_due(step)] == [5, 6]
 
 
@@ -201,21 +200,6 @@ def test_a_comparison_at_a_snapshot_takes_the_place_of_the_next_one():
     interval.add_cost(0.001, 0.05)
     interval.begin(3)
     assert [step for step in range(4, 9) if interval.is_over(step)] == [7, 8]
-
-
-@given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
-def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
-    """With a process that lasts a minute. They are no part of the other snapshots' interval."""
-    schedule, taken = SnapshotSchedule(AUTO), 0
-    for step in range(1, 300):
-        schedule.add_step(step_s)
-        if schedule.is_due(step):
-            schedule.requested(step)
-            schedule.add_cost(cost_s)
-        elif schedule.is_due(step, evaluates_next=True):
-            taken += 1
-    assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
-    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
 
 
 def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):

@@ -1,7 +1,6 @@
 """The trainer's steps with another cut of the shards in each step, and audits on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 

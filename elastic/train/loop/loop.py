@@ -359,8 +359,6 @@ class Loop:
         parts, began, last, output = self.parts, self._began, self._last, self.parts.output
         compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
-        for sentence in parts.step_functions.failures():
-            self.say(sentence)
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(began.step)[0] if began.step else 0

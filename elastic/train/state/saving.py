@@ -91,7 +91,7 @@ class Saving:
     def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self.parts
         if parts.output is not None:
-            parts.output.schedule.requested(info.step)
+            parts.output.schedule.interval.begin(info.step)
         fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
         if parts.snapshotting is None:
             if fault_point is not None:  # another worker of this node copies
