@@ -157,8 +157,8 @@ class Loop:
             parts.loader.order,
             parts.groups,
             parts.heartbeat,
-            self._agreement,
-            parts.again.collected,
+            agreement=self._agreement,
+            collected=parts.again.collected,
             any_shard=lambda step: parts.loader.shard(step, 0),
         )
         self._saving = Saving(parts, self._agreement, point)

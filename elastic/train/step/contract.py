@@ -51,12 +51,8 @@ class Contract:
     parts: what the State consisted of at the last look. Do not change its lists.
     """
 
-    def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._sizes = (
-            f"for k batches of {global_batch} start with "
-            f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
-        )
         self._unsaved = Unsaved(state)
         self._unsaved.check_schedules()
         self._hooks = (
@@ -80,8 +76,6 @@ class Contract:
         self._used: set[int] = set()  # an optimizer has used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
-        self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
-        self._updates_loose = False  # as autograd counts, and in the step before
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._contents: dict[str, str] = {}  # checksums of them, in the first step
         self._mark: list[int] = []
@@ -116,7 +110,6 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
-        self._updates_loose = not self._held and self._loose_versions != list(map(_VERSION, self._loose))
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
@@ -129,8 +122,7 @@ class Contract:
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
-        is_left_out = self._updates_loose and self._loose_versions == list(map(_VERSION, self._loose))
-        return is_left_out or bool(self._unused())
+        return bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -151,8 +143,8 @@ class Contract:
         for parameter in self._unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
-                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: {self._sizes}. "
-                    "Add two losses up in one function; to drop gradients on purpose, call optimizer.zero_grad()"
+                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: for two batches in one "
+                    "start with twice the global_batch and the shards. To drop gradients on purpose, call optimizer.zero_grad()"
                 )
         self._left = {}
         self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
@@ -162,7 +154,6 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
-        self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self._required))
         self._given.update(zip(names, map(_VERSION, self._required), strict=True))
         self._used.difference_update(names)

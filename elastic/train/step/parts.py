@@ -120,6 +120,7 @@ class StepParts:
         order: SampleOrder,
         groups: ProcessGroups,
         heartbeat: HeartbeatSender,
+        *,
         agreement: Agreement | None = None,
         collected: Collected | None = None,
         any_shard: Callable[[int], Batch] | None = None,
@@ -128,7 +129,7 @@ class StepParts:
         self.exchange = Exchange(
             shards=shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
-        self.contract = Contract(state, global_batch=order.global_batch, shards=shards)
+        self.contract = Contract(state)
         self.gradients = Gradients(self.contract, self.exchange)
         self.buffers = Buffers(state, shards, self.device)
         self.forms = AgreedForms(self.exchange, self.device)

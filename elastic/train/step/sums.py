@@ -110,18 +110,16 @@ class AgreedForms:
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
         like = torch.empty(shape, dtype=torch.float64, device=self._device)
-        rows = self._exchange.sum_shards(tables, "the forms of a sum", like).tolist()
+        rows = self._exchange.sum_shards(tables, "the forms of a sum", like).long().tolist()
         has_graph = any(row[0] for row in rows)
-        forms = [_form_of(row, has_graph=has_graph) for row in rows]
+        forms = [
+            OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
+            for _, dtype, dimensions, *sizes in rows
+        ]
         for shard, found in enumerate(forms):
             if found != forms[0]:
                 raise _differs(shard, found, forms[0], "for shard 0")
         return forms[0]
-
-
-def _form_of(row: list[float], *, has_graph: bool) -> OutputForm:
-    _, dtype, dimensions, *sizes = map(int, row)
-    return OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
 
 
 def _differs(shard: int, found: OutputForm, expected: OutputForm, where: str) -> UsageError:
