@@ -211,7 +211,7 @@ def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
     for step in range(first, last + 1):
         if is_audited:
             due.append(step)
-            schedule.begin(step)
+            schedule.interval.begin(step)
         # As in the loop: the next step is decided about before this one's costs are known.
         is_next = schedule.is_due(step + 1)
         schedule.add_step(step_s + cost_s * is_audited, measured * cost_s if is_audited else None)

@@ -157,10 +157,10 @@ class Loop:
             parts.loader.order,
             parts.groups,
             parts.heartbeat,
-            agreement=self._agreement,
-            collected=parts.again.collected,
-            any_shard=lambda step: parts.loader.shard(step, 0),
+            self._agreement,
+            parts.again.collected,
         )
+        self._of_steps.any_shard = lambda step: parts.loader.shard(step, 0)
         self._saving = Saving(parts, self._agreement, point)
         self._recorder = StepRecorder(parts, resumed, self._of_steps.contract.mark)
         if point.source == "parent":
@@ -235,7 +235,7 @@ class Loop:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""
         parts = self.parts
         if is_audited and parts.output is not None:
-            parts.output.audits.begin(number)
+            parts.output.audits.interval.begin(number)
         # What `elastic-train check` wants takes the place of an audit.
         witness = None if parts.trace is None else parts.trace.witness_of(number, auditor)
 

@@ -233,7 +233,7 @@ class Checkpointing:
         except (OSError, StoreFailed) as error:
             self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-            self._record_failure(step, self._refusal)
+            self._log.record(CheckpointFailed(step=step, reason=self._refusal))
         snapshot_s = 0.0 if published is None else published.cost_s
         self._cost_s = snapshot_s + self._clock.monotonic() - self._last_s
 
@@ -273,9 +273,5 @@ class Checkpointing:
         """Raises ReplayDiffers for a step that was committed before with another state."""
         if result.state is SaveState.DIFFERS:
             raise ReplayDiffers(result.reason)
-        if result.state is SaveState.LOST:
-            self._record_failure(result.step, result.reason)
-
-    def _record_failure(self, step: int, reason: str) -> None:
-        """The uploader, which records the other failures, never had this save, or died with it."""
-        self._log.record(CheckpointFailed(step=step, reason=reason))
+        if result.state is SaveState.LOST:  # the uploader, which records other failures, died with it
+            self._log.record(CheckpointFailed(step=result.step, reason=result.reason))

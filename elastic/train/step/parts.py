@@ -120,10 +120,8 @@ class StepParts:
         order: SampleOrder,
         groups: ProcessGroups,
         heartbeat: HeartbeatSender,
-        *,
         agreement: Agreement | None = None,
         collected: Collected | None = None,
-        any_shard: Callable[[int], Batch] | None = None,
     ) -> None:
         shards, self.device = order.shards, groups.device
         self.exchange = Exchange(
@@ -135,4 +133,5 @@ class StepParts:
         self.forms = AgreedForms(self.exchange, self.device)
         self.pace = Pace(groups.rank, groups.world_size, heartbeat)
         self.heartbeat, self.order = heartbeat, order
-        self.agreement, self.collected, self.any_shard = agreement, collected, any_shard
+        self.agreement, self.collected = agreement, collected
+        self.any_shard: Callable[[int], Batch] | None = None
