@@ -166,7 +166,7 @@ class Loop:
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)), tries=1)
+            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)))
             if problem:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"

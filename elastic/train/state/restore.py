@@ -17,6 +17,7 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -186,10 +187,8 @@ class Restorer:
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
-        try:
+        with closing(self.local):
             return self._restored(state, again)
-        finally:
-            self.local.close()
 
     def _restored(self, state: State, again: Earlier) -> ResumePoint:
         tried: list[Candidate] = []

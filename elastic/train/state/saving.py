@@ -120,14 +120,14 @@ class Saving:
         if self.checkpointing is not None:
             self.checkpointing.save(saved.published, saved.info.step)
 
-    def commit(self, saved: SavedState, tries: int = FINAL_TRIES) -> str:
+    def commit(self, saved: SavedState) -> str:
         """Commit a state before which or after which there is no other; wait for it.
 
         Returns what went wrong, or nothing; the same on every rank.
         """
         self._agree(is_last=True)
         step, problem = saved.info.step, None
-        for _ in range(tries):
+        for _ in range(FINAL_TRIES):
             if self.checkpointing is not None:
                 self.checkpointing.save(saved.published, step, final=True)
             problem = None
