@@ -151,9 +151,9 @@ class OpenSums:
         return len(self._sums)
 
     @property
-    def have_graph(self) -> bool:
-        """Whether any of them waits for a backward."""
-        return any(total.requires_grad for total, _ in self._sums.values())
+    def are_by_hand(self) -> bool:
+        """Whether there are sums, and none of them waits for a backward."""
+        return bool(self._sums) and not any(total.requires_grad for total, _ in self._sums.values())
 
     def add(self, number: int, total: Tensor, outputs: dict[int, Tensor], *, has_graph: bool) -> None:
         """number: of the call. total: the result, a leaf."""
