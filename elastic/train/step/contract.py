@@ -102,19 +102,10 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
-        self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
+        self._left = {id(p): p.grad for p in self.unused() if p.grad is not None}
         for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
                 parameter.grad = None
-
-    def check_kept(self) -> None:
-        """Before a state is kept. Raises UsageError for trained parameters that it lacks."""
-        if self._state.trained is not self._trained:
-            self._unsaved.check_parameters(self._state.trained)
-
-    def has_waiting_gradients(self) -> bool:
-        """Whether the step has computed gradients, and the body made no update with them yet."""
-        return bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -132,7 +123,7 @@ class Contract:
         self._unsaved.check_scaler(scaler)
         self._look()
         self._is_computing = True
-        for parameter in self._unused():
+        for parameter in self.unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
                     f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: for k batches in one "
@@ -233,8 +224,8 @@ class Contract:
             names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
             raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
 
-    def _unused(self) -> list[nn.Parameter]:
-        """Of those that optimizers of torch hold, with a gradient that no update has used.
+    def unused(self) -> list[nn.Parameter]:
+        """Of those that optimizers of torch hold, with a gradient that no update has used yet.
 
         None where one of these is not finite: a GradScaler skips the update of all.
         """

@@ -60,9 +60,8 @@ def check_summand(output: Any) -> Any:
 def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    layout = "" if value.layout is torch.strided else f"sparse ({value.layout}) "
     graph = "" if value.requires_grad else ", without a graph"
-    return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}{graph}"
+    return f"a tensor of shape {list(value.shape)}, {value.dtype} and {value.layout}{graph}"
 
 
 class OutputForm(NamedTuple):
