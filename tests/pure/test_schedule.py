@@ -12,6 +12,7 @@ from elastic.testing.fakes import FakeClock
 from elastic.train.loop.schedule import (
     AUDIT_SHARE,
     COMPARISON_SHARE,
+    CREDIT_S,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
@@ -200,6 +201,21 @@ def test_a_comparison_at_a_snapshot_takes_the_place_of_the_next_one():
     interval.add_cost(0.001, 0.05)
     interval.begin(3)
     assert [step for step in range(4, 9) if interval.is_over(step)] == [7, 8]
+
+
+@given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
+def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
+    """With a process that lasts a minute. They are no part of the other snapshots' interval."""
+    schedule, taken = SnapshotSchedule(AUTO), 0
+    for step in range(1, 300):
+        schedule.add_step(step_s)
+        if schedule.is_due(step):
+            schedule.interval.begin(step)
+            schedule.add_cost(cost_s)
+        elif schedule.is_due(step, evaluates_next=True):
+            taken += 1
+    assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
+    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
 
 
 def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):

@@ -329,7 +329,7 @@ class Loop:
         self._close()  # before the groups, which a thread uses
         is_done = step.outcome is not None
         # A rank that leaves the last step after its update ends where all end.
-        is_cut = is_done and bool(contract.unused())
+        is_cut = is_done and contract.has_waiting_gradients()
         if not is_done or is_cut or step.number < self.last_step:
             parts.groups = leaving.agree(parts.groups, step.place)
         end = step.number if is_done else step.number - 1

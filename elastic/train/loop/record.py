@@ -15,6 +15,7 @@ import torch
 
 from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
+from elastic.observe.log import read_rare
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.proof import logged_numbers
 from elastic.proof.logged_numbers import LoggedNumbers
@@ -39,10 +40,12 @@ class StepRecorder:
         self._chain = resumed.point.chain
         self._resumed = resumed
         self._data = -1, ""  # an epoch, and what stands beside a state of it
-        log = None if parts.output is None else parts.output.log
+        log, known = None, []
+        if parts.output is not None:
+            log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
         self._logged = LoggedNumbers()
-        self._said = set[str]()  # names of logged numbers, in this process
+        self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
         if resumed.late is not None:  # the restored step has its line only now

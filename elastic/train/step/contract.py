@@ -76,6 +76,8 @@ class Contract:
         self._used: set[int] = set()  # an optimizer has used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
+        self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
+        self._updates_loose = False  # as autograd counts, and in the step before
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._contents: dict[str, str] = {}  # checksums of them, in the first step
         self._mark: list[int] = []
@@ -102,10 +104,16 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
-        self._left = {id(p): p.grad for p in self.unused() if p.grad is not None}
+        self._updates_loose = not self._held and self._loose_versions != list(map(_VERSION, self._loose))
+        self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
                 parameter.grad = None
+
+    def has_waiting_gradients(self) -> bool:
+        """Whether the step has computed gradients, and the body made no update with them yet."""
+        is_left_out = self._updates_loose and self._loose_versions == list(map(_VERSION, self._loose))
+        return is_left_out or bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -123,7 +131,7 @@ class Contract:
         self._unsaved.check_scaler(scaler)
         self._look()
         self._is_computing = True
-        for parameter in self.unused():
+        for parameter in self._unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
                     f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: for k batches in one "
@@ -137,6 +145,7 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self.required))
         self._given.update(zip(names, map(_VERSION, self.required), strict=True))
         self._used.difference_update(names)
@@ -224,8 +233,8 @@ class Contract:
             names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
             raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
 
-    def unused(self) -> list[nn.Parameter]:
-        """Of those that optimizers of torch hold, with a gradient that no update has used yet.
+    def _unused(self) -> list[nn.Parameter]:
+        """Of those that optimizers of torch hold, with a gradient that no update has used.
 
         None where one of these is not finite: a GradScaler skips the update of all.
         """
