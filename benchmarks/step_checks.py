@@ -68,7 +68,7 @@ def recipe() -> Recipe:
 
 def of_each_step_s(of: Recipe) -> dict[str, float]:
     """Seconds a step, by what they are spent on."""
-    contract = Contract(of.state, global_batch=SHARDS, shards=SHARDS)
+    contract = Contract(of.state)
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
     gradients = Gradients(contract, exchange)
     grads = {p: p.grad for p in of.model.parameters()}

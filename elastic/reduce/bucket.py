@@ -31,16 +31,17 @@ Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each p
 
 
 class Trained(Protocol):
-    """What gradients are computed for."""
+    """What gradients are computed for.
+
+    required: parameters that require a gradient now, in a list that never changes. others: those
+    that no optimizer updates and that require a gradient now, in one order.
+    """
+
+    required: list[nn.Parameter]
+    others: list[nn.Parameter]
 
     def trained(self) -> Sequence[nn.Parameter]:
         """The parameters that an optimizer updates, frozen ones too; in one order on every rank."""
-
-    def required(self) -> list[nn.Parameter]:
-        """Those that require a gradient now, in a list that never changes."""
-
-    def others(self) -> Sequence[nn.Parameter]:
-        """Parameters that no optimizer updates and that require a gradient now, in one order."""
 
     def name_of(self, parameter: nn.Parameter) -> str: ...
 

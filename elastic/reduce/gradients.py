@@ -108,7 +108,7 @@ class Gradients:
         if self._exchange.is_reversed:
             self._pairs = tuple(pair[::-1] for pair in self._pairs[::-1])
         self._shown, self._show = () if shown is None else (shown,), show
-        others = self._trained.others()
+        others = self._trained.others
         self._late = [p for p in others if p not in self._joined]
         self._late_parts = {}
         self._hooks.watch(self._late)
@@ -246,7 +246,7 @@ class Gradients:
 
     def _current_layout(self, joined: list[nn.Parameter]) -> Layout:
         """That of the parameters which are trained now. joined: of the others."""
-        parameters = self._trained.required()
+        parameters = self._trained.required
         dtypes = [p.dtype for p in (*parameters, *joined)]
         layout = self._layout
         has_same = layout.trained is parameters and list(map(id, layout.joined)) == list(map(id, joined))

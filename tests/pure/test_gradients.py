@@ -21,7 +21,7 @@ def alone():
 
 
 def trained(parameters):
-    return Contract(State(p=nn.ParameterList(parameters)), global_batch=SHARDS, shards=SHARDS)
+    return Contract(State(p=nn.ParameterList(parameters)))
 
 
 def one_step(gradients, backward):

@@ -12,6 +12,7 @@ from records import IDENTITY, PARENT
 from torch import nn
 
 from elastic.config import identity
+from elastic.config.environment import AgentLink
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
 from elastic.inherit.inherit import Inheritance
@@ -57,8 +58,7 @@ def restore(member, parent, own, state, store=LocalStore):
         comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="/runs/new",
-        failures=0,
-        divergence=None,
+        link=AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader=""),
         log=None,
         clock=FakeClock(),
         faults=None,

@@ -1,5 +1,7 @@
 """Attacks on a restore: ranks whose agents count differently, and states that load half-way."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from committed import DATA, commit_state
@@ -7,6 +9,7 @@ from torch import nn
 
 from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.record import commit_name
+from elastic.config.environment import AgentLink
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
 from elastic.proof.agreement import Comparison
 from elastic.snapshot import image
@@ -21,6 +24,7 @@ from elastic.train.state.state import State
 from elastic.uploader.state_check import check_state
 
 ALONE = Member(rank=0, world_size=1, group=None)
+LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
 
 
 def model(value):
@@ -58,12 +62,10 @@ def restorer(slots, member=ALONE, failures=0, store=None, committed_step=0):
         comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="runs/a",
-        failures=failures,
-        divergence=None,
+        link=replace(LINK, failures=failures, committed_step=committed_step),
         log=None,
         clock=FakeClock(),
         faults=None,
-        committed_step=committed_step,
     )
 
 

@@ -154,7 +154,7 @@ def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
         schedule.add_step(step_s)
         if schedule.is_due(step):
             taken.append(step)
-            schedule.requested(step)
+            schedule.interval.begin(step)
             changes.append(schedule.add_cost(cost_s) is not None)
     return taken, changes
 
@@ -176,7 +176,7 @@ def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
     """At every step it would cost each time what finding no memory costs."""
     schedule = SnapshotSchedule(Every.parse("4steps"))
     assert schedule.is_due(1)
-    schedule.requested(1)
+    schedule.interval.begin(1)
     assert [step for step in range(2, 7) if schedule.is_due(step)] == [5, 6]
 
 
@@ -210,7 +210,7 @@ def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
     for step in range(1, 300):
         schedule.add_step(step_s)
         if schedule.is_due(step):
-            schedule.requested(step)
+            schedule.interval.begin(step)
             schedule.add_cost(cost_s)
         elif schedule.is_due(step, evaluates_next=True):
             taken += 1
@@ -227,7 +227,7 @@ def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
     for step in range(first, last + 1):
         if is_audited:
             due.append(step)
-            schedule.begin(step)
+            schedule.interval.begin(step)
         # As in the loop: the next step is decided about before this one's costs are known.
         is_next = schedule.is_due(step + 1)
         schedule.add_step(step_s + cost_s * is_audited, measured * cost_s if is_audited else None)

@@ -211,10 +211,6 @@ def make_anew(net, _x):
     net.extra = torch.zeros(4)
 
 
-def remember(net, x):
-    net.extra.lerp_(x.mean(), 0.1)
-
-
 def test_a_cache_that_forward_makes_anew_is_its_own_business():
     """Tables of positions grow with the longest sequence."""
     net = Outside(grow)
@@ -222,13 +218,6 @@ def test_a_cache_that_forward_makes_anew_is_its_own_business():
         step.mean_loss(energy(net))
         net.zero_grad()
     assert len(net.extra) == 8
-
-
-def test_a_memory_that_is_no_part_of_the_state_is_refused_by_name():
-    """A resume would begin with the value of __init__."""
-    net = Outside(remember)
-    with pytest.raises(UsageError, match=r"forward changed buffer net\.extra.*persistent=True"):
-        next(steps(ALONE, State(net=net))).mean_loss(energy(net))
 
 
 def counted_apart(member):

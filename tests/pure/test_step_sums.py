@@ -97,7 +97,7 @@ def test_a_sum_whose_form_depends_on_shard_or_step_is_refused_on_every_rank(rank
         (lambda outputs: outputs.sum().item(), "found a float"),
         (
             lambda outputs: outputs.to_sparse(),
-            r"found a sparse \(torch.sparse_coo\) tensor of shape \[3, 3\]",
+            r"torch.sparse_coo",
         ),
     ],
 )

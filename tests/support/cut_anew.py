@@ -1,7 +1,6 @@
 """The trainer's steps with another cut of the shards in each step, and audits on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,7 +59,8 @@ def steps(
     order = SampleOrder(seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD)
     dataset = TensorDataset(*tensors()) if dataset is None else dataset
     loader = Loader(dataset=dataset, order=order, device=CPU, workers=workers)
-    parts = replace(parts_of(state, order, member), any_shard=lambda number: loader.shard(number, 0))
+    parts = parts_of(state, order, member)
+    parts.any_shard = lambda number: loader.shard(number, 0)
     auditor = auditor_of(state, parts, loader, member=member)
     batches = loader.steps_of(lambda number: spans_of(cut(number))[member.rank], 1)
     for number in range(1, order.steps + 1):

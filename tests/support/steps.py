@@ -13,7 +13,7 @@ from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.state import State
-from elastic.train.step.parts import Requests, StepParts, step_parts
+from elastic.train.step.parts import Requests, StepParts
 from elastic.train.step.step import Step
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -55,7 +55,7 @@ def groups_of(member: Member) -> ProcessGroups:
 
 def parts_of(state: State, order: SampleOrder, member: Member = ALONE) -> StepParts:
     """Of a rank whose states are not compared with those of others, and which is not audited."""
-    return step_parts(state, order, groups_of(member), HeartbeatSender(NoPage(), 0))
+    return StepParts(state, order, groups_of(member), HeartbeatSender(NoPage(), 0))
 
 
 def steps(

@@ -145,7 +145,20 @@ class LoopParts:
             injector = FaultInjector(link.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
             self.faults = WorkerFaults(injector, rank=groups.rank, generation=link.generation)
-        self.restorer = _restorer(self, worker, store, log)
+        parent = worker.identity.parent
+        self.restorer = Restorer(
+            groups=groups,
+            store=open_store(run.checkpoints_url),
+            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
+            run_id=worker.identity.run_id,
+            run_url=run.url,
+            comparison=self.comparison,
+            link=link,
+            log=log,
+            clock=self.clock,
+            faults=self.faults,
+            inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
+        )
         # Rank 0 reads for all ranks where the run ended.
         found = stop_record.read(store, self.identity.run_id, self.clock) if is_first else None
         text = groups.from_rank0("" if found is None else found.to_json().decode())
@@ -161,25 +174,6 @@ def _recipe(identity: Identity) -> str:
     """What a rehearsal shows to be exact: the recipe's text with these arguments."""
     text = json.dumps([identity.recipe_sha256, *identity.arguments])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _restorer(parts: LoopParts, worker: WorkerParts, store: Store, log: EventLog | None) -> Restorer:
-    link, run, parent = worker.link, worker.run_dir, worker.identity.parent
-    return Restorer(
-        groups=worker.groups,
-        store=open_store(run.checkpoints_url),
-        local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
-        run_id=worker.identity.run_id,
-        run_url=run.url,
-        comparison=parts.comparison,
-        failures=link.failures,
-        committed_step=link.committed_step,
-        divergence=link.divergence,
-        log=log,
-        clock=parts.clock,
-        faults=parts.faults,
-        inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
-    )
 
 
 def _snapshotting(parts: LoopParts) -> Snapshotting | None:

@@ -12,18 +12,16 @@ called from outside) or asks for its end (`stop_reason`). A step that the recipe
 its gradients were computed, with the state as it is then; a step that it leaves before has not
 begun.
 
-A thread may run the body of a step for the thread that runs the script, which waits for it. But a
-thread of the recipe's own that takes the steps would ask for the next one while another thread runs
-the body of this one: that is refused.
+A thread may run the body of a step for the thread that runs the script, which waits for it. A
+thread that takes the next step meanwhile ends a step that has no gradients, which is refused.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 
 from elastic.data.loader import Batch
-from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, StoreFailed
 from elastic.events import Stopped
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor
@@ -40,7 +38,7 @@ from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
 from elastic.train.step.balancing import balancing_of, is_held_off
 from elastic.train.step.follow import compute_again
-from elastic.train.step.parts import Requests, StepParts, StepPlace, step_parts
+from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step
 
 
@@ -137,7 +135,6 @@ class Loop:
 
     def _begin(self) -> None:
         parts = self.parts
-        self._asking = threading.current_thread()
         # Until the loop has ended, the agent takes an end of this process for a failure, also one
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)
@@ -155,7 +152,7 @@ class Loop:
             known=point.divergence,
         )
         self._agreement.begin()
-        own = step_parts(
+        self._of_steps = StepParts(
             parts.state,
             parts.loader.order,
             parts.groups,
@@ -163,13 +160,13 @@ class Loop:
             self._agreement,
             parts.again.collected,
         )
-        self._of_steps: StepParts = replace(own, any_shard=lambda step: parts.loader.shard(step, 0))
+        self._of_steps.any_shard = lambda step: parts.loader.shard(step, 0)
         self._saving = Saving(parts, self._agreement, point)
-        self._recorder = StepRecorder(parts, resumed, own.contract.mark)
+        self._recorder = StepRecorder(parts, resumed, self._of_steps.contract.mark)
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)), tries=1)
+            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)))
             if problem:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
@@ -238,17 +235,12 @@ class Loop:
         """Until its first sum the step is the recipe's own code, which may evaluate something."""
         parts = self.parts
         if is_audited and parts.output is not None:
-            parts.output.audits.begin(number)
+            parts.output.audits.interval.begin(number)
         # What `elastic-train check` wants takes the place of an audit.
         witness = None if parts.trace is None else parts.trace.witness_of(number, auditor)
 
-        def load() -> list[Batch]:
-            self._check_thread(number, is_asking=threading.current_thread() is self._asking)
-            return next(batches)
-
-        step = self.step = Step(
-            number, self._of_steps, load, self._requests, witness or (auditor if is_audited else None)
-        )
+        auditing = witness or (auditor if is_audited else None)
+        step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, auditing)
         if parts.faults is not None:
             step.fault_point = parts.faults.at_step(number)
         if parts.snapshotting is not None:
@@ -259,14 +251,6 @@ class Loop:
         self._recorder.open()
         parts.page.set_open_step(parts.groups.local_rank, number)
         return step
-
-    def _check_thread(self, number: int, *, is_asking: bool) -> None:
-        """is_asking: it computes the step, too. The main thread waits for what it hands on to."""
-        if not is_asking and self._asking is not threading.main_thread():
-            raise UsageError(
-                f"step {number} was taken by a thread of its own ({self._asking.name}), which does not compute it: expected one thread for both;"
-                " loop over run.steps without a generator in the background"
-            )
 
     def _requests(self, number: int) -> Requests:
         """Asked when gradients are summed."""
@@ -280,11 +264,8 @@ class Loop:
         refuse.own_signal_handlers()
         if step.error is not None:
             raise step.error
-        state, number = self.parts.state, step.number
-        if self.stop_reason is None:
-            self._check_thread(number, is_asking=step.place.passes > 0)
-        if number == first:  # from here on an optimizer has state
-            state.check_savable()
+        if step.number == first:  # from here on an optimizer has state
+            self.parts.state.check_savable()
 
     def _finish(self, step: Step) -> SavedState:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
@@ -317,8 +298,6 @@ class Loop:
         parts = self.parts
         parts.heartbeat.enter(Phase.SAVE)
         copies = ends or requests.snapshot or requests.save
-        if copies:
-            self._of_steps.contract.check_kept()
         wait = ends or requests.save or parts.again.closing > step.number
         saved = self._saving.keep(info, copies=copies, wait=wait, patient=ends)
         if copies:
@@ -378,8 +357,6 @@ class Loop:
         parts, began, last, output = self.parts, self._began, self._last, self.parts.output
         compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
-        for sentence in parts.step_functions.failures():
-            self.say(sentence)
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(began.step)[0] if began.step else 0

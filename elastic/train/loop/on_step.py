@@ -16,10 +16,8 @@ import json
 import sys
 import traceback
 from asyncio import CancelledError
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from inspect import iscoroutinefunction
 from typing import Any
 
 from elastic.data import random_streams
@@ -40,21 +38,18 @@ class StepFunctions:
     def __init__(self) -> None:
         self.reported = 0
         self._functions: list[Function] = []
-        # Steps, by the function's place: lambdas and instances of one class have one name.
-        self._failed: Counter[int] = Counter()
+        # By their places: lambdas and instances of one class have one name.
+        self._failed: set[int] = set()
         self._is_running = False
 
     def __bool__(self) -> bool:
         return bool(self._functions)
 
     def add(self, function: Any) -> None:
-        """Raises UsageError for what cannot be called, or would be done later."""
-        if not callable(function) or iscoroutinefunction(function):
-            kind = (
-                "an async one, which nothing would await" if callable(function) else type(function).__name__
-            )
+        """Raises UsageError for what cannot be called."""
+        if not callable(function):
             raise UsageError(
-                f"expected run.on_step(function), a function of a step's record that is done when it returns, found {kind}"
+                f"expected run.on_step(function), a function of a step's record, found {type(function).__name__}"
             )
         self._functions.append(function)
 
@@ -92,13 +87,6 @@ class StepFunctions:
                 " and not for a step that is done again. Change the State in the body of the loop, and try other weights in a copy of the model"
             )
 
-    def failures(self) -> list[str]:
-        """How often each function failed in this process, as sentences."""
-        return [
-            f"run.on_step: {_name_of(self._functions[index])} failed at {steps} steps in this process"
-            for index, steps in self._failed.items()
-        ]
-
     def _call(self, step: int, index: int, record: dict[str, Any], log: EventLog) -> None:
         function = self._functions[index]
         try:
@@ -107,9 +95,9 @@ class StepFunctions:
             raise  # a wrong call of this library is the recipe's mistake, and no outage
         # A tracker's client may exit where it cannot log in, and give up a request of asyncio.
         except (Exception, SystemExit, CancelledError) as error:
-            self._failed[index] += 1
-            if self._failed[index] > 1:
+            if index in self._failed:
                 return
+            self._failed.add(index)
             name = _name_of(function)
             words = "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_WORDS]
             log.record(OnStepFailed(step=step, function=name, message=words))

@@ -40,9 +40,9 @@ class StepRecorder:
         self._chain = resumed.point.chain
         self._resumed = resumed
         self._data = -1, ""  # an epoch, and what stands beside a state of it
-        output, log, known = parts.output, None, []
-        if output is not None:
-            log, known = output.log, read_rare(output.events, LoggedByRank)
+        log, known = None, []
+        if parts.output is not None:
+            log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
         self._logged = LoggedNumbers()
         self._said = {name for each in known for name in each.event.names}

@@ -124,10 +124,6 @@ class SnapshotSchedule:
         """The median of the last steps; None before the first."""
         return median(self._steps) if self._steps else None
 
-    def requested(self, step: int) -> None:
-        """All ranks tried to take a snapshot after this step, with or without success."""
-        self.interval.begin(step)
-
     def add_cost(self, cost_s: float) -> SnapshotInterval | None:
         """A snapshot cost training so long. Returns the new interval if it changed."""
         interval, step_s = self.interval, self.step_s
@@ -153,14 +149,14 @@ class AuditSchedule:
 
     def __init__(self, every: Every) -> None:
         self._every = every
-        self._interval = Interval(AUDIT_SHARE)
+        self.interval = Interval(AUDIT_SHARE)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)  # without an audit
         self._is_first = True
         self._newest: tuple[float, float] | None = None  # seconds of an audited step, and of its audit
 
     def is_due(self, step: int, *, is_first: bool = False) -> bool:
         """Asked while the step before is under way. is_first: of this process."""
-        interval = self._interval
+        interval = self.interval
         match self._every.kind:
             case "steps":
                 return step % int(self._every.value) == 0
@@ -169,10 +165,6 @@ class AuditSchedule:
                 return is_known and not is_first and interval.is_over(step)
             case _:
                 return False
-
-    def begin(self, step: int) -> None:
-        """The audited step `step` begins."""
-        self._interval.begin(step)
 
     def add_step(self, seconds: float, audit_s: float | None = None) -> None:
         """A step took so long. audit_s: of that, what its audit has measured, if it had one."""
@@ -184,4 +176,4 @@ class AuditSchedule:
         if self._newest is not None and self._steps:
             (seconds, audit_s), self._newest = self._newest, None
             step_s = median(self._steps)
-            self._interval.add_cost(max(audit_s, seconds - step_s), step_s)
+            self.interval.add_cost(max(audit_s, seconds - step_s), step_s)

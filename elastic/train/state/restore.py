@@ -17,6 +17,7 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from elastic.checkpoint.catalog import Damage, commits_of_step, list_commits, of_run
 from elastic.checkpoint.record import CommitRecord
+from elastic.config.environment import AgentLink
 from elastic.config.parent import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
@@ -155,10 +157,10 @@ class _Report:
 class Restorer:
     """Finds and loads the state that training resumes from.
 
-    run_id, run_url: of the run whose checkpoints may be used, and where it is. failures,
-    divergence: as in `AvailableStates`. log: on rank 0 alone. committed_step: of the newest
-    checkpoint that the group knows of; training never goes on from an older state where that one is
-    missing. inheritance: of a run that begins from another one.
+    run_id, run_url: of the run whose checkpoints may be used, and where it is. link: what this
+    node's agent knows of failures, of a difference, and of the newest checkpoint; training never
+    goes on from an older state where that one is missing. log: on rank 0 alone. inheritance: of a
+    run that begins from another one.
     """
 
     groups: ProcessGroups
@@ -167,12 +169,10 @@ class Restorer:
     comparison: Comparison
     run_id: str
     run_url: str
-    failures: int
-    divergence: Divergence | None
+    link: AgentLink
     log: EventLog | None
     clock: Clock
     faults: WorkerFaults | None
-    committed_step: int = 0
     inheritance: Inheritance | None = None
 
     def restore(self, state: State, again: Earlier = NOTHING) -> ResumePoint:
@@ -187,10 +187,8 @@ class Restorer:
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
-        try:
+        with closing(self.local):
             return self._restored(state, again)
-        finally:
-            self.local.close()
 
     def _restored(self, state: State, again: Earlier) -> ResumePoint:
         tried: list[Candidate] = []
@@ -200,7 +198,7 @@ class Restorer:
             known = newest_divergence(available)
             candidates, refused = order_candidates(available, again.step)
             self._reject(rejected, refused)
-            check_none_is_missing(self.committed_step, candidates, rejected, self.run_url)
+            check_none_is_missing(self.link.committed_step, candidates, rejected, self.run_url)
             untried = [each for each in candidates if each not in tried]
             if not untried or len(tried) == MOST_TRIES:
                 check_nothing_found(rejected, self.run_url)
@@ -232,8 +230,8 @@ class Restorer:
     def _available(self) -> AvailableStates:
         infos = [each.info for each in self.local.by_step.values()]
         found = AvailableStates(
-            failures=self.failures,
-            divergence=self.divergence,
+            failures=self.link.failures,
+            divergence=self.link.divergence,
             snapshots=tuple(
                 OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
                 for each in infos
@@ -249,9 +247,10 @@ class Restorer:
     def _commits(self) -> tuple[list[CommitRecord], list[Damage]]:
         records, damages = list_commits(self.store, self.clock)
         listed = [each.step for each in records if each.run_id == self.run_id]
-        if self.committed_step > max(listed + [each.step for each in damages], default=0):
+        committed_step = self.link.committed_step
+        if committed_step > max(listed + [each.step for each in damages], default=0):
             # A listing of an object store may be old; a reading by name is not.
-            named, damaged = commits_of_step(self.store, self.committed_step, self.clock)
+            named, damaged = commits_of_step(self.store, committed_step, self.clock)
             records = [*(each for each in named if each not in records), *records]
             damages = [*(each for each in damaged if each not in damages), *damages]
         return records, damages
@@ -281,7 +280,13 @@ class Restorer:
         if misfits := [each.problem for each in loaded if each.is_misfit]:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
-            raise StateDoesNotFit(self._misfit_text(candidate, misfits[0]))
+            reason = " ".join(misfits[0].split()).rstrip(".")  # torch's own have a line for each parameter
+            kind = "checkpoint" if candidate.is_stored else "snapshot"
+            raise StateDoesNotFit(
+                f"the {kind} of step {step} does not fit what the recipe builds: {reason}. "
+                "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
+                f"{new_run_from(self.run_url, entries='NAME')}"
+            )
         self.comparison.check_same_state(found, step=step, known=known)
         lines = (each.line.encode() for each in loaded if each.line)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
@@ -332,15 +337,6 @@ class Restorer:
             event = CheckpointRejected if each.is_stored else SnapshotRejected
             self.log.record(event(step=each.step, reason=each.reason))
             print(f"{each} is not used ({each.reason}); trying the next older state")
-
-    def _misfit_text(self, candidate: Candidate, reason: str) -> str:
-        """reason: torch's own have a line for each parameter."""
-        kind = "checkpoint" if candidate.is_stored else "snapshot"
-        return (
-            f"the {kind} of step {candidate.step} does not fit what the recipe builds: {' '.join(reason.split()).rstrip('.')}. "
-            "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
-            f"{new_run_from(self.run_url, entries='NAME')}"
-        )
 
 
 def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:

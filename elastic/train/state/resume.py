@@ -3,13 +3,11 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.data.contents import contents_of
-from elastic.data.order import SampleOrder
 from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
 from elastic.errors import StoreFailed
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
@@ -57,7 +55,16 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     as_built.check_alike(parts.groups.all_gather(built))
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
-        output.log.record(_run_started(order))
+        output.log.record(
+            RunStarted(
+                steps=order.steps,
+                epochs=order.epochs,
+                seed=order.seed,
+                steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
+                global_batch=order.global_batch,
+                shards=order.shards,
+            )
+        )
     contents, recipe = contents_of(parts.loader.dataset), parts.identity.recipe_sha256[:RECIPE_DIGITS]
     records = parts.groups.all_gather(record_of(order, 0, contents, recipe))
     check_ranks(records)
@@ -100,17 +107,6 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     )
 
 
-def _run_started(order: SampleOrder) -> RunStarted:
-    return RunStarted(
-        steps=order.steps,
-        epochs=order.epochs,
-        seed=order.seed,
-        steps_per_epoch=None if order.ends is not None else order.steps_per_epoch,
-        global_batch=order.global_batch,
-        shards=order.shards,
-    )
-
-
 def _reported(parts: LoopParts, rewound: Rewound) -> int:
     """Of a run directory at a URL, whose older lines are gone, the events tell."""
     if parts.output is None or not parts.step_functions:
@@ -125,12 +121,6 @@ def _beginning(parts: LoopParts, output: Rank0Output, now: DataRecord) -> DataRe
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), parts.clock).decode())
     except StoreFailed:  # an outage never stops training
         return None
-    except ValueError as error:
-        print(
-            f"note: {BEGINNING}, what this run began with, cannot be read ({error}); it is not compared with what the recipe trains on now",
-            flush=True,
-        )
-        return None
 
 
 def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint, recipe: str) -> None:
@@ -140,14 +130,7 @@ def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint,
         output.log.record(SettingsIgnored(step=step, settings=state.ignored))
         print(
             f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
-            f"{_some(state.ignored)}. To train on with the new ones, begin a new run from this one: {new_run_from(parts.restorer.run_url)}"
-        )
-    if state.misplaced:
-        print(
-            f"warning: these tensors of the state begin elsewhere in their memory than when it was saved, so that steps may round otherwise: "
-            f"{_some(state.misplaced)}. Other tensors of the script use the same memory, or load_state_dict has put them into other memory: "
-            "clone what steps put into the state",
-            flush=True,
+            f"{', '.join(state.ignored[:MOST_LISTED])}. To train on with the new ones, begin a new run from this one: {new_run_from(parts.restorer.run_url)}"
         )
     if step > 0 and point.data is not None and point.data.recipe != recipe:
         output.log.record(RecipeEdited(step=step))
@@ -155,11 +138,6 @@ def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint,
             f"note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed",
             flush=True,
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:

@@ -91,7 +91,7 @@ class Saving:
     def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self.parts
         if parts.output is not None:
-            parts.output.schedule.requested(info.step)
+            parts.output.schedule.interval.begin(info.step)
         fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
         if parts.snapshotting is None:
             if fault_point is not None:  # another worker of this node copies
@@ -120,14 +120,14 @@ class Saving:
         if self.checkpointing is not None:
             self.checkpointing.save(saved.published, saved.info.step)
 
-    def commit(self, saved: SavedState, tries: int = FINAL_TRIES) -> str:
+    def commit(self, saved: SavedState) -> str:
         """Commit a state before which or after which there is no other; wait for it.
 
         Returns what went wrong, or nothing; the same on every rank.
         """
         self._agree(is_last=True)
         step, problem = saved.info.step, None
-        for _ in range(tries):
+        for _ in range(FINAL_TRIES):
             if self.checkpointing is not None:
                 self.checkpointing.save(saved.published, step, final=True)
             problem = None
@@ -233,7 +233,7 @@ class Checkpointing:
         except (OSError, StoreFailed) as error:
             self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-            self._record_failure(step, self._refusal)
+            self._log.record(CheckpointFailed(step=step, reason=self._refusal))
         snapshot_s = 0.0 if published is None else published.cost_s
         self._cost_s = snapshot_s + self._clock.monotonic() - self._last_s
 
@@ -273,9 +273,5 @@ class Checkpointing:
         """Raises ReplayDiffers for a step that was committed before with another state."""
         if result.state is SaveState.DIFFERS:
             raise ReplayDiffers(result.reason)
-        if result.state is SaveState.LOST:
-            self._record_failure(result.step, result.reason)
-
-    def _record_failure(self, step: int, reason: str) -> None:
-        """The uploader, which records the other failures, never had this save, or died with it."""
-        self._log.record(CheckpointFailed(step=step, reason=reason))
+        if result.state is SaveState.LOST:  # the uploader, which records other failures, died with it
+            self._log.record(CheckpointFailed(step=result.step, reason=result.reason))

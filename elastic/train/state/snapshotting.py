@@ -82,15 +82,6 @@ class PublishedSnapshot:
     snapshot: Snapshot
     cost_s: float
 
-    @property
-    def body(self) -> memoryview:
-        return self.slots.body(self.snapshot.slot)[: self.snapshot.size_bytes]
-
-    @property
-    def is_there(self) -> bool:
-        """Whether its slot still holds it."""
-        return self.slots.is_whole(self.snapshot.slot, self.snapshot.seq)
-
 
 def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
     """The image of a state that is the same on every rank. Raises StateNotSavable."""
@@ -214,7 +205,8 @@ class Snapshotting:
         newest = self._newest
         if newest is None or newest.snapshot.info.step != step:
             return False
-        return newest.is_there and (is_last or newest.slots.num_slots > 1)
+        is_there = newest.slots.is_whole(newest.snapshot.slot, newest.snapshot.seq)
+        return is_there and (is_last or newest.slots.num_slots > 1)
 
     def discard_newer(self, step: int) -> None:
         """The ranks' states differ, and agreed last after `step`: what follows is void."""

@@ -103,13 +103,9 @@ def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes
         groups.pass_along(chain, size_bytes, own.data)
         return own
     memory = new_memory(size_bytes)
-    try:
-        groups.pass_along(chain, size_bytes, memory.write)
-        memory.seal()
-        return _copy_in(memory)
-    except BaseException:
-        memory.close()
-        raise
+    groups.pass_along(chain, size_bytes, memory.write)  # an error ends the process, and its memory
+    memory.seal()
+    return _copy_in(memory)
 
 
 def _copy_in(memory: SealedMemory | OwnMemory) -> Copy:

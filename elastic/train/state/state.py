@@ -52,8 +52,8 @@ class State:
 
     # Without a dict: an attribute that a recipe adds would be saved by no state.
     __slots__ = (
-        *("objects", "ignored", "misplaced", "held", "_built", "_shapes", "_tree", "_are_alone"),
-        *("_updated", "_trained"),
+        *("objects", "ignored", "held", "_built", "_shapes", "_tree", "_are_alone", "_updated"),
+        "_trained",
     )
 
     @public("elastic.State")
@@ -70,8 +70,6 @@ class State:
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
-        # Entries that begin elsewhere in their memory than when they were saved (flat.py).
-        self.misplaced: list[str] = []
         self._built: Structure | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] = {}  # of modules' tensors, where the loop began
         self._tree = structure.Tree()
@@ -249,8 +247,6 @@ class State:
             if not isinstance(thing, nn.Module):
                 load_stateful(name, thing, flat, copies)
         loaded = self.flatten()
-        was, now = flat.alignments, loaded.alignments
-        self.misplaced = sorted(name for name in {*was, *now} if was.get(name, 0) != now.get(name, 0))
         if found := difference(expected, contents(loaded, checksum_of(loaded), self.objects)):
             raise StateDoesNotFit(
                 f"load_state_dict does not bring it back; the first entry that differs is {found}"

@@ -72,8 +72,6 @@ def is_held_off(generation: int, events: Path) -> bool:
     Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
     it. Asked on rank 0. It says so on the console.
     """
-    if generation <= 2:
-        return False
     is_so = has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
     if is_so:
         print(

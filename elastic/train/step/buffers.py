@@ -86,8 +86,6 @@ class Buffers:
         self._forms: list[tuple[torch.Size, torch.dtype]] = []
         self._views: list[Tensor] = []  # the same memory, past autograd's count of changes
         self._is_first = True  # since the places were found, no computation has ended
-        # Of others (persistent=False), with their contents, until the first pass after that.
-        self._caches: list[tuple[BufferPlace, Tensor]] = []
         self._large: list[int] = []  # large ones that no forward of this rank has changed
         self._groups: list[tuple[list[int], list[Tensor], list[int]]] = []  # the others, by type
         self.opening = Contents(present=[], values=[], versions=[], left=[])
@@ -123,14 +121,12 @@ class Buffers:
         )
 
     def _find(self) -> None:
-        self._places, self._caches = [], []
+        self._places = []
         for module in self._modules:
             for name, tensor in module._buffers.items():  # noqa: SLF001
-                place = BufferPlace(module._buffers, name, tensor, isinstance(module, _NormBase))  # noqa: SLF001
                 if name not in module._non_persistent_buffers_set:  # noqa: SLF001
-                    self._places.append(place)
-                elif tensor is not None:
-                    self._caches.append((place, tensor.detach().clone()))
+                    is_average = isinstance(module, _NormBase)
+                    self._places.append(BufferPlace(module._buffers, name, tensor, is_average))  # noqa: SLF001
         self._tensors = list({id(t): t for p in self._places if (t := p.opening) is not None}.values())
         self._opened = [place.opening for place in self._places]
         index = {id(tensor): i for i, tensor in enumerate(self._tensors)}
@@ -168,8 +164,7 @@ class Buffers:
     def save(self) -> Contents:
         """What the buffers are now.
 
-        Raises UsageError where a forward has put into a place what cannot be summed, and in the
-        first computation where it changed a buffer that is not part of the state.
+        Raises UsageError where a forward has put into a place what cannot be summed.
         """
         if changed := {i for i in self._large if self._has_changed(i)}:
             self._large = [i for i in self._large if i not in changed]
@@ -187,7 +182,6 @@ class Buffers:
             for i, tensor in enumerate(self._tensors):
                 if i not in self._large:
                     values[i] = tensor.detach().clone().reshape(values[i].shape)
-        self._check_outside()
         present = [place.holder.get(place.name) for place in self._places]
         return Contents(
             present=present,
@@ -223,16 +217,6 @@ class Buffers:
                 )
             left[number] = tensor.detach().clone().reshape(values[number].shape)
         return left
-
-    def _check_outside(self) -> None:
-        """A cache may get another size; one of the same form with other contents is a memory."""
-        for place, content in self._caches:
-            found = place.holder.get(place.name)
-            if found is not None and _FORM(found) == _FORM(content) and not _are_same(found, content):
-                raise UsageError(
-                    f"forward changed buffer {self._name(place)}, which is no part of the state (persistent=False): a resume would "
-                    "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
-                )
 
     def check_backward(self, after: Contents) -> None:
         """In an audited step. Raises UsageError where a backward changed what forward left.
@@ -278,7 +262,7 @@ class Buffers:
         may call a model between a sum and the gradients. Raises UsageError where a shard has
         changed the same buffer.
         """
-        before, opened, self._caches = self.opening, self._opened, []
+        before, opened = self.opening, self._opened
         present = [place.holder.get(place.name) for place in self._places]
         versions = list(map(_VERSION, self._tensors))
         if structure.same(present, opened) and versions == before.versions:
@@ -335,7 +319,7 @@ class Buffers:
         """
         self.load()
         self.sums.use(self._tensors, total, signs)
-        self._caches, self._is_first = [], False
+        self._is_first = False
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.

@@ -51,12 +51,8 @@ class Contract:
     parts: what the State consisted of at the last look. Do not change its lists.
     """
 
-    def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._sizes = (
-            f"for k batches of {global_batch} start with "
-            f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
-        )
         self._unsaved = Unsaved(state)
         self._unsaved.check_schedules()
         self._hooks = (
@@ -69,8 +65,8 @@ class Contract:
         # As they were looked at last, in the order of the state.
         self._trained: list[nn.Parameter] = []  # what an optimizer updates, frozen ones too
         self._idle: list[nn.Parameter] = []  # the others
-        self._required: list[nn.Parameter] = []  # of the trained ones those that require a gradient
-        self._others: list[nn.Parameter] = []  # of the idle ones likewise
+        self.required: list[nn.Parameter] = []  # of the trained ones those that require a gradient
+        self.others: list[nn.Parameter] = []  # of the idle ones likewise
         self._held: list[nn.Parameter] = []  # of the trained ones, by optimizers of torch
         self._loose: list[nn.Parameter] = []  # require a gradient, and none of these holds them
         self._flags = GradientFlags([])  # of all
@@ -90,14 +86,6 @@ class Contract:
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
         return self._trained if self._is_computing else self._state.trained
-
-    def required(self) -> list[nn.Parameter]:
-        """Those of them that require a gradient, in the computation."""
-        return self._required
-
-    def others(self) -> list[nn.Parameter]:
-        """Parameters that no optimizer updates and that require a gradient, in the computation."""
-        return self._others
 
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
@@ -121,11 +109,6 @@ class Contract:
         for parameter in (*self._held, *self._loose):
             if id(parameter) not in self._left:
                 parameter.grad = None
-
-    def check_kept(self) -> None:
-        """Before a state is kept. Raises UsageError for trained parameters that it lacks."""
-        if self._state.trained is not self._trained:
-            self._unsaved.check_parameters(self._state.trained)
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
@@ -151,8 +134,8 @@ class Contract:
         for parameter in self._unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
-                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: {self._sizes}. "
-                    "Add two losses up in one function; to drop gradients on purpose, call optimizer.zero_grad()"
+                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: for k batches in one "
+                    "start with k times the global_batch and the shards. To drop gradients on purpose, call optimizer.zero_grad()"
                 )
         self._left = {}
         self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
@@ -163,8 +146,8 @@ class Contract:
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
         self._loose_versions = list(map(_VERSION, self._loose))
-        names = list(map(id, self._required))
-        self._given.update(zip(names, map(_VERSION, self._required), strict=True))
+        names = list(map(id, self.required))
+        self._given.update(zip(names, map(_VERSION, self.required), strict=True))
         self._used.difference_update(names)
 
     def begin_pass(self) -> None:
@@ -239,10 +222,10 @@ class Contract:
         before, self._flags = self._flags.flags, GradientFlags([*trained, *idle])
         if not is_same or self._flags.flags != before:
             require = self._flags.flags
-            self._required = list(compress(trained, require))
-            self._others = list(compress(idle, require[len(trained) :]))
-            loose = [p for p in self._required if id(p) not in self._held_names]
-            self._loose = [*loose, *self._others]
+            self.required = list(compress(trained, require))
+            self.others = list(compress(idle, require[len(trained) :]))
+            loose = [p for p in self.required if id(p) not in self._held_names]
+            self._loose = [*loose, *self.others]
 
     def _check_flags(self) -> None:
         if changed := self._flags.changed():

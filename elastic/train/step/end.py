@@ -58,7 +58,9 @@ class StepEnd:
         parts.gradients.assign(flats, used)
         with parts.heartbeat.waiting():
             parts.gradients.add_late(used)
-            self._collect(losses)
+            if parts.collected is not None and parts.collected.step == self.number:
+                parameters = parts.gradients.parameters
+                parts.collected.add(losses, ((parts.contract.name_of(each), each) for each in parameters))
             self._end_buffers(total[of_ranks:], signs)
         return StepOutcome(
             loss=known_loss,
@@ -67,13 +69,6 @@ class StepEnd:
             own_s=own_s,
             shards=tuple(map(len, parts.exchange.spans)),
         )
-
-    def _collect(self, losses: dict[int, Tensor]) -> None:
-        """Evidence of a step that is compared."""
-        parts = self.parts
-        if parts.collected is not None and parts.collected.step == self.number:
-            parameters = parts.gradients.parameters
-            parts.collected.add(losses, ((parts.contract.name_of(each), each) for each in parameters))
 
     def _sum_up(self, of_rank: list[float], losses: dict[int, Tensor]) -> Tensor:
         """Of all shards' contributions."""

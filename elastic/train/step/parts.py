@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from elastic.data.loader import Batch
 from elastic.data.order import SampleOrder
 from elastic.proof.agreement import Agreement
@@ -108,50 +106,32 @@ class Pace:
         return self._clock.monotonic() - self._heartbeat.waited_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """agreement: None where no ranks are compared. collected: of a step whose computations are.
+    """Of one rank. agreement: None where no ranks are compared. collected: of a step whose
+    computations are.
 
     any_shard: loads a shard of a step for a call whose result nothing uses; None where each rank
     has shards.
     """
 
-    exchange: Exchange
-    contract: Contract
-    gradients: Gradients
-    buffers: Buffers
-    forms: AgreedForms
-    device: torch.device
-    heartbeat: HeartbeatSender
-    pace: Pace
-    order: SampleOrder
-    agreement: Agreement | None = None
-    collected: Collected | None = None
-    any_shard: Callable[[int], Batch] | None = None
-
-
-def step_parts(
-    state: State,
-    order: SampleOrder,
-    groups: ProcessGroups,
-    heartbeat: HeartbeatSender,
-    agreement: Agreement | None = None,
-    collected: Collected | None = None,
-) -> StepParts:
-    """Of one rank."""
-    shards, device = order.shards, groups.device
-    exchange = Exchange(shards=shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients)
-    contract = Contract(state, global_batch=order.global_batch, shards=shards)
-    return StepParts(
-        exchange=exchange,
-        contract=contract,
-        gradients=Gradients(contract, exchange),
-        buffers=Buffers(state, shards, device),
-        forms=AgreedForms(exchange, device),
-        device=device,
-        heartbeat=heartbeat,
-        pace=Pace(groups.rank, groups.world_size, heartbeat),
-        order=order,
-        agreement=agreement,
-        collected=collected,
-    )
+    def __init__(
+        self,
+        state: State,
+        order: SampleOrder,
+        groups: ProcessGroups,
+        heartbeat: HeartbeatSender,
+        agreement: Agreement | None = None,
+        collected: Collected | None = None,
+    ) -> None:
+        shards, self.device = order.shards, groups.device
+        self.exchange = Exchange(
+            shards=shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
+        )
+        self.contract = Contract(state)
+        self.gradients = Gradients(self.contract, self.exchange)
+        self.buffers = Buffers(state, shards, self.device)
+        self.forms = AgreedForms(self.exchange, self.device)
+        self.pace = Pace(groups.rank, groups.world_size, heartbeat)
+        self.heartbeat, self.order = heartbeat, order
+        self.agreement, self.collected = agreement, collected
+        self.any_shard: Callable[[int], Batch] | None = None

@@ -268,7 +268,7 @@ class Step:
         Called before the first update by an optimizer of the state, or else at the end of the body.
         Raises UsageError where no sum was made, or where one waits for its `backward`.
         """
-        if not self._can_end_by_hand:
+        if not self._sums.are_by_hand:
             raise UsageError(
                 f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the loop's body; to make them by hand, "
                 "return them with .detach() from the function given to step.sum, and set .grad from the sum"
@@ -282,12 +282,8 @@ class Step:
         self.outcome = replace(outcome, losses=(*outcome.losses, *norms))
         return self.outcome
 
-    @property
-    def _can_end_by_hand(self) -> bool:
-        return bool(self._sums) and not self._sums.have_graph
-
     def _end_before_update(self, optimizer: Optimizer) -> None:
-        if self.outcome is None and self._can_end_by_hand and self._parts.contract.holds(optimizer):
+        if self.outcome is None and self._sums.are_by_hand and self._parts.contract.holds(optimizer):
             self.end_by_hand()
 
     @property

@@ -60,9 +60,8 @@ def check_summand(output: Any) -> Any:
 def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    layout = "" if value.layout is torch.strided else f"sparse ({value.layout}) "
     graph = "" if value.requires_grad else ", without a graph"
-    return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}{graph}"
+    return f"a tensor of shape {list(value.shape)}, {value.dtype} and {value.layout}{graph}"
 
 
 class OutputForm(NamedTuple):
@@ -110,18 +109,16 @@ class AgreedForms:
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
         like = torch.empty(shape, dtype=torch.float64, device=self._device)
-        rows = self._exchange.sum_shards(tables, "the forms of a sum", like).tolist()
+        rows = self._exchange.sum_shards(tables, "the forms of a sum", like).long().tolist()
         has_graph = any(row[0] for row in rows)
-        forms = [_form_of(row, has_graph=has_graph) for row in rows]
+        forms = [
+            OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
+            for _, dtype, dimensions, *sizes in rows
+        ]
         for shard, found in enumerate(forms):
             if found != forms[0]:
                 raise _differs(shard, found, forms[0], "for shard 0")
         return forms[0]
-
-
-def _form_of(row: list[float], *, has_graph: bool) -> OutputForm:
-    _, dtype, dimensions, *sizes = map(int, row)
-    return OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
 
 
 def _differs(shard: int, found: OutputForm, expected: OutputForm, where: str) -> UsageError:
@@ -153,9 +150,9 @@ class OpenSums:
         return len(self._sums)
 
     @property
-    def have_graph(self) -> bool:
-        """Whether any of them waits for a backward."""
-        return any(total.requires_grad for total, _ in self._sums.values())
+    def are_by_hand(self) -> bool:
+        """Whether there are sums, and none of them waits for a backward."""
+        return bool(self._sums) and not any(total.requires_grad for total, _ in self._sums.values())
 
     def add(self, number: int, total: Tensor, outputs: dict[int, Tensor], *, has_graph: bool) -> None:
         """number: of the call. total: the result, a leaf."""
