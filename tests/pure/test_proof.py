@@ -14,8 +14,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import ALONE, groups_of
 from torch import nn
 
+from elastic.errors import RecipeNotExact
 from elastic.proof.evidence import (
     CUT,
     NOTHING,
@@ -34,7 +36,9 @@ from elastic.proof.evidence import (
     write,
 )
 from elastic.proof.rehearsals import is_due
+from elastic.proof.step_again import StepAgain
 from elastic.proof.variables import MOST_ELEMENTS, Collector, variables_of
+from elastic.testing.fakes import FakeClock
 from elastic.train.state.flat import tensor_checksum
 
 ENTRIES = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=1).map(Evidence)
@@ -111,6 +115,38 @@ def test_evidence_counts_once_and_a_damaged_file_for_nothing(tmp_path):
     path.write_text("{")
     assert take(path) == NOTHING
     assert (NOTHING.step, earlier.step) == (0, 3)
+
+
+def again_at(path, earlier=NOTHING):
+    return StepAgain(
+        path=path,
+        groups=groups_of(ALONE),
+        clock=FakeClock(),
+        generation=2,
+        log=None,
+        events=path.parent,
+        recipe="aa",
+        accepts=False,
+        earlier=earlier,
+    )
+
+
+def test_no_generation_ends_for_evidence_that_a_full_disk_does_not_take(tmp_path):
+    assert again_at(tmp_path / "evidence").leave(computed())
+    assert not again_at(tmp_path / "missing" / "evidence").leave(computed())
+
+
+def test_a_difference_ends_the_run_where_no_third_computation_could_see_it(tmp_path):
+    earlier = Earlier(is_rehearsal=True, found=[computed()])
+    other = computed(evidence=Evidence({"a": "y"}))
+    with pytest.raises(SystemExit):
+        again_at(tmp_path / "evidence", earlier).compare(other)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RecipeNotExact, match="step 3 was done again"):
+            again_at(tmp_path / "missing" / "evidence", earlier).compare(other)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ class Loop:
         step.fault_point("optimizer")
         compute_again(self._of_steps.contract.parts.modules)
         saving.after_update()
-        requests, evidence = remaining(parts, self._agreement, step, outcome, self.last_step)
+        requests = remaining(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)
@@ -283,9 +283,6 @@ class Loop:
             saved = self._keep(step, info, requests, ends=requests.drain or is_last)
         parts.page.set_step(parts.groups.local_rank, step.number)
         if requests.drain and not is_last:
-            if evidence is not None:
-                parts.again.leave(evidence)
-                parts.page.rehearses = parts.again.is_rehearsal
             saving.drain(saved)
         elif requests.save and not is_last:
             saving.offer(saved)

@@ -60,14 +60,14 @@ def is_first_audited(parts: LoopParts, step: int) -> bool:
 
 def remaining(
     parts: LoopParts, agreement: Agreement, step: Step, outcome: StepOutcome, last_step: int
-) -> tuple[Requests, ComputedStep | None]:
-    """What is to be done after this step, and the evidence of a planned generation's last one.
+) -> Requests:
+    """What is to be done after this step, of what was asked for.
 
     Raises SystemExit or RecipeNotExact where this step was done again and differs.
     """
     again, asked, number = parts.again, outcome.requests, step.number
     if not again.is_on or number == last_step:
-        return asked, None
+        return asked
     rehearsals = None if parts.output is None else parts.output.rehearsals
     if again.earlier.found:
         done = again.compare(_evidence(parts, step, outcome))
@@ -78,7 +78,9 @@ def remaining(
         # The votes on the state before rode in this step's sum: every node keeps it.
         if agreement.kept_step == number - 1:
             again.is_rehearsal &= not asked.drain
-            return asked._replace(drain=True), _evidence(parts, step, outcome)
+            is_left = again.leave(_evidence(parts, step, outcome))
+            parts.page.rehearses = is_left and again.is_rehearsal
+            return asked._replace(drain=is_left or asked.drain)
     elif (asked.rehearse or (asked.drain and not asked.at_once)) and number + 1 < last_step:
         is_rehearsal, is_dealt_anew = not asked.drain, False
         if is_rehearsal and rehearsals is not None:
@@ -86,8 +88,8 @@ def remaining(
             is_dealt_anew = rehearsals.deals_anew
         again.close_after(number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
         # Whatever was asked for is done after the next step.
-        return asked._replace(drain=False, snapshot=True), None
-    return asked, None
+        return asked._replace(drain=False, snapshot=True)
+    return asked
 
 
 def _evidence(parts: LoopParts, step: Step, outcome: StepOutcome) -> ComputedStep:
