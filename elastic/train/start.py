@@ -71,9 +71,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     _be_deterministic(ours.threads)
     groups = open_process_groups(launch, backend)
     if launch.agent is None:
-        standalone.begin(groups)
-        ours = standalone.with_parent(launch, groups, ours)
-        run_dir = standalone.run_dir(launch, ours)
+        run_dir, ours = standalone.begin(launch, groups, ours)
     else:
         ours = replace(ours, parent=launch.agent.parent)  # the agent has found it
         run_dir = RunDir.parse(launch.agent.run_dir)
