@@ -84,10 +84,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()
-    if launch.agent is None:
-        forked_child.at_own_exit(
-            standalone.end_script
-        )  # runs before what was registered above, which it needs
+    if launch.agent is None:  # it runs before what was registered above, which it needs
+        forked_child.at_own_exit(standalone.end_script)
     page = ControlPage.open(link.control_page)
     heartbeat = HeartbeatSender(page, groups.local_rank)
     worker = WorkerParts(

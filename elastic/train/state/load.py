@@ -251,9 +251,6 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     before, now = entries_of(one), entries_of(other)
     if before is not None and now is not None:
         names, its_names = [name for name, _ in before], [name for name, _ in now]
-        gone, new = [n for n in names if n not in its_names], [n for n in its_names if n not in names]
-        if gone or new:
-            return f"{path}: saved with the keys {gone!r:.60} and without {new!r:.60}, which it has now"
         if names != its_names:
             return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
         for (name, each), (_, its) in zip(before, now, strict=True):

@@ -156,10 +156,5 @@ def _items(thing: Any) -> Iterable[Any] | None:
         return None
     if len(thing) <= MANY_ITEMS:
         return items
-    return _parameters_among(items) if isinstance(next(iter(items)), Tensor) else ()
-
-
-def _parameters_among(items: Iterable[Any]) -> list[Any]:
-    """Without a test of each item: where all are plain tensors that takes fifty times as long."""
-    kinds = [kind for kind in set(map(type, items)) if kind is not Tensor and issubclass(kind, Tensor)]
-    return [item for item in items if type(item) in kinds] if kinds else []
+    is_of_tensors = isinstance(next(iter(items)), Tensor)
+    return [item for item in items if type(item) is not Tensor] if is_of_tensors else ()

@@ -289,7 +289,7 @@ class Contract:
                         "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
                     )
             self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
-        self._unsaved.check_update(optimizer, self._step, self._first_step or self._step)
+        self._unsaved.check_update(optimizer)
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
