@@ -179,7 +179,7 @@ def end_script() -> None:
 
 
 def _before_finalization(groups: ProcessGroups) -> None:
-    """gloo's threads would not survive it."""
+    """Close the groups, whose threads would not survive it."""
     if not forked_child.is_one():
         _call(reversed(_at_end))
         groups.close()

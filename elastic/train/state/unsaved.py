@@ -35,7 +35,7 @@ class Unsaved:
 
     def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
-        owned = self._owned()
+        owned = self._state.parts().owned
         others = [p for p in trained if id(p) not in owned]
         saved = self._saved() if others else set()
         for parameter in others:
@@ -72,7 +72,7 @@ class Unsaved:
         if any(each is optimizer for each in self._state.optimizers):
             self.check_schedules()  # a schedule that was built after the loop began
             return
-        owned = self._owned()
+        owned = self._state.parts().owned
         if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
             return
         kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
@@ -82,9 +82,6 @@ class Unsaved:
                 f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; a resume would begin without it: give all "
                 "to the State before the loop, a wrapped one too (base=optimizer.base_optimizer), and change groups in place; inner steps train a copy of the module"
             )
-
-    def _owned(self) -> dict[int, nn.Parameter]:
-        return structure.parameters(structure.submodules(self._state.modules))
 
     def _saved(self) -> set[int]:
         return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}

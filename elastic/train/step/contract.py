@@ -195,7 +195,7 @@ class Contract:
         """After them. Raises UsageError for parameters that the function has changed."""
         self._check_flags()
         owned = self.parts.owned
-        if not structure.same(structure.values_of(self.parts.holders), self.parts.places.values):
+        if not structure.same(structure.values_of(self.parts.holders), self.parts.values):
             now = self._state.parts().owned
             self._refuse([p for name, p in now.items() if name not in owned])
         versions = list(map(_VERSION, owned.values()))
