@@ -56,10 +56,9 @@ class Inheritance:
                     self.run_store.delete(identity.NAME)
             # The agent ends all ranks when the first one has left: none may leave before that.
             groups.from_rank0("given back")
-            words = [each for of_entry in misfits.values() for each in of_entry]
-            more = f"; and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+            more = f"; and {len(misfits) - MOST_NAMED} more" if len(misfits) > MOST_NAMED else ""
             raise UsageError(
-                f"expected {self.parent} to fit this recipe, found: {'; '.join(words[:MOST_NAMED])}{more}. Correct the recipe, or name "
+                f"expected {self.parent} to fit this recipe, found: {'; '.join(misfits[:MOST_NAMED])}{more}. Correct the recipe, or name "
                 f"the entries to take: --from {self.parent.url}@{self.parent.step}:ENTRY,... (the others begin as the recipe builds them)"
             )
         if groups.rank == 0:

@@ -67,16 +67,11 @@ def _is_of_the_call(error: Exception) -> bool:
 def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks: bool) -> None:
     note = getattr(args[0], "_note_error", None) if args else None  # is no part of what recipes see
     if note is not None and (is_of_all_ranks or isinstance(error, ElasticError)):
-        noted = error if isinstance(error, ElasticError) else _half_done(name, error)
-        note(noted, is_of_all_ranks=is_of_all_ranks)
-
-
-def _half_done(name: str, error: Exception) -> UsageError:
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return UsageError(
-        f"{name} was left half done by an error that the recipe caught ({words}), which other workers may not have met; replace a bad sample in "
-        "the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
-    )
+        half_done = UsageError(
+            f"{name} was left half done by an error that the recipe caught ({type(error).__name__}: {error}), which other workers may not have "
+            "met; replace a bad sample in the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
+        )
+        note(error if isinstance(error, ElasticError) else half_done, is_of_all_ranks=is_of_all_ranks)
 
 
 def _refusal(name: str, signature: inspect.Signature, kwargs: dict[str, Any], wrong: str) -> UsageError:

@@ -25,7 +25,7 @@ from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError
+from elastic.errors import EXIT_FAILED, ElasticError, shown_code
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.run_uid import claim_uid
@@ -113,8 +113,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
-    is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
-    _end(EXIT_FAILED if is_for_agents else error.exit_code)
+    _end(shown_code(error.exit_code))
 
 
 def handle_ctrl_c() -> None:

@@ -59,21 +59,17 @@ class SharedCopies:
 
     def __call__(self, name: str, properties: dict[str, Any]) -> Tensor:
         """Raises KeyError."""
-        first, wanted = self._first.get(name, name), tuple(sorted(properties.items()))
-        found = self._given.get((first, wanted))
-        if found is None:
-            found = self._given[first, wanted] = self._make(first, properties)
-        return found
-
-    def _make(self, first: str, properties: dict[str, Any]) -> Tensor:
-        live = self._live.get(first)
-        if live is None:
-            place = self._flat.alignments.get(first, 0)
-            live = self._live[first] = copy_at(self._flat.tensors[first], place)
-        is_it = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
-        if is_it and live.requires_grad == bool(properties.get("requires_grad", False)):
-            return live
-        return with_properties(live, properties)
+        first = self._first.get(name, name)
+        wanted = first, *sorted(properties.items())
+        if wanted not in self._given:
+            if first not in self._live:
+                place = self._flat.alignments.get(first, 0)
+                self._live[first] = copy_at(self._flat.tensors[first], place)
+            live = self._live[first]
+            has_kind = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
+            has_flag = live.requires_grad == bool(properties.get("requires_grad", False))
+            self._given[wanted] = live if has_kind and has_flag else with_properties(live, properties)
+        return self._given[wanted]
 
 
 def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
