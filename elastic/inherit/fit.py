@@ -23,13 +23,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.train.state.built import Structure, changes, check_order, settings_in, structure_of
-from elastic.train.state.document import decode, encode_object
+from elastic.train.state.document import decode, encode_value
 from elastic.train.state.flat import FlatState
 from elastic.train.state.state import State
 
 MOST_NOTED = 4  # numbers of one entry
-# What does not fit, in words, by the name of its entry; under "" where that is not known.
-Problems = dict[str, list[str]]
 _GROUPS = "param_groups"
 _OF_PARAMETERS = {"params", "param_names"}
 # What schedulers add to the groups.
@@ -39,14 +37,14 @@ _POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_ca
 _POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
 
 
-def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[Problems, list[str]]:
+def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Load these entries of a saved state, all for none; (what does not fit, notes for people)."""
     wanted = set(entries) or saved.document.keys() | state.objects.keys()
-    problems = {
-        name: [f"no entry {name} {where}"]
+    problems = [
+        f"no entry {name} {where}"
         for where, names in (("there", saved.document), ("here", state.objects))
         for name in sorted(wanted - names.keys())
-    }
+    ]
     if problems:
         return problems, []
     part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
@@ -60,16 +58,15 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
             check_order(Structure.read(saved, "now").groups, ours, "there")
         part.load(fitted)
     except (CheckpointDamaged, StateDoesNotFit, UsageError) as error:
-        name = str(error).split()[0].split(".")[0]
-        problems = {name if name in wanted else "": [str(error)]}
+        problems = [str(error)]
     return problems, notes
 
 
-def _fitted(saved: FlatState, part: State) -> tuple[FlatState, Problems, list[str]]:
+def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[str]]:
     """(the saved state as these objects take it, what does not fit, notes)."""
     schedulers = [thing for thing in part.objects.values() if isinstance(thing, LRScheduler)]
     tensors: dict[str, Tensor] = {}
-    document, notes, problems = {}, list[str](), Problems()
+    document, notes, problems = {}, list[str](), list[str]()
     for name, thing in part.objects.items():
         theirs = decode(saved.document[name], lambda entry, _: saved.tensors[entry])
         ours, words = thing.state_dict(), list[str]()
@@ -90,9 +87,9 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, Problems, list[st
             built = dict(settings_in({_GROUPS: groups}, name))
             notes += _notes("as the recipe builds it", changes(built, dict(settings_in(there, name))))
         if words:
-            problems[name] = words
+            problems += words
         elif is_fitted:
-            document[name] = encode_object(thing, theirs, name, tensors)
+            document[name] = encode_value(thing, theirs, name, tensors)
         else:
             document[name] = saved.document[name]
             tensors |= {key: each for key, each in saved.tensors.items() if key.startswith(f"{name}.")}

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
-from elastic.inherit.fit import Problems, load_entries
+from elastic.inherit.fit import load_entries
 from elastic.snapshot import image
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
@@ -43,7 +43,8 @@ class Inheritance:
         Raises UsageError on every rank where an entry does not fit, and on rank 0 where the
         parent's state is gone or damaged; StoreFailed on rank 0; PeerLost.
         """
-        data = self._data(groups, clock)
+        data = spread(groups, self._read(clock) if groups.rank == 0 else Copy())
+        assert isinstance(data, Tensor), "rank 0 has read it"
         tensors, document = image.read(data.numpy().data, copy=False)
         saved = FlatState.read(tensors, document)
         problems, notes = load_entries(saved, state, self.parent.entries)
@@ -55,7 +56,11 @@ class Inheritance:
                     self.run_store.delete(identity.NAME)
             # The agent ends all ranks when the first one has left: none may leave before that.
             groups.from_rank0("given back")
-            raise UsageError(self._sentence(misfits, saved, state))
+            more = f"; and {len(misfits) - MOST_NAMED} more" if len(misfits) > MOST_NAMED else ""
+            raise UsageError(
+                f"expected {self.parent} to fit this recipe, found: {'; '.join(misfits[:MOST_NAMED])}{more}. Correct the recipe, or name "
+                f"the entries to take: --from {self.parent.url}@{self.parent.step}:ENTRY,... (the others begin as the recipe builds them)"
+            )
         if groups.rank == 0:
             parent, taken = self.parent, sorted(self.parent.entries or state.objects)
             where = f"step {parent.step} of {parent.url} (digest {parent.digest[:16]})"
@@ -64,12 +69,6 @@ class Inheritance:
                 notes = [*notes, f"{', '.join(fresh)}: as the recipe builds it"]
             for note in notes:
                 print(f"  {note}")
-
-    def _data(self, groups: ProcessGroups, clock: Clock) -> Tensor:
-        """The parent's image, uint8 [n] in host memory, on every rank."""
-        found = spread(groups, self._read(clock) if groups.rank == 0 else Copy())
-        assert isinstance(found, Tensor), "rank 0 has read it"
-        return found
 
     def _read(self, clock: Clock) -> Copy:
         store = open_store(RunDir.parse(self.parent.url).checkpoints_url)
@@ -82,21 +81,3 @@ class Inheritance:
                 f"expected {self.parent}, from which this run begins, found it damaged: {error}; "
                 "take another state with --from, and another --run-dir"
             ) from error
-
-    def _sentence(self, misfits: Problems, saved: FlatState, state: State) -> str:
-        words = [each for of_entry in misfits.values() for each in of_entry]
-        more = f"; and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-        wanted = set(self.parent.entries) or state.objects.keys()
-        fitting = sorted((saved.document.keys() & state.objects.keys() & wanted) - misfits.keys())
-        if any(isinstance(state.objects.get(name), nn.Module) for name in misfits):
-            # What goes with it, such as its optimizer's moments, is of no use without it.
-            fitting = [name for name in fitting if isinstance(state.objects[name], nn.Module)]
-        take = (
-            f", or take what fits: --from {self.parent.url}@{self.parent.step}:{','.join(fitting)} (the others begin as the recipe builds them)"
-            if fitting and "" not in misfits
-            else ""
-        )
-        return (
-            f"expected {self.parent} to fit this recipe, found: {'; '.join(words[:MOST_NAMED])}{more}. "
-            f"Correct the recipe or the entries of --from{take}"
-        )

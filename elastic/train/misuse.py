@@ -17,25 +17,18 @@ R = TypeVar("R")
 _IN_THE_PLACE_OF = {
     "collate_fn": "write collate=function of a list of samples",
     "num_workers": "write workers=",
-    "batch_size": "the samples of one step, over all workers, are elastic.start(global_batch=...)",
-    "shuffle": "leave it out: the run shuffles by its seed; order=function(epoch) gives another order",
-    "sampler": "write weights=, one number for each sample, or order=function(epoch), which returns sample numbers",
-    "batch_sampler": "write order=function(epoch), which returns sample numbers",
-    "drop_last": "write tail='drop' or tail='pad'",
+    "batch_size": "write elastic.start(global_batch=...), the samples of one step over all workers",
+    "epochs": "write run.data(dataset, epochs=...)",
+    "steps": "write run.data(dataset, steps=...)",
+    "run_dir": "give --run-dir, or without elastic-train ELASTIC_RUN_DIR",
+    "shuffle": "leave it out: run.data shuffles by the seed; its order=function(epoch) gives another order",
+    "sampler": "write run.data(weights=...), a number for each sample, or run.data(order=...)",
+    "batch_sampler": "write run.data(order=function(epoch)), which returns sample numbers",
+    "drop_last": "leave it out: an evaluation counts each sample once, and run.data has tail='drop' or 'pad'",
     "retain_graph": "leave it out: step.sum keeps the graphs until step.backward",
 } | dict.fromkeys(
     ("generator", "worker_init_fn", "pin_memory", "persistent_workers", "prefetch_factor"), "leave it out"
 )
-_OF_CALL = {
-    ("elastic.start", "batch_size"): "write global_batch=, the samples of one step over all workers",
-    ("elastic.start", "epochs"): "write run.data(dataset, epochs=...)",
-    ("elastic.start", "steps"): "write run.data(dataset, steps=...)",
-    ("elastic.start", "run_dir"): "give --run-dir, or without elastic-train ELASTIC_RUN_DIR",
-    ("run.evaluate", "shuffle"): "leave it out: each sample counts once",
-    ("run.evaluate", "drop_last"): "leave it out: each sample counts once",
-    ("run.steps", "epochs"): "write run.data(dataset, epochs=...)",
-    ("run.steps", "steps"): "write run.data(dataset, steps=...)",
-}
 
 
 def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -74,25 +67,19 @@ def _is_of_the_call(error: Exception) -> bool:
 def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks: bool) -> None:
     note = getattr(args[0], "_note_error", None) if args else None  # is no part of what recipes see
     if note is not None and (is_of_all_ranks or isinstance(error, ElasticError)):
-        noted = error if isinstance(error, ElasticError) else _half_done(name, error)
-        note(noted, is_of_all_ranks=is_of_all_ranks)
-
-
-def _half_done(name: str, error: Exception) -> UsageError:
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return UsageError(
-        f"{name} was left half done by an error that the recipe caught ({words}), which other workers may not have met; replace a bad sample in "
-        "the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
-    )
+        half_done = UsageError(
+            f"{name} was left half done by an error that the recipe caught ({type(error).__name__}: {error}), which other workers may not have "
+            "met; replace a bad sample in the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
+        )
+        note(error if isinstance(error, ElasticError) else half_done, is_of_all_ranks=is_of_all_ranks)
 
 
 def _refusal(name: str, signature: inspect.Signature, kwargs: dict[str, Any], wrong: str) -> UsageError:
     """wrong: Python's own words."""
     known = [each for each in signature.parameters.values() if each.name != "self"]
     shown = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in known])
-    unknown = [each for each in kwargs if each not in signature.parameters]
-    hints = {each: _OF_CALL.get((name, each)) or _IN_THE_PLACE_OF.get(each) for each in unknown}
-    instead = "".join(f"; {each}=: {hint}" for each, hint in hints.items() if hint)
+    unknown = [each for each in kwargs if each not in signature.parameters and each in _IN_THE_PLACE_OF]
+    instead = "".join(f"; {each}=: {_IN_THE_PLACE_OF[each]}" for each in unknown)
     return UsageError(
         f"expected {name}{shown}, found a call that {wrong.partition('() ')[2] or wrong}{instead}"
     )

@@ -4,18 +4,15 @@ Each check raises UsageError, which says what was expected, what was found and w
 shows in a step is checked there (contract.py).
 """
 
-import inspect
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 import elastic
 from elastic.errors import UsageError
@@ -27,7 +24,6 @@ from elastic.train.state.state import State
 _EXCHANGES = (
     "which exchanges gradients itself; use the model as it is: this library sums the gradients of all shards"
 )
-_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 # Python's, and what may lie in a folder of its own, where it is developed.
 _LIBRARIES = tuple(f"{Path(str(each.__file__)).resolve().parent}/" for each in (os, elastic, torch))
 
@@ -80,13 +76,11 @@ def _is_of_recipe(handler: Any) -> bool:
     """Own is what lies neither in an installed package, nor in Python's library, nor in ours."""
     if not callable(handler) or isinstance(handler, signal.Handlers) or handler is signal.default_int_handler:
         return False
-    called = inspect.unwrap(handler)
-    while isinstance(called, partial):
-        called = inspect.unwrap(called.func)
-    path = getattr(sys.modules.get(called.__module__ or "__main__"), "__file__", None)
-    if called.__module__ == "__main__" or path is None:
+    module = getattr(handler, "__module__", None) or "__main__"
+    found = getattr(sys.modules.get(module), "__file__", None)
+    if module == "__main__" or found is None:
         return True
-    path = str(Path(path).resolve())
+    path = str(Path(found).resolve())
     return "/site-packages/" not in path and "/dist-packages/" not in path and not path.startswith(_LIBRARIES)
 
 
@@ -142,8 +136,6 @@ def modules(state: State, device: torch.device) -> None:
 
 
 def _module(path: str, module: nn.Module) -> None:
-    for name in _WRAPPERS.intersection(kind.__name__ for kind in type(module).__mro__):
-        raise UsageError(f"expected a model without {name}, found one at {path}, {_EXCHANGES}")
     if isinstance(module, nn.SyncBatchNorm):
         raise UsageError(
             f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
@@ -151,9 +143,3 @@ def _module(path: str, module: nn.Module) -> None:
         )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         raise UsageError(f"expected dense gradients, found {path} with sparse=True; leave that out")
-    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        if is_lazy(tensor):
-            raise UsageError(
-                f"expected initialised parameters, found {path}.{name} of a lazy layer; call the model once on a sample "
-                "before its optimizer is made"
-            )

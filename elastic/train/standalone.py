@@ -25,15 +25,14 @@ from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError
+from elastic.errors import EXIT_FAILED, ElasticError, shown_code
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.run_uid import claim_uid
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
-from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
-from elastic.storage.store import create_or_read, read_small
+from elastic.storage.store import read_small
 from elastic.system import forked_child, interrupt
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
@@ -53,35 +52,31 @@ _at_ctrl_c: list[Callable[[], object]] = []  # likewise, in place of those
 _pages: list[tuple[ControlPage, int]] = []  # at most one, with the local rank
 
 
-def begin(groups: ProcessGroups) -> None:
-    """From here on the end of the script, by whatever way, is that of the run."""
-    # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers
-    # end by os._exit, without finalization.
-    atexit.register(_close, groups)
+def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir, Identity]:
+    """The run directory, with its lease, and the identity with the state of another run that this
+    one begins from.
+
+    From here on the end of the script, by whatever way, is that of the run. Raises UsageError, also
+    while agents, or another such process, train in the run directory.
+    """
+    # An agent's workers end by os._exit, without finalization.
+    atexit.register(_before_finalization, groups)
     script_end.watch_exit_codes()
     script_end.fail_with(_fail)
-
-
-def with_parent(launch: Launch, groups: ProcessGroups, ours: Identity) -> Identity:
-    """The identity with the state of another run that this one begins from. Raises UsageError."""
+    run = RunDir.parse(launch.run_dir or f"runs/{ours.recipe.removesuffix('.py')}")
     if groups.rank == 0:
-        run = run_dir(launch, ours)
         there = read_small(open_store(run.url), identity.NAME, SystemClock())
         recorded = None if there is None else identity.parse(there)
         parent = parent_of(recorded, launch.origin, run, SystemClock(), print, check_state)
         ours = replace(ours, parent=parent)
-    return replace(ours, parent=groups.all_gather(ours)[0].parent)
-
-
-def run_dir(launch: Launch, ours: Identity) -> RunDir:
-    return RunDir.parse(launch.run_dir or f"runs/{ours.recipe.removesuffix('.py')}")
+        _take_lease(run)
+    return run, replace(ours, parent=groups.from_rank0(ours).parent)
 
 
 def link(run: RunDir, groups: ProcessGroups, ours: Identity) -> AgentLink:
     """The link that an agent would have passed, of its defaults."""
     page, uid = ControlPage.create(), ""
     if groups.rank == 0:
-        _take_lease(run, ours)
         uid = claim_uid(run, SystemClock())
     uid = groups.from_rank0(uid)
     if groups.local_rank == 0:
@@ -118,8 +113,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
-    is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
-    _end(EXIT_FAILED if is_for_agents else error.exit_code)
+    _end(shown_code(error.exit_code))
 
 
 def handle_ctrl_c() -> None:
@@ -146,9 +140,9 @@ def _interrupted(_number: int, _frame: object) -> None:
 
 
 def _write(line: str) -> None:
-    """Also from the middle of a print, which a second one would not survive."""
+    """Also from the middle of a print, which a second one would not survive. "" is no line."""
     with suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{printable(line)}\n".encode() if line else b"")
 
 
 def _end(code: int) -> NoReturn:
@@ -183,58 +177,42 @@ def end_script() -> None:
         _fail(error)
 
 
-def _close(groups: ProcessGroups) -> None:
-    """A child of the recipe has the groups without their threads, and cannot close them."""
-    if forked_child.is_one() and groups.store is not None:
+def _before_finalization(groups: ProcessGroups) -> None:
+    """Close the groups, whose threads would not survive it."""
+    if not forked_child.is_one():
+        _call(reversed(_at_end))
+        groups.close()
+    elif groups.store is not None:  # the child has no such threads, and cannot close the groups
         forked_child.end(script_end.exit_code())
-    groups.close()
 
 
-def _at_own_end(function: Callable[[], object]) -> None:
-    """At the exit of this process, and where `_end` ends it."""
-    _at_end.append(function)
-    forked_child.at_own_exit(function)
-
-
-def _take_lease(run: RunDir, ours: Identity) -> None:
-    """Raises UsageError while agents, or another such process, train in the run directory."""
-    place = printable(f"{ours.recipe} without elastic-train on {socket.gethostname()}, pid {os.getpid()}")
+def _take_lease(run: RunDir) -> None:
     run_lease = RunLease(run.url, SystemClock())
-
-    def check() -> None:  # the directory may have become another run's while this process waited
-        there = create_or_read(open_store(run.url), identity.NAME, ours.to_json(), SystemClock())
-        identity.check(identity.parse(there), ours, run.url)
-
     lease = run_lease.take(
-        place[:LONGEST_NAME],
+        f"plain python or torchrun on {socket.gethostname()}, pid {os.getpid()}",
         keep_alive_s=KEEP_ALIVE_S,
         holder=lambda _token: Holder.ELSEWHERE,
-        check=check,
+        check=lambda: None,  # the directory is claimed once this process has the lease
         notify=partial(print, flush=True),
     )
     renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
-    _at_own_end(partial(renewal.stop, releases=True))
-    _at_ctrl_c.append(partial(renewal.stop, releases=True))
+    release = partial(renewal.stop, releases=True)
+    _at_end.append(release)
+    _at_ctrl_c.append(release)
 
 
 def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     """The path of its socket."""
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
-        _at_own_end(lambda: _print_problem(log_shipper.close()))
+        _at_end.append(lambda: _write(log_shipper.close()))
         log_shipper.start()
     scratch, _ = open_scratch()
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3, uid=uid)
-    _at_own_end(remove)
     uploader = UploaderProcess.start(config)
-    _at_own_end(partial(uploader.finish, partial(print, flush=True)))
+    _at_end.extend((remove, partial(uploader.finish, partial(print, flush=True))))
     _at_ctrl_c.extend((remove, partial(uploader.stop, 0.0)))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()
     return uploader.socket_path
-
-
-def _print_problem(text: str) -> None:
-    if text:
-        print(printable(text), file=sys.stderr, flush=True)

@@ -71,9 +71,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     _be_deterministic(ours.threads)
     groups = open_process_groups(launch, backend)
     if launch.agent is None:
-        standalone.begin(groups)
-        ours = standalone.with_parent(launch, groups, ours)
-        run_dir = standalone.run_dir(launch, ours)
+        run_dir, ours = standalone.begin(launch, groups, ours)
     else:
         ours = replace(ours, parent=launch.agent.parent)  # the agent has found it
         run_dir = RunDir.parse(launch.agent.run_dir)
@@ -86,10 +84,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()
-    if launch.agent is None:
-        forked_child.at_own_exit(
-            standalone.end_script
-        )  # runs before what was registered above, which it needs
+    if launch.agent is None:  # it runs before what was registered above, which it needs
+        forked_child.at_own_exit(standalone.end_script)
     page = ControlPage.open(link.control_page)
     heartbeat = HeartbeatSender(page, groups.local_rank)
     worker = WorkerParts(

@@ -56,7 +56,7 @@ def scheduled(build, lr=0.1, make=AdamW):
 def test_the_same_recipe_takes_the_whole_state():
     """Every bit of it: weights, running averages, moments and step counts."""
     saved, state = pair(adam())
-    assert load_entries(saved, state, ()) == ({}, [])
+    assert load_entries(saved, state, ()) == ([], [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
 
@@ -65,7 +65,7 @@ def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent
     saved, _ = pair(adam(lr=0.1))
     state = State(**adam(lr=0.001, weight_decay=0.5)(net(1)))
     problems, notes = load_entries(saved, state, ())
-    assert problems == {}
+    assert problems == []
     (note,) = notes
     assert note.startswith("as the recipe builds it: optimizer.param_groups[0].lr 0.001, not 0.1; ")
     assert note.endswith("optimizer.param_groups[0].weight_decay 0.5, not 0.01")
@@ -80,7 +80,7 @@ def test_a_rate_that_is_a_tensor_is_the_recipes_too():
     """It is saved among the tensors, where it would come back with the moments."""
     saved, _ = pair(adam(lr=torch.tensor(0.1)))
     state = State(**adam(lr=torch.tensor(0.25))(net(1)))
-    assert load_entries(saved, state, ())[0] == {}
+    assert load_entries(saved, state, ())[0] == []
     assert state.objects["optimizer"].param_groups[0]["lr"] == 0.25
 
 
@@ -92,14 +92,14 @@ def test_a_rate_that_is_a_tensor_is_the_recipes_too():
 def test_a_schedule_that_is_taken_goes_on_with_what_it_has_set(build):
     """A run is made longer by the same recipe: its rate does not jump back to the first one."""
     saved, state = pair(scheduled(build))
-    assert load_entries(saved, state, ()) == ({}, [])
+    assert load_entries(saved, state, ()) == ([], [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
 
 def test_a_schedule_that_is_left_out_begins_anew_with_the_recipes_rate():
     """The optimizer's moments are taken, the rate that the old schedule had set is not."""
     saved, state = pair(scheduled(lambda o: CosineAnnealingLR(o, T_max=10)))
-    assert load_entries(saved, state, ("model", "optimizer"))[0] == {}
+    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
     assert state.objects["optimizer"].param_groups[0]["lr"] == 0.1
     assert state.objects["scheduler"].last_epoch == 0
 
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_named(there, here, says):
     objects = there(net(0))
     train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
     problems, _ = load_entries(kept(State(**objects)), State(**here(net(1))), ())
-    assert any(says in words for of_entry in problems.values() for words in of_entry)
+    assert any(says in words for words in problems)
 
 
 @pytest.mark.parametrize("scheduler", [None, lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)])
@@ -159,7 +159,7 @@ def test_an_optimizer_of_another_version_of_torch_fits(scheduler, gone):
     saved, state = pair(adam() if scheduler is None else scheduled(scheduler))
     groups = next(each for key, each in saved.document["optimizer"]["dict"] if key == "param_groups")["list"]
     groups[0]["dict"] = [field for field in groups[0]["dict"] if field[0] != gone]
-    assert load_entries(saved, state, ("model", "optimizer"))[0] == {}
+    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
 
 
 class OwnOptimizer:
@@ -180,16 +180,16 @@ def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
     saved = kept(State(optimizer=OwnOptimizer(0.1, 24)))
     state = State(optimizer=OwnOptimizer(0.001))
     assert load_entries(saved, state, ()) == (
-        {},
+        [],
         ["as it was saved: optimizer.lr 0.1, not 0.001; optimizer.steps 24, not 0"],
     )
-    assert load_entries(saved, state, ()) == ({}, [])
+    assert load_entries(saved, state, ()) == ([], [])
 
 
 def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
     saved, state = pair(adam())
     before = checksum_of(state.flatten()).entries
-    assert load_entries(saved, state, ("model",)) == ({}, [])
+    assert load_entries(saved, state, ("model",)) == ([], [])
     after = checksum_of(state.flatten()).entries
     expected = checksum_of(saved).entries
     assert all(after[key] == expected[key] for key in after if key.startswith("model"))
@@ -207,5 +207,5 @@ def test_parameters_in_another_order_are_named():
 
     saved = kept(objects([0, 1]))
     problems, _ = load_entries(saved, objects([1, 0]), ())
-    assert "expected model.0.weight in group 0, as there, found model.1.weight" in problems["optimizer"][0]
-    assert load_entries(saved, objects([1, 0]), ("model",)) == ({}, [])
+    assert "expected model.0.weight in group 0, as there, found model.1.weight" in problems[0]
+    assert load_entries(saved, objects([1, 0]), ("model",)) == ([], [])

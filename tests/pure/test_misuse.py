@@ -42,7 +42,7 @@ def data(dataset, *, epochs=None, tail="drop", collate=None):
         (lambda: data([], lr=0.1), "unexpected keyword argument 'lr'"),
         (lambda: data([], 3), "takes 1 positional argument but 2 were given"),
         (lambda: data(epochs=3), "missing 1 required positional argument: 'dataset'"),
-        (lambda: elastic.start(seed=0, batch_size=8), "batch_size=: write global_batch="),
+        (lambda: elastic.start(seed=0, batch_size=8), "batch_size=: write elastic.start(global_batch="),
         (lambda: elastic.State({}), "expected elastic.State(**objects)"),
         (lambda: Run.steps(None, []), "expected run.steps(data, state)"),
         (lambda: Step.backward(None, [], retain_graph=True), "retain_graph=: leave it out"),

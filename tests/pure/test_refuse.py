@@ -2,7 +2,6 @@
 
 import logging
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -33,20 +32,13 @@ def with_hook():
     return layer
 
 
-def of_class(name):
-    """A module of a class that is called so, whose own constructor needs a process group."""
-    return type(name, (nn.Linear,), {})(2, 2)
-
-
 @pytest.mark.parametrize(
     ("module", "says"),
     [
         (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
         (lambda: nn.Embedding(3, 2, sparse=True), r"found model\.layer with sparse=True"),
-        (lambda: nn.LazyLinear(3), r"found model\.layer\.weight of a lazy layer"),
         (with_hook, r"hook at model\.layer\.weight"),
         (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
-        (lambda: of_class("FSDPModule"), r"without FSDPModule, found one at model\.layer"),
     ],
 )
 def test_a_module_that_cannot_be_exact_is_refused_by_name(module, says):
@@ -140,7 +132,7 @@ class Flag:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("handler", [lambda *_: None, Flag(), [].append, partial(print, "stop")])
+@pytest.mark.parametrize("handler", [lambda *_: None, Flag(), [].append])
 def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, handler):
     """A service manager signals all processes at once: the flag would be set in each, and the run
     be over for good.

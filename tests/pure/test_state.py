@@ -167,7 +167,6 @@ Point = namedtuple("Point", "x")  # noqa: PYI024 - the plain kind, as recipes ha
         (Point(1), r"tuple\(x\)"),
         (defaultdict(int), r"dict\(x\)"),
         (torch.Generator(), r"x\.get_state\(\)"),
-        (nn.Linear(1, 1), r"its state_dict\(\)"),
         (torch.eye(2).to_sparse(), "convert it"),
         (torch.zeros(2, device="meta"), "without values"),
         (torch.zeros(2, requires_grad=True) * 2, "part of a graph"),

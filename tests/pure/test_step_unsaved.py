@@ -53,18 +53,15 @@ def test_an_optimizer_with_momenta_that_is_not_in_the_state_is_refused_at_its_fi
         train(State(net=net), net, optimizer.step)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_optimizer_that_the_loop_builds_again_is_refused_with_what_to_write_instead(momentum):
-    """In step 2. With momenta it is refused there, and without, where it is used again: a process
-    that resumes in step 3 would go on with the first one.
-    """
+def test_an_optimizer_that_the_loop_builds_again_is_refused_with_what_to_write_instead():
+    """A process that resumes in step 3 would go on with the first one."""
     net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in steps(ALONE, State(net=net, optimizer=optimizer)):
         if step.number == 2:
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=momentum)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
         step.mean_loss(loss_of(net))
-        if step.number == (2 if momentum else 3):
+        if step.number == 2:
             break
         optimizer.step()
     with pytest.raises(UsageError, match="change groups in place"):

@@ -98,7 +98,6 @@ def test_a_name_for_a_part_of_a_value_is_still_that_part_after_a_load():
         (Level.HIGH, "found Level; keep x.value"),
         ({1, 2}, "found set; keep sorted(x)"),
         (Path("a"), "found PosixPath; keep str(x)"),
-        (1j, "found complex; keep [x.real, x.imag]"),
         (deque([1]), "found deque; keep list(x)"),
         (Counter("a"), "found Counter; keep dict(x)"),
         (torch.Size([2]), "found Size; keep tuple(x)"),

@@ -31,7 +31,7 @@ WITH_SETTINGS = (Optimizer, LRScheduler, torch.amp.GradScaler, Values)
 PLACES_TENSORS = WITH_SETTINGS[:-1]
 
 
-def encode_object(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def encode_value(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON of what an object's state_dict has given. Its tensors are added to `tensors`.
 
     Raises StateNotSavable with the name of the entry.
@@ -74,9 +74,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties:
         items = [[key, inner(item, key)] for key, item in value.items()]
         is_of_module = hasattr(value, "_metadata")
         return {"module": [items, layer_versions(value)]} if is_of_module else {kind.__name__: items}
-    given = instead(value) or (
-        "its state_dict()" if hasattr(value, "state_dict") else "the tensors, numbers and strings in it"
-    )
+    given = instead(value) or "the tensors, numbers and strings in it"
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}.{kind.__qualname__} (x), which only pickle could keep; "
         f"give {given} in state_dict, and make it of that in load_state_dict"

@@ -32,7 +32,7 @@ from elastic.train.state.document import (
     PLACES_TENSORS,
     TensorOf,
     decode,
-    encode_object,
+    encode_value,
     entries_of,
     layer_versions,
     with_layer_versions,
@@ -59,21 +59,17 @@ class SharedCopies:
 
     def __call__(self, name: str, properties: dict[str, Any]) -> Tensor:
         """Raises KeyError."""
-        first, wanted = self._first.get(name, name), tuple(sorted(properties.items()))
-        found = self._given.get((first, wanted))
-        if found is None:
-            found = self._given[first, wanted] = self._make(first, properties)
-        return found
-
-    def _make(self, first: str, properties: dict[str, Any]) -> Tensor:
-        live = self._live.get(first)
-        if live is None:
-            place = self._flat.alignments.get(first, 0)
-            live = self._live[first] = copy_at(self._flat.tensors[first], place)
-        is_it = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
-        if is_it and live.requires_grad == bool(properties.get("requires_grad", False)):
-            return live
-        return with_properties(live, properties)
+        first = self._first.get(name, name)
+        wanted = first, *sorted(properties.items())
+        if wanted not in self._given:
+            if first not in self._live:
+                place = self._flat.alignments.get(first, 0)
+                self._live[first] = copy_at(self._flat.tensors[first], place)
+            live = self._live[first]
+            has_kind = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
+            has_flag = live.requires_grad == bool(properties.get("requires_grad", False))
+            self._given[wanted] = live if has_kind and has_flag else with_properties(live, properties)
+        return self._given[wanted]
 
 
 def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
@@ -111,7 +107,7 @@ def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) 
     with _refusals(name):
         thing.load_state_dict(_decoded(name, flat, copies))
     held: dict[str, Tensor] = {}
-    encode_object(thing, thing.state_dict(), name, held)
+    encode_value(thing, thing.state_dict(), name, held)
     _put_back(held, flat, has_own_dtypes=False)
     for part, had in zip(parts, before, strict=True):
         attributes = vars(part)
@@ -251,9 +247,6 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     before, now = entries_of(one), entries_of(other)
     if before is not None and now is not None:
         names, its_names = [name for name, _ in before], [name for name, _ in now]
-        gone, new = [n for n in names if n not in its_names], [n for n in its_names if n not in names]
-        if gone or new:
-            return f"{path}: saved with the keys {gone!r:.60} and without {new!r:.60}, which it has now"
         if names != its_names:
             return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
         for (name, each), (_, its) in zip(before, now, strict=True):

@@ -23,7 +23,7 @@ from elastic.snapshot.image import layout
 from elastic.train.misuse import public
 from elastic.train.state import built, structure
 from elastic.train.state.built import Structure
-from elastic.train.state.document import PLACES_TENSORS, WITH_SETTINGS, encode_object, layer_versions
+from elastic.train.state.document import PLACES_TENSORS, WITH_SETTINGS, encode_value, layer_versions
 from elastic.train.state.flat import FlatState, alignment, checksum_of
 from elastic.train.state.load import (
     SharedCopies,
@@ -188,7 +188,7 @@ class State:
         document, layers = {}, {}
         for name, thing in sorted(self.objects.items()):
             value = thing.state_dict()
-            document[name] = encode_object(thing, value, name, tensors)
+            document[name] = encode_value(thing, value, name, tensors)
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
         places = {name: place for name, tensor in tensors.items() if (place := alignment(tensor))}

@@ -45,38 +45,18 @@ def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
     return list(found.values())
 
 
-class Items(NamedTuple):
-    """What several dicts hold, one after another. sizes: of each of them."""
-
-    sizes: list[int]
-    names: list[str]
-    values: list[Any]
-
-    @classmethod
-    def of(cls, dicts: Sequence[dict[str, Any]], values: list[Any] | None = None) -> "Items":
-        """values: theirs, for a caller that has them."""
-        values = values_of(dicts) if values is None else values
-        return cls(list(map(len, dicts)), list(chain.from_iterable(dicts)), values)
-
-    def are(self, others: "Items") -> bool:
-        """Whether these are the same objects, under the same names, in the same dicts."""
-        return self[:2] == others[:2] and same(self.values, others.values)
-
-
 class StateParts(NamedTuple):
     """What the objects of a state consist of at a moment. Do not change the lists.
 
-    held: the modules, optimizers and parameters among the objects and what these hold. attributes:
-    of each module its own. holders: of each module its dict of parameters. places: what these hold;
-    the names are those that were there when one last got another parameter. owned: the parameters,
-    each once, by their id.
+    held: the modules, optimizers and parameters among the objects and what these hold. holders: of
+    each module its dict of parameters. values: what these dicts hold. owned: the parameters, each
+    once, by their id.
     """
 
     held: list[Any]
     modules: list[nn.Module]
-    attributes: list[dict[str, Any]]
     holders: list[dict[str, nn.Parameter | None]]
-    places: Items
+    values: list[nn.Parameter | None]
     owned: dict[int, nn.Parameter]
 
 
@@ -92,7 +72,7 @@ class Tree:
         self._attributes: list[dict[str, Any]] = []  # of each; to read there takes half the time
         self._sizes: list[int] = []  # how many children each has
         self._children: list[nn.Module | None] = []  # of all of them
-        self._known = StateParts([], [], [], [], Items.of([]), {})
+        self._known = StateParts([], [], [], [], {})
 
     def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
         """Do not change the list."""
@@ -108,10 +88,9 @@ class Tree:
         modules = self.modules([thing for thing in held if isinstance(thing, nn.Module)])
         holders = list(map(_PARAMETERS, self._attributes))
         found = values_of(holders)
-        if modules is not self._known.modules or not same(found, self._known.places.values):
+        if modules is not self._known.modules or not same(found, self._known.values):
             owned = {id(p): p for p in found if p is not None}
-            places = Items.of(holders, found)
-            self._known = StateParts(held, modules, self._attributes, holders, places, owned)
+            self._known = StateParts(held, modules, holders, found, owned)
         return self._known._replace(held=held, holders=holders)
 
     def _has_same_children(self) -> bool:
@@ -122,11 +101,6 @@ class Tree:
 def values_of(dicts: Sequence[dict[str, T]]) -> list[T]:
     """Of all of them, one after another."""
     return list(chain.from_iterable(map(dict.values, dicts)))
-
-
-def parameters(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
-    """The parameters of these modules themselves, each once, in order, by their id."""
-    return {id(p): p for module in modules for p in module._parameters.values() if p is not None}  # noqa: SLF001
 
 
 def held(thing: Any, depth: int = DEPTH) -> Iterator[Any]:
@@ -156,10 +130,5 @@ def _items(thing: Any) -> Iterable[Any] | None:
         return None
     if len(thing) <= MANY_ITEMS:
         return items
-    return _parameters_among(items) if isinstance(next(iter(items)), Tensor) else ()
-
-
-def _parameters_among(items: Iterable[Any]) -> list[Any]:
-    """Without a test of each item: where all are plain tensors that takes fifty times as long."""
-    kinds = [kind for kind in set(map(type, items)) if kind is not Tensor and issubclass(kind, Tensor)]
-    return [item for item in items if type(item) in kinds] if kinds else []
+    is_of_tensors = isinstance(next(iter(items)), Tensor)
+    return [item for item in items if type(item) is not Tensor] if is_of_tensors else ()

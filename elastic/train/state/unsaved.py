@@ -11,7 +11,7 @@ classes of torch.
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,12 @@ class Unsaved:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        # That were looked at, with the step in which one that nothing saves made its first update.
-        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that were looked at
         self._scaler: Scaler | None = None  # the last one that was
 
     def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
-        owned = self._owned()
+        owned = self._state.parts().owned
         others = [p for p in trained if id(p) not in owned]
         saved = self._saved() if others else set()
         for parameter in others:
@@ -61,47 +60,28 @@ class Unsaved:
             raise _missing("GradScaler that scales this loss", "scaler")
         self._scaler = scaler
 
-    def check_update(self, optimizer: Optimizer, step: int, first_step: int) -> None:
-        """An optimizer has made an update in `step`; this process began with `first_step`.
+    def check_update(self, optimizer: Optimizer) -> None:
+        """An optimizer has made an update.
 
         Raises UsageError if it updates parameters of the state, with a state of its own that is not
-        saved; or without one, if it was first used later than at the loop's beginning, and is used
-        again: then the loop may have built it in a step that a resume does not do.
+        saved. A step may build one without a state, for its own updates.
         """
-        since = self._optimizers.get(optimizer)
-        if since is None:
-            since = self._optimizers[optimizer] = step if self._is_unsaved(optimizer) else 0
-        if since not in (0, first_step, step):
-            raise self._refusal(optimizer)
-
-    def _is_unsaved(self, optimizer: Optimizer) -> bool:
-        """Whether it updates the state's parameters and nothing saves it.
-
-        Raises UsageError if it keeps a state of its own.
-        """
-        owned = self._owned()
-        ours = self._state.optimizers
-        if any(each is optimizer for each in ours):
+        if optimizer in self._optimizers:
+            return
+        self._optimizers.add(optimizer)
+        if any(each is optimizer for each in self._state.optimizers):
             self.check_schedules()  # a schedule that was built after the loop began
-            return False
+            return
+        owned = self._state.parts().owned
         if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
-            return False
+            return
         kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
         saved = self._saved() if kept else set()
         if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
-            raise self._refusal(optimizer)
-        # One of the state may wrap it, as SAM does, or be wrapped by it.
-        is_inside = any(value is optimizer for each in ours for value in vars(each).values())
-        return not is_inside and not any(value is each for value in vars(optimizer).values() for each in ours)
-
-    def _refusal(self, optimizer: Optimizer) -> UsageError:
-        return UsageError(
-            f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; a resume would begin without it: give all "
-            "to the State before the loop, a wrapped one too (base=optimizer.base_optimizer), and change groups in place; inner steps train a copy of the module"
-        )
-
-    def _owned(self) -> dict[int, nn.Parameter]:
-        return structure.parameters(structure.submodules(self._state.modules))
+            raise UsageError(
+                f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; a resume would begin without it: give all "
+                "to the State before the loop, a wrapped one too (base=optimizer.base_optimizer), and change groups in place; inner steps train a copy of the module"
+            )
 
     def _saved(self) -> set[int]:
         return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}

@@ -11,7 +11,6 @@ and the comparison of states finds that.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -32,9 +31,6 @@ _INSTEAD: tuple[tuple[Any, str], ...] = (
     (Enum, "x.value"),
     (set | frozenset, "sorted(x)"),
     (PurePath | torch.dtype | torch.device, "str(x)"),
-    (datetime, "x.isoformat()"),
-    (timedelta, "x.total_seconds()"),
-    (complex, "[x.real, x.imag]"),
     (bytes | bytearray | deque | range, "list(x)"),
     (torch.Generator, "x.get_state()"),
     (np.random.Generator, "x.bit_generator.state"),

@@ -178,7 +178,7 @@ class Contract:
         """After them. Raises UsageError for parameters that the function has changed."""
         self._check_flags()
         owned = self.parts.owned
-        if not structure.same(structure.values_of(self.parts.holders), self.parts.places.values):
+        if not structure.same(structure.values_of(self.parts.holders), self.parts.values):
             now = self._state.parts().owned
             self._refuse([p for name, p in now.items() if name not in owned])
         versions = list(map(_VERSION, owned.values()))
@@ -272,7 +272,7 @@ class Contract:
                         "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
                     )
             self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
-        self._unsaved.check_update(optimizer, self._step, self._first_step or self._step)
+        self._unsaved.check_update(optimizer)
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
