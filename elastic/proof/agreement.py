@@ -95,9 +95,22 @@ class Comparison:
             + f" ({len(different)} entries do)" * (len(different) > 1)
         )
         if is_unclear:
-            raise RecipeNotExact(f"{what}. {_unclear_text(step - began)}")
+            raise RecipeNotExact(
+                f"{what}. They differed about {step - began} steps after the last beginning too, and agreed when those steps were done again: the recipe keeps "
+                "something outside its State, or a machine is often wrong. elastic-train check RECIPE and --audit 1steps look for the first; the same command "
+                "goes on from the newest checkpoint"
+            )
         if is_recipe:
-            raise RecipeNotExact(f"{what}. {_recipe_text(step, different)}")
+            why = (
+                "So it did when these steps were done again: the recipe draws from a generator of its own or the clock, calls a forward on some ranks only, "
+                "or takes the order of a set (a machine that is wrong every time looks the same)"
+            )
+            if step == 0:
+                why = (
+                    "Every rank must build the same objects: from the run's seed after elastic.start, without a rank in it, and from files that another "
+                    "command has made"
+                )
+            raise RecipeNotExact(f"{what}. {why}")
         redo = "it is loaded once more"
         if step != agreed:
             redo = f"all agreed up to step {agreed}, and what follows is done again"
@@ -258,28 +271,3 @@ class Agreement:
             )
         if comparison.groups.local_rank == 0:
             self.page.settled = Settled.HERE if comparison.node in nodes else Settled.ELSEWHERE
-
-
-def _unclear_text(steps: int) -> str:
-    return (
-        f"They differed about {steps} steps after the last beginning too, and agreed when those steps were done again: the recipe keeps something outside its State, "
-        "or a machine is often wrong. elastic-train check RECIPE and --audit 1steps look for the first; the same command goes on from the newest checkpoint"
-    )
-
-
-def _recipe_text(step: int, different: Sequence[str]) -> str:
-    """different: the entries. The batches that a step counts are the same number on all ranks."""
-    if step == 0:
-        return (
-            "Every rank must build the same objects: from the run's seed after elastic.start, without a rank in it, "
-            "and from files that another command has made"
-        )
-    if any(name.endswith("num_batches_tracked") for name in different):
-        return (
-            "A forward in training mode ran on some ranks only, as under `if run.is_first:`. Call it in evaluation mode "
-            "(net.eval(), then net.train()), or on every rank"
-        )
-    return (
-        "So it did when these steps were done again: the recipe draws from a generator of its own or the clock, branches on the "
-        "rank, or takes the order of a set (a machine that is wrong every time looks the same)"
-    )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from elastic.config.environment import AgentLink
 from elastic.data import random_streams
 from elastic.data.fingerprint import fingerprint
 from elastic.data.loader import Batch, Loader
@@ -38,17 +39,15 @@ from elastic.proof.audit_verdict import (
     auditor_of,
 )
 from elastic.proof.evidence import Evidence
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
 from elastic.system.clock import Clock
 from elastic.system.phase import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
 from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
-from elastic.train.step.buffers import Buffers, Contents
+from elastic.train.step.buffers import Contents
 from elastic.train.step.follow import Modes
-from elastic.worker.heartbeat import HeartbeatSender
+from elastic.train.step.parts import StepParts
 
 Function = Callable[[Batch], Tensor]
 Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
@@ -76,22 +75,16 @@ class Auditor:
     """Begins the audits of one rank in one generation.
 
     compare: compares the states of all ranks as they were before the step, and raises if they
-    differ. redo: because of what the first steps of this generation are done again, where this node
-    knows of it. began: the step with whose state it began. log: on rank 0 alone.
+    differ. log: on rank 0 alone. began: the step with whose state the generation began.
     """
 
+    of_steps: StepParts
     groups: ProcessGroups
-    exchange: Exchange
     loader: Loader
     state: State
-    buffers: Buffers
-    gradients: Gradients
-    heartbeat: HeartbeatSender
     clock: Clock
-    node: str
-    generation: int
+    link: AgentLink
     compare: Callable[[], None]
-    redo: Divergence | None
     log: EventLog | None
     began: int = 0
 
@@ -102,25 +95,20 @@ class Auditor:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Afterwards the State, its gradients and the random streams are as before."""
-        buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
+        buffers, gradients = self.of_steps.buffers.save(), [(p, p.grad) for p in self.names]
         modes = Modes.of(structure.submodules(self.state.modules))
-        with random_streams.kept(), self.gradients.paused():
+        with random_streams.kept(), self.of_steps.gradients.paused():
             try:
                 yield
             finally:
                 modes.load()
-                self.buffers.load(buffers)
+                self.of_steps.buffers.load(buffers)
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All that a backward may give a gradient."""
-        return list(self.names)
-
-    @property
     def names(self) -> dict[nn.Parameter, str]:
-        """Of `parameters`."""
+        """All that a backward may give a gradient, with their names."""
         trained = {each: f"parameter {place}" for place, each in enumerate(self.state.trained)}
         return trained | {
             parameter: f"{name}.{path}"
@@ -171,7 +159,8 @@ class Computation:
 class StepAudit:
     """The audit of one step on one rank.
 
-    own: the shard of this rank that is computed again elsewhere, None where it has no shard.
+    own: the shard of this rank that is computed again elsewhere, None where it has no shard. again:
+    the computation of another one here.
     cost_s: seconds spent on second computations so far.
     """
 
@@ -180,13 +169,13 @@ class StepAudit:
         self._step = step
         self._compute = compute
         seed, rank = auditor.loader.order.seed, auditor.groups.rank
-        spans = auditor.exchange.spans
+        spans = auditor.of_steps.exchange.spans
         self._shards = {r: audited_shard(seed, step, spans[r]) for r in range(len(spans)) if spans[r]}
         self._ranks = list(self._shards)
         self.own = self._shards.get(rank)
         self._owner = rank if self.own is None else audited_by(rank, self._ranks)
         self._first = Computation(self._shards.get(rank, -1))
-        self._again = Computation(self._shards.get(self._owner, -1))
+        self.again = Computation(self._shards.get(self._owner, -1))
         self.cost_s = 0.0
         self._batch: Batch | None = None  # of the shard that is computed again here
         self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
@@ -232,37 +221,28 @@ class StepAudit:
                 self._call_again(number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
-    @property
-    def buffers_again(self) -> list[Contents]:
-        """What passes that were computed again have left, if there were any in this computation."""
-        return [] if self._again.buffers is None else [self._again.buffers]
-
-    @buffers_again.setter
-    def buffers_again(self, found: list[Contents]) -> None:
-        (self._again.buffers,) = found
-
     def _call_again(self, number: int) -> None:
         if self._batch is None:
-            self._batch = self._auditor.loader.shard(self._step, self._again.shard)
-        before = self._again.buffers or self._auditor.buffers.opening
+            self._batch = self._auditor.loader.shard(self._step, self.again.shard)
+        before = self.again.buffers or self._auditor.of_steps.buffers.opening
         call = replace(self._first.begun[number][0], buffers=before)
-        self._outputs[number] = self._run(self._again, call, self._batch)
+        self._outputs[number] = self._run(self.again, call, self._batch)
         self._new.append(number)
 
     def _run(self, computation: Computation, call: Call, batch: Batch) -> Tensor:
-        self._auditor.heartbeat.enter(Phase.STEP)
+        self._auditor.of_steps.heartbeat.enter(Phase.STEP)
         computation.begin(call, batch)
         output = self._compute(call, batch)
-        computation.buffers = self._auditor.buffers.save()
+        computation.buffers = self._auditor.of_steps.buffers.save()
         computation.add_call(call.number, output, self._auditor.state)
         return output
 
     def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
-        for parameter in self._auditor.parameters:
+        for parameter in self._auditor.names:
             parameter.grad = None
-        self._auditor.heartbeat.enter(Phase.STEP)
+        self._auditor.of_steps.heartbeat.enter(Phase.STEP)
         # Activation checkpointing runs the forward again, and needs the buffers that it left.
-        self._auditor.buffers.load(computation.buffers)
+        self._auditor.of_steps.buffers.load(computation.buffers)
         backward(outputs)
         for parameter in self._first.gradients:
             # A gradient that a shard does not give counts as +0.0 in the sum.
@@ -271,19 +251,19 @@ class StepAudit:
 
     def _check(self, calls: list[int], backward: Backward) -> None:
         if self.own is not None:
-            self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
+            self._differentiate(self.again, [self._outputs[number] for number in calls], backward)
         groups = self._auditor.groups
-        computations, names = (self._first, self._again), self._auditor.names
-        with self._auditor.heartbeat.waiting():
+        computations, names = (self._first, self.again), self._auditor.names
+        with self._auditor.of_steps.heartbeat.waiting():
             # The sums of gradients are under way, perhaps in the same process group, and every rank
             # must start the operations of a group in the same order.
-            self._auditor.gradients.wait()
+            self._auditor.of_steps.gradients.wait()
         told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
         failed = [o for o in self._ranks if told[o][0] != told[auditor_of(o, self._ranks)][1]]
         if failed:
             self._fail(failed, calls, backward)
         self._new = []
-        self._again.buffers = None  # the next computation begins with the mean over shards
+        self.again.buffers = None  # the next computation begins with the mean over shards
         for each in computations:
             each.gradients.clear()
 
@@ -296,9 +276,9 @@ class StepAudit:
         if groups.rank in failed:
             found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
         if self._owner in failed:
-            found[1], found[3] = self._again, self._repeat(self._again, calls, backward)
+            found[1], found[3] = self.again, self._repeat(self.again, calls, backward)
         evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
-        nodes = groups.all_gather(self._auditor.node)
+        nodes = groups.all_gather(self._auditor.link.node)
         told = [list(map(Evidence, each)) for each in groups.all_gather(evidence)]
         came_before = any(groups.all_gather(self._came_before()))
         audited = [
@@ -326,7 +306,7 @@ class StepAudit:
         if worst.node is None:
             raise RecipeNotExact(worst.sentence())
         divergence = Divergence(
-            generation=self._auditor.generation,
+            generation=self._auditor.link.generation,
             step=self._step,
             agreed=self._step - 1,
             entry=worst.different[0],
@@ -337,7 +317,7 @@ class StepAudit:
 
     def _came_before(self) -> bool:
         """In this step, which is done again, or as many steps after the beginning."""
-        redo, began = self._auditor.redo, self._auditor.began
+        redo, began = self._auditor.link.divergence, self._auditor.began
         is_same = redo is not None and redo.step == self._step
         return is_same or may_come_as_late(redo, began=began, agreed=self._step - 1, step=self._step)
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from elastic.data.loader import Batch
 from elastic.proof.audit import Auditor, Backward, Call, Compute, Function
 from elastic.system.trace_line import FirstGradient
 from elastic.train.state import structure
@@ -50,7 +49,6 @@ class _Obstacle(Exception):  # noqa: N818
 class WholeBatchGradient:
     """Stands where the audit of a step does; `found` is None until a gradient was computed."""
 
-    own = -1  # of no shard is anything recorded
     cost_s = 0.0
 
     def __init__(self, parts: Auditor, step: int, compute: Compute) -> None:
@@ -65,15 +63,6 @@ class WholeBatchGradient:
         self._why_eval = BATCH_NORM if _normalises(self._modules) else ""
         self._obstacle = ""
         self.found: FirstGradient | None = None
-
-    def before(self, call: Call, batch: Batch) -> None:
-        """Nothing to record."""
-
-    def after(self, number: int, output: Tensor) -> None:
-        """Nothing to record."""
-
-    def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Nothing to record."""
 
     def add_sum(self, function: Function, number: int) -> None:
         with self._parts.undisturbed():
@@ -139,7 +128,7 @@ class WholeBatchGradient:
         try:
             if self._obstacle or len({why for *_, why in self._calls}) > 1:
                 raise _Obstacle(self._obstacle or self._why_eval)
-            parameters = list(self._parts.gradients.sums())
+            parameters = list(self._parts.of_steps.gradients.sums())
             by_shards = [list(each) for each in zip(*(shards for _, shards, _ in self._calls), strict=True)]
             found = self._gradient(parameters, backward, by_shards)
             expected = self._gradient(parameters, backward, [[whole for whole, *_ in self._calls]])

@@ -52,8 +52,7 @@ class Rehearsals:
         self._before = [each.step for each in done]
         now_s = clock.wall()
         started = [each.time for each in read_rare(events, GenerationStarted)]
-        start_s = now_s - max(started, default=now_s)
-        self._cost_s = done[-1].seconds if done else start_s
+        self._cost_s = done[-1].seconds if done else now_s - max(started, default=now_s)
         self._from = 1 + max(self._before, default=0)  # none is due before this step
         self._began_s = min((each.time for each in read_rare(events, RunStarted)), default=now_s)
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -55,7 +56,7 @@ class ProcessGroups:
         """
         if self.world_size == 1:
             return [value]
-        mine = _bytes_of(value)
+        mine = torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
         with self.waiting(), peers_may_die("an exchange of messages"):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
             dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self.control)
@@ -63,22 +64,14 @@ class ProcessGroups:
             padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
             texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(texts, padded, group=self.control)
-        return [_value_of(text[: int(of)], type(value)) for text, of in zip(texts, lengths, strict=True)]
+        kind, read = type(value), json.loads
+        if is_dataclass(kind):
+            read = partial(decode, kind, what=f"a rank's {kind.__name__}")
+        return [read(bytes(text[: int(of)].numpy())) for text, of in zip(texts, lengths, strict=True)]
 
     def from_rank0(self, value: T) -> T:
-        """Rank 0's value on every rank, as in `all_gather`; those of other ranks are ignored.
-
-        Raises PeerLost.
-        """
-        if self.world_size == 1:
-            return value
-        mine = _bytes_of(value)
-        length = torch.tensor([mine.numel()])
-        with self.waiting(), peers_may_die("a message of rank 0"):
-            dist.broadcast(length, 0, group=self.control)
-            text = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(text, 0, group=self.control)
-        return _value_of(text, type(value))
+        """Rank 0's value on every rank; those of other ranks are ignored. Raises PeerLost."""
+        return self.all_gather(value)[0]
 
     def pass_along(
         self, chain: Sequence[int], size_bytes: int, data: Tensor | Callable[[int, memoryview], None]
@@ -179,14 +172,3 @@ def _nccl() -> dist.ProcessGroup:
     group = dist.new_group(backend="nccl")
     assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
     return group
-
-
-def _bytes_of(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
-
-
-def _value_of(text: Tensor, kind: type[T]) -> T:
-    if is_dataclass(kind):
-        return decode(kind, bytes(text.numpy()), what=f"a rank's {kind.__name__}")
-    found: T = json.loads(bytes(text.numpy()))
-    return found

@@ -186,17 +186,10 @@ class Forward(nn.Module):
         return self.layer(x)
 
 
-def initialise(net, x):
-    """ActNorm: the first batch that it sees gives the values, through `.data`."""
-    if net.initialized == 0:
-        net.layer.weight.data.mul_(0.5)
-        net.layer.bias.data.copy_(-net.layer(x).detach().mean(0))
-        net.initialized.fill_(1)
-
-
 def momentum(net, _x):
-    """MoCo as published."""
-    net.key.weight.data = net.key.weight.data * 0.9 + net.layer.weight.data * 0.1
+    """As in MoCo."""
+    with torch.no_grad():
+        net.key.weight.mul_(0.9).add_(net.layer.weight, alpha=0.1)
 
 
 def replace(net, _x):
@@ -206,7 +199,6 @@ def replace(net, _x):
 @pytest.mark.parametrize(
     ("besides", "name"),
     [
-        (initialise, "net.layer.weight, net.layer.bias"),
         (momentum, "net.key.weight"),
         (replace, "net.key.weight"),
     ],

@@ -9,6 +9,7 @@ from steps import ALONE, CPU, NO_REQUESTS, groups_of, parts_of
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from elastic.config.environment import AgentLink
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import StatesDiffer
@@ -48,19 +49,15 @@ def auditor_of(
     log: Any = None,
 ) -> Auditor:
     """As the loop makes it."""
+    link = AgentLink(pid=0, node=f"node{member.rank}", run_dir="", generation=1, control_page="", uploader="")
     return Auditor(
+        of_steps=parts,
         groups=groups_of(member),
-        exchange=parts.exchange,
         loader=loader,
         state=state,
-        buffers=parts.buffers,
-        gradients=parts.gradients,
-        heartbeat=parts.heartbeat,
         clock=SystemClock(),
-        node=f"node{member.rank}",
-        generation=1,
+        link=link,
         compare=compare,
-        redo=None,
         log=log,
     )
 

@@ -173,22 +173,17 @@ class Loop:
                 )
 
     def _auditor(self) -> Auditor:
-        parts, of_steps = self.parts, self._of_steps
+        parts = self.parts
         return Auditor(
+            of_steps=self._of_steps,
             groups=parts.groups,
-            exchange=of_steps.exchange,
             loader=parts.loader,
             state=parts.state,
-            buffers=of_steps.buffers,
-            gradients=of_steps.gradients,
-            heartbeat=parts.heartbeat,
             clock=parts.clock,
-            node=parts.link.node,
-            generation=parts.link.generation,
+            link=parts.link,
             compare=self._compare_states,
-            redo=parts.link.divergence,
-            began=self._began.step,
             log=None if parts.output is None else parts.output.log,
+            began=self._began.step,
         )
 
     def _compare_states(self) -> None:

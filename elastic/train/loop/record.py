@@ -17,8 +17,7 @@ from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
-from elastic.proof import logged_numbers
-from elastic.proof.logged_numbers import LoggedNumbers
+from elastic.proof.evidence import Evidence, differences
 from elastic.proof.replay import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train.loop.build import LoopParts
@@ -44,7 +43,7 @@ class StepRecorder:
         if parts.output is not None:
             log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
-        self._logged = LoggedNumbers()
+        self._steps = 0  # of this generation
         self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
@@ -108,22 +107,37 @@ class StepRecorder:
 
     def _say_once(self, step: Step) -> None:
         """What the user should know of this step. Raises PeerLost."""
-        parts, groups, found, number = self._parts, self._parts.groups, list[str](), step.number
-        self._logged.add(number, step.logged)
-        if number == 1:
+        parts, found = self._parts, list[str]()
+        if step.number == 1:
             found += first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards)
-        if groups.world_size > 1 and self._logged.is_due(is_last=number == step.steps):
-            differing = logged_numbers.differing(groups.all_gather(self._logged.take()))
-            if new := {name: differing[name] for name in differing if name not in self._said}:
-                self._said |= new.keys()
-                found.append(logged_numbers.note(new, number))
-                if parts.output is not None:
-                    parts.output.log.record(LoggedByRank(step=number, names=list(new)))
+        if new := self._logged_otherwise(step):
+            self._said |= new
+            found.append(
+                f"note: the ranks have logged other numbers for {', '.join(sorted(new))}, and the metrics have those of rank 0: a number of the batch comes from "
+                "step.sum, one of other data from run.evaluate. What each worker measures of itself may stay"
+            )
+            if parts.output is not None:
+                parts.output.log.record(LoggedByRank(step=step.number, names=sorted(new)))
         for note in found:
             if parts.output is not None:
                 print(note, flush=True)
             if parts.trace is not None:
                 parts.trace.note(note)
+
+    def _logged_otherwise(self, step: Step) -> set[str]:
+        """New names of numbers that ranks log differently, after ever fewer steps and the last one.
+
+        Rank 0 alone writes metrics: a number of its own shards would stand there for the batch.
+        """
+        self._steps += 1
+        is_due = step.number == step.steps or not self._steps & (self._steps - 1)
+        if self._parts.groups.world_size == 1 or not is_due:
+            return set()
+        mine = {name: repr(value) for name, value in step.logged.items() if isinstance(value, int | float)}
+        of_ranks = self._parts.groups.all_gather(Evidence(mine))
+        # What only one rank logs is its own business.
+        shared = set(mine).intersection(*(each.entries for each in of_ranks))
+        return shared & set(differences(*of_ranks)) - self._said
 
     def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
         """line: the step's own, None where it has none."""

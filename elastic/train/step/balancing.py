@@ -70,16 +70,9 @@ def is_held_off(generation: int, events: Path) -> bool:
     """Ranks with more shards need more memory, and lacked it perhaps: then spans stay equal.
 
     Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
-    it. Asked on rank 0. It says so on the console.
+    it. Asked on rank 0.
     """
-    is_so = has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
-    if is_so:
-        print(
-            "note: two generations in which slow ranks had fewer shards ended with a failed worker: in this one all ranks have as many, in case that those with more"
-            " lacked memory, or that the body read what only a rank with a shard has (retain_grad). --balance off keeps it so",
-            flush=True,
-        )
-    return is_so
+    return has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
 
 
 def balancing_of(

@@ -5,8 +5,7 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 
 *Forward changes no parameter.* It would have another value for the next shard of the same rank, and
 the result would depend on which shards a rank has. Buffers are put back for each shard; parameters
-are not, so a change is refused. Writes through `.data`, which autograd does not count, are found in
-the first step of each generation alone, by contents: that costs two passes over the parameters.
+are not, so a change is refused. Autograd does not count writes by `.data`: an audit finds them.
 
 *No gradient is thrown away before an update has used it*, unless the recipe drops it itself. A
 computation replaces `.grad`; in plain PyTorch a second backward adds to it, so that a recipe which
@@ -33,7 +32,6 @@ from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.gradient_flags import GradientFlags, left_changed
 from elastic.train.state import structure
-from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.state import State
 from elastic.train.state.structure import StateParts
 from elastic.train.state.unsaved import Scaler, Unsaved
@@ -79,7 +77,6 @@ class Contract:
         self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
         self._updates_loose = False  # as autograd counts, and in the step before
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
-        self._contents: dict[str, str] = {}  # checksums of them, in the first step
         self._mark: list[int] = []
         self._look()
 
@@ -155,8 +152,6 @@ class Contract:
         if not self._is_computing:
             self._look()
         self._versions = list(map(_VERSION, self.parts.owned.values()))
-        if self._step == self._first_step:
-            self._contents = self._find_contents()
 
     def call(self, function: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """The recipe's function of one shard's batch.
@@ -185,10 +180,6 @@ class Contract:
         if versions != self._versions:
             pairs = zip(owned.values(), versions, self._versions, strict=True)
             self._refuse([p for p, after, before in pairs if after != before])
-        if self._step == self._first_step and (contents := self._find_contents()) != self._contents:
-            self._refuse(
-                [p for i, p in enumerate(owned.values()) if contents[f"{i}"] != self._contents[f"{i}"]]
-            )
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
         """A backward of the recipe's own, or that of a loss past its sums."""
@@ -249,10 +240,6 @@ class Contract:
             f"forward changed the parameter {names}, so that the next shard begins with other weights; change it in the loop's body, after "
             "optimizer.step() (a momentum encoder, a max_norm), or before the loop, on fixed samples"
         )
-
-    def _find_contents(self) -> dict[str, str]:
-        tensors = {str(i): parameter for i, parameter in enumerate(self.parts.owned.values())}
-        return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
 
     def _before(self, optimizer: Optimizer) -> None:
         if not self._is_in_function:

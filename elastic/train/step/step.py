@@ -259,7 +259,7 @@ class Step:
         """After that of one own shard, whose gradients join the sum."""
         self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
-        if self.audit is not None and self.audit.own == shard:
+        if isinstance(self.audit, StepAudit) and self.audit.own == shard:
             self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
@@ -333,7 +333,9 @@ class Step:
             self.fault_point("forward")
             before = self._buffers_after.get(batch.shard, buffers.opening)
             call = Call(function=function, number=self._passes, buffers=before, modes=modes)
-            audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+            audit = (
+                self.audit if isinstance(self.audit, StepAudit) and batch.shard == self.audit.own else None
+            )
             if audit is not None:
                 audit.before(call, batch)
             output = check(self._compute(call, batch))
@@ -354,11 +356,12 @@ class Step:
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
         after, audit = self._buffers_after, self.audit
-        again = audit.buffers_again if isinstance(audit, StepAudit) else []
-        found = self._parts.buffers.follow_body([*after.values(), *again])
+        again = audit.again if isinstance(audit, StepAudit) else None
+        contents = [] if again is None or again.buffers is None else [again.buffers]
+        found = self._parts.buffers.follow_body([*after.values(), *contents])
         self._buffers_after = dict(zip(after, found, strict=False))
-        if isinstance(audit, StepAudit) and again:
-            audit.buffers_again = found[len(after) :]
+        if again is not None and contents:
+            again.buffers = found[-1]
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
@@ -370,7 +373,7 @@ class Step:
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
+        shown = (self.audit.own, self.audit.see_gradient) if isinstance(self.audit, StepAudit) else ()
         self._parts.gradients.begin_step(*shown)
 
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
