@@ -62,8 +62,7 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
     for proof in (plan.KILLED, plan.DRAINED, plan.CHECKPOINT):
         assert by_proof[proof]["failure"] is None
     assert by_proof[plan.KILLED]["entry"].startswith("the State's model."), found
-    # It goes on from a state that is another one already.
-    assert by_proof[plan.CHECKPOINT]["entry"] == "the loss of shard 0"
+    assert by_proof[plan.CHECKPOINT]["step"] <= 8
     assert "elastic.Values" in found["cause"]
     assert "the steps after step 8" in found["not_compared"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]

@@ -29,8 +29,8 @@ data = run.data(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), epochs=4)
 kept = elastic.State(net=net, values=values)
 for step in run.steps(data, kept):
     if step.number == chosen["stop"]:
-        os.kill(run._link.pid, signal.SIGTERM)  # the agent's
-        while not run._page.drain:
+        os.kill(run._worker.link.pid, signal.SIGTERM)  # the agent's
+        while not run._worker.page.drain:
             time.sleep(0.01)
     step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
     with torch.no_grad():

@@ -151,7 +151,7 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     agent = stopped.start()
     agent.ends_with(76)
     assert "elastic-train verify" in agent.output
-    assert "5 checkpoints are committed and none of them loads" in agent.output
+    assert "states of this run were found, and none of them loads" in agent.output
     assert {path: path.read_bytes() for path in kept} == before
     assert stopped.inspects("verify", stopped.run.url)[0] == 1
 

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 33_010,
-    "elastic/train elastic/proof elastic/inherit": 9_150,
-    "tests": 48_420,
+    "elastic": 30_000,
+    "elastic/train elastic/proof elastic/inherit": 6_500,
+    "tests": 45_060,
 }
-MOST_FILES = {"elastic": 360, "elastic/train elastic/proof elastic/inherit": 90}
-MOST_WORDS = 74_900  # of README and docs, without decisions and the table that `make proof` makes
+MOST_FILES = {"elastic": 317, "elastic/train elastic/proof elastic/inherit": 52}
+MOST_WORDS = 72_500  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
