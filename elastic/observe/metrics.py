@@ -22,7 +22,7 @@ from elastic.observe.step_line import StepLine
 from elastic.system.files import FULL, cut, make_folders, read_if_there, replace_whole
 from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
-DROPPED_LINES = 4096  # that a rewind tells of, at most
+DROPPED_LINES = 1024  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
 _NO_ROOM = FULL | {errno.EROFS}
 _MOST_VALUES_BYTES = LINE_LIMIT_BYTES - 48_576  # the rest of a line is far smaller

@@ -28,7 +28,6 @@ from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.restore import ResumePoint
 
-MOST_STEPS = 1000  # of those that are done again: the first show a difference, and all ranks hear of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ def begin_replay(
                 ended=max((each.generation for each in ends), default=0),
             )
         excuse = "the recipe was edited in between" if there.recipe != now.recipe else point.doubt
-    return parts.groups.from_rank0(Replay(restored=point.step, steps=found[:MOST_STEPS], excuse=excuse))
+    return parts.groups.from_rank0(Replay(restored=point.step, steps=found, excuse=excuse))
 
 
 def first_times(
