@@ -8,7 +8,8 @@ they are computed: the first of them that differs is the nearest to the cause.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -116,12 +117,13 @@ def with_variables(found: Sequence[ComputedStep]) -> list[Evidence]:
 
 def not_restored(first: ComputedStep, second: ComputedStep) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
-    texts: tuple[Mapping[str, str], ...] = first.variables, second.variables
-    names = dict.fromkeys(differences(Evidence(first.variables), Evidence(second.variables)))
+    texts = first.variables, second.variables
+    # A variable that is not there at all cannot be read before it is set again.
+    there, unsteady = set(map(_variable, texts[1])), {*first.unsteady, *second.unsteady}
+    names = [name for name in differences(*map(Evidence, texts)) if name not in unsteady]
+    names = [name for name in names if _variable(name) in there]
     if CUT in texts[0] or CUT in texts[1]:  # what is missing was perhaps not looked at
-        names = {name: None for name in names if name in texts[0] and name in texts[1]}
-    for name in (*first.unsteady, *second.unsteady):
-        names.pop(name, None)
+        names = [name for name in names if name in texts[0] and name in texts[1]]
     # Of a list that is longer than it was, no element says more.
     shown = [name for name in names if f"len({name.rpartition('[')[0]})" not in names]
     return {
@@ -134,6 +136,10 @@ def roots(names: Iterable[str]) -> list[str]:
     """The variables from which these are reached, each once."""
     plain = (name.removeprefix("len(").removesuffix(")") for name in names)
     return list(dict.fromkeys(name.partition("[")[0] for name in plain))
+
+
+def _variable(name: str) -> str:
+    return re.split(r"[.\[)]", name.removeprefix("len(").removeprefix("the place in "))[0]
 
 
 def write(path: Path, earlier: Earlier) -> None:

@@ -29,7 +29,6 @@ from elastic.train.loop.build import LoopParts
 from elastic.train.state.restore import ResumePoint
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTime:
     """What a step gave when `generation` did it. loss: None for what is no finite number."""

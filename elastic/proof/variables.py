@@ -19,6 +19,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from inspect import getclosurevars, signature
+from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -125,7 +126,7 @@ class Collector:
                 yield f"{name}.{key}", each
         if isinstance(value, Mapping):
             yield f"len({name})", len(value)
-            yield from ((f"{name}[{key!r:.40}]", each) for key, each in _first(value.items()))
+            yield from ((f"{name}[{key!r:.40}]", each) for key, each in islice(value.items(), MOST_ELEMENTS))
         elif isinstance(value, list | tuple | deque):
             yield f"len({name})", len(value)
             if len(value) <= MOST_ELEMENTS:
@@ -133,7 +134,7 @@ class Collector:
         elif isinstance(value, set | frozenset):
             yield f"len({name})", len(value)
         elif isinstance(value, ContextVar):
-            yield f"{name}.get()", value.get(None)
+            yield f"{name}.value", value.get(None)
         elif isinstance(value, partial):
             yield from ((f"{name}.args[{place}]", each) for place, each in enumerate(value.args))
             yield from ((f"{name}.{key}", each) for key, each in value.keywords.items())
@@ -154,12 +155,8 @@ def _kept_by(function: FunctionType) -> list[tuple[str, Any]]:
     if not is_recipes_own(function.__globals__.get("__file__")):
         return []
     parameters = signature(function).parameters.values()
-    defaults = [(each.name, each.default) for each in parameters if each.default is not each.empty]
-    return [*defaults, *getclosurevars(function).nonlocals.items()]
-
-
-def _first(items: Any) -> list[tuple[Any, Any]]:
-    return [pair for _, pair in zip(range(MOST_ELEMENTS), items, strict=False)]
+    kept = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return list({**kept, **getclosurevars(function).nonlocals}.items())
 
 
 def _attributes(thing: object) -> list[tuple[str, Any]]:
