@@ -223,7 +223,7 @@ def test_a_document_that_makes_no_sense_is_damage(document):
 
 @pytest.mark.parametrize(
     "thing",
-    [Opaque(), Opaque, {"net": nn.Linear(1, 1)}, torch.ones(1)],
+    [Opaque(), Opaque, {"net": nn.Linear(1, 1)}, torch.ones(1), torch.jit.script(nn.Linear(2, 2))],
 )
 def test_what_has_no_state_dict_of_python_is_refused_where_it_is_given(thing):
     """Said when the recipe starts, not at the first save."""

@@ -43,7 +43,6 @@ class StepRecorder:
         if parts.output is not None:
             log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
-        self._steps = 0  # of this generation
         self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
@@ -129,8 +128,7 @@ class StepRecorder:
 
         Rank 0 alone writes metrics: a number of its own shards would stand there for the batch.
         """
-        self._steps += 1
-        is_due = step.number == step.steps or not self._steps & (self._steps - 1)
+        is_due = step.number == step.steps or not step.number & (step.number - 1)
         if self._parts.groups.world_size == 1 or not is_due:
             return set()
         mine = {name: repr(value) for name, value in step.logged.items() if isinstance(value, int | float)}

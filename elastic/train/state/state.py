@@ -61,10 +61,10 @@ class State:
         if not objects:
             raise UsageError("expected at least one object in State(model=..., optimizer=...), found none")
         for name, thing in objects.items():
-            if not isinstance(thing, Stateful):
+            if not isinstance(thing, Stateful) or isinstance(thing, torch.ScriptModule):
                 raise UsageError(
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give numbers in "
-                    f"elastic.Values({name}=...), parameters in a module, several objects under several names, or add the methods"
+                    f"elastic.Values({name}=...), parameters in a module, several objects under several names, modules without torch.jit, or add the methods"
                 )
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
