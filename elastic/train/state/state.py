@@ -61,7 +61,7 @@ class State:
         if not objects:
             raise UsageError("expected at least one object in State(model=..., optimizer=...), found none")
         for name, thing in objects.items():
-            if not isinstance(thing, Stateful) or isinstance(thing, torch.ScriptModule):
+            if not isinstance(thing, Stateful) or type(thing).__module__.startswith("torch.jit"):
                 raise UsageError(
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give numbers in "
                     f"elastic.Values({name}=...), parameters in a module, several objects under several names, modules without torch.jit, or add the methods"
