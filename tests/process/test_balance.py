@@ -28,7 +28,7 @@ def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturb
     drill.start("--nproc-per-node", "2", "--faults", plan, env=TURN).ends_with(0)
     drill.is_like(undisturbed)
     assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
-    assert has_idle(drill) and drill.output.count("lacked memory, or that the body read") == 1
+    assert has_idle(drill)
 
 
 def test_a_join_and_a_drain_among_changing_spans_leave_the_same_bits(drill, undisturbed_sum):

@@ -119,7 +119,8 @@ def _beginning(parts: LoopParts, output: Rank0Output, now: DataRecord) -> DataRe
     """What the run began with, where it begins at step 0 once more."""
     try:
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), parts.clock).decode())
-    except StoreFailed:  # an outage never stops training
+    except (StoreFailed, ValueError) as error:  # an outage, or damage, never stops training
+        print(f"note: {BEGINNING}, what this run began with, cannot be read: {error}")
         return None
 
 
