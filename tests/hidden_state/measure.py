@@ -183,7 +183,7 @@ def document(outcomes: dict[str, Outcome]) -> str:
             "`make proof` makes this table: each kind of state outside `State`, where it acts, and",
             "by what it was found: in an undisturbed run of three epochs of six steps with one worker, and with two; without",
             "rehearsals and audits, where a worker is killed in the second epoch, and where a node joins in the first;",
-            "and by `elastic-train check` where one worker did not find it. *named*: the run goes on, since every result",
+            "and by `elastic-train check` where one worker did not find it (no cell: not played). *named*: the run goes on, since every result",
             "was the same, and a line says what a restart does not bring back. Each has a twin that does the same rightly,",
             "which goes on to its end; a line may name what it only shows.",
             "",
