@@ -164,17 +164,10 @@ def document(outcomes: dict[str, Outcome]) -> str:
     early = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]
     found = sum(outcomes[kind.name].is_found for kind in early)
     rows = [
-        " | ".join(
-            [
-                "|",
-                kind.name,
-                kind.acts.value,
-                *map(_cell, (of.one, of.two, of.killed, of.joined, of.check)),
-                "|",
-            ]
-        )
+        f"| {' | '.join([kind.name, kind.acts.value, *map(_cell, cells)])} |"
         for kind in KINDS
         for of in [outcomes[kind.name]]
+        for cells in [(of.one, of.two, of.killed, of.joined, of.check)]
     ]
     return "\n".join(
         [
@@ -183,8 +176,8 @@ def document(outcomes: dict[str, Outcome]) -> str:
             "`make proof` makes this table: each kind of state outside `State`, where it acts, and",
             "by what it was found: in an undisturbed run of three epochs of six steps with one worker, and with two; without",
             "rehearsals and audits, where a worker is killed in the second epoch, and where a node joins in the first;",
-            "and by `elastic-train check` where one worker did not find it (no cell: not played). *named*: the run goes on, since every result",
-            "was the same, and a line says what a restart does not bring back. Each has a twin that does the same rightly,",
+            "and by `elastic-train check` where one worker did not find it (no cell: not played). *named*: the run goes on,",
+            "since every result was the same, and a line says what a restart does not bring back. Each has a twin that does the same rightly,",
             "which goes on to its end; a line may name what it only shows.",
             "",
             f"Of the {len(early)} kinds that act within the first epoch and its end, or never, {found} are found in the",
