@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Another batch than the parent's: 12 steps.
 ARGUMENTS = ("--global-batch", "64")
-PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 5 node 0: terminate"
+PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 6 rank 0: pause 3s; step 5 node 0: terminate"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(drill
     )
     assert f"{began}steps count from 1" in stormy.output
     assert began in alone.output
-    assert len(drill.events("fault_injected")) == 3
+    assert len(drill.events("fault_injected")) == 4
     assert drill.values("restored", "generation", "step", "source")[0] == (2, 0, "parent")
     assert drill.inspects("diff", drill.run.url, calm.run.url)[0] == 0
     assert drill.events("run_finished")[0]["digest"] == calm.events("run_finished")[0]["digest"]
