@@ -1,4 +1,4 @@
-"""When all workers are started anew on purpose is a function of steps and of measured seconds.
+"""The steps of rehearsals are a function of step numbers and of measured seconds.
 
 The first rehearsal is of step 3; the second of the second step after the first epoch's end, since
 counters and loops that a restart does not bring back act there; the next ones come at doubling
