@@ -130,7 +130,7 @@ def _differs(shard: int, found: OutputForm, expected: OutputForm, where: str) ->
 
 
 def _name_of(function: Any) -> str:
-    """The same in every step and on every rank, also where each step makes a new function."""
+    """The same in every step and on every rank, also of a new function."""
     function = inspect.unwrap(function)
     if isinstance(function, partial):
         return _name_of(function.func)
