@@ -81,7 +81,7 @@ class ComputedStep:
 class Earlier:
     """What is known of a step that is done again: the first computation of it, perhaps a second.
 
-    is_rehearsal: the workers were started again for the comparison alone. is_dealt_anew: other ranks
+    is_rehearsal: the workers began again for the comparison alone. is_dealt_anew: other ranks
     compute its shards now, in the opposite order.
     """
 
