@@ -40,7 +40,7 @@ the run:
   --audit N                steps between audits, in which one shard of each worker is computed again
                            by another and compared bit for bit; auto (for 1 % of the time), or off
                            [auto]
-  --rehearse N             steps between rehearsals: all workers begin anew and do a step again,
+  --rehearse N             steps between rehearsals: workers are started again and do a step again,
                            which must come out the same; auto (early, then rarely), or off [auto]
   --accept                 go on where a step done again differs, with what a restart computes
   --keep N                 number of checkpoints to keep, the newest ones [3]

@@ -168,7 +168,7 @@ def test_a_second_agent_of_a_run_counts_on_where_the_first_one_ended(drill):
     drill.stands(9, ranks=1)
     drill.happens("checkpoint_committed", step=8)
     agent.process.kill()
-    agent.wait()
+    drill.all_are_gone()
     drill.open(9)
     agent = drill.start("--http", "127.0.0.1:0")
     where = address(drill, agent)

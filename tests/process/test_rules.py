@@ -1,5 +1,6 @@
 """The code of docs/rules.md is what it says: the right code is exact, the wrong code is found."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-TEXT = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "rules.md").read_text()
 BLOCK = re.compile(r"^```python (header|right|wrong: [\w ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 REHEARSE = ("--rehearse", "auto")
 
@@ -63,6 +65,19 @@ def test_wrong_code_is_found(found, code, drills, recipe, tmp_path):
     else:
         agent.ends_with(1)
         assert one.events(found)
+
+
+def test_the_words_of_each_refusal_are_those_of_a_message():
+    messages = [
+        node.value
+        for path in (ROOT / "elastic").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    table = TEXT.partition("| words of the message |")[2].partition("\n## ")[0]
+    quoted = [words for row in table.splitlines() for words in re.findall(r"`(.*?)`", row.split("|")[1:2][0])]
+    assert len(quoted) > 20
+    assert [words for words in quoted if not any(words in each for each in messages)] == []
 
 
 def test_the_rules_have_the_code_that_is_tested():

@@ -73,7 +73,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard
     drill.stands(11, ranks=1)
     drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 11)], "the steps before")
     agent.process.kill()
-    agent.wait()
+    drill.all_are_gone()
     drill.open(11)
 
     drill.start("--tensorboard", str(folder)).ends_with(0)
