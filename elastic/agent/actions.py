@@ -26,7 +26,7 @@ from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.agent.workers.node_workers import KILL_WAIT_S, NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.divergence import Divergence
-from elastic.errors import EXIT_FAILED, EXIT_NOTHING_LOADS, EXIT_RECIPE, EXIT_USAGE
+from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
 from elastic.events import DrainRequested, GenerationEnded, UploaderDied
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
@@ -262,11 +262,6 @@ class NodeGeneration:
         end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=reason)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
-        if code in (EXIT_NOTHING_LOADS, EXIT_RECIPE):
-            # What does not fit an edited recipe fits again once the edit is taken back, and what
-            # all ranks agreed on is right. The newest such state may be in this memory alone, which
-            # ends with the agent.
-            parts.final_checkpoint.offer_newest()
         return end
 
     def leave(self, reason: str, last_step: Callable[[], int]) -> bool:

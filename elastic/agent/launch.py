@@ -163,6 +163,10 @@ def _run(
         stack.callback(shutdown.tidy, rendezvous.stop)
         stack.enter_context(_notices(options, shutdown, console))
         _watched(agent, parts, monitor)
+        if agent.end.exit_code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
+            # A state that all ranks agreed on is right, whatever a later step ran into. The newest
+            # one may be in this memory alone, which ends with the agent.
+            parts.final_checkpoint.offer_newest()
         parts.final_checkpoint.finish_saves(uploader)
         shutdown.tidy(rendezvous.stop)
         if agent.end.exit_code != EXIT_INTERRUPTED:

@@ -27,7 +27,7 @@ from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage, Settled
 from elastic.train.groups import ProcessGroups
-from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.flat import FlatState, evidence_of
 from elastic.train.state.snapshotting import Snapshotting
 
 LOW_BITS = 32
@@ -91,7 +91,7 @@ class Comparison:
         # Only now may another rank end: its agent kills those of its node that have not.
         nodes = tuple(self.groups.all_gather(self.node))
         what = (
-            f"{entry or 'the state'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"
+            f"{entry or 'what eval() or requires_grad_() sets'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"
             + f" ({len(different)} entries do)" * (len(different) > 1)
         )
         if is_unclear:
@@ -102,8 +102,8 @@ class Comparison:
             )
         if is_recipe:
             why = (
-                "So it did when these steps were done again: the recipe draws from a generator of its own or the clock, calls a forward on some ranks only, "
-                "or takes the order of a set (a machine that is wrong every time looks the same)"
+                "So it did when these steps were done again: the recipe calls eval(), an update or a forward on some ranks only (`if run.is_first:`), draws from a "
+                "generator of its own or the clock, reads other files, or takes the order of a set (a machine that is wrong every time looks the same)"
             )
             if step == 0:
                 why = (
@@ -242,7 +242,7 @@ class Agreement:
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
         self.comparison.raise_difference(
-            checksum_of(self.flatten()),
+            evidence_of(self.flatten()),
             votes,
             step=step,
             agreed=self.step,

@@ -118,18 +118,26 @@ def with_variables(found: Sequence[ComputedStep]) -> list[Evidence]:
 def not_restored(first: ComputedStep, second: ComputedStep) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
     texts = first.variables, second.variables
-    # A variable that is not there at all cannot be read before it is set again.
-    there, unsteady = set(map(_variable, texts[1])), {*first.unsteady, *second.unsteady}
-    names = [name for name in differences(*map(Evidence, texts)) if name not in unsteady]
-    names = [name for name in names if _variable(name) in there]
+    # A variable that is not there at all cannot be read before it is set again. One that the ranks
+    # never agreed on is a rank's own, such as its batch; a best loss that rank 0 alone keeps begins
+    # alike.
+    there, unsteady = set(map(_variable, texts[1])), {*first.unsteady} & {*second.unsteady}
+    differ = differences(*map(Evidence, texts))
+    names = [name for name in differ if name not in unsteady and _variable(name) in there]
     if CUT in texts[0] or CUT in texts[1]:  # what is missing was perhaps not looked at
         names = [name for name in names if name in texts[0] and name in texts[1]]
     # Of a list that is longer than it was, no element says more.
     shown = [name for name in names if f"len({name.rpartition('[')[0]})" not in names]
+    # Tensors and counters come first, and numbers with a point, which may be clocks, last.
+    shown.sort(key=lambda name: min(_weight(each.get(name, ".")) for each in texts))
     return {
         name: " then, ".join(each.get(name, "nothing").removeprefix(SHOWN) for each in texts) + " now"
         for name in shown[:MOST_SHOWN]
     }
+
+
+def _weight(text: str) -> int:
+    return 0 if text.startswith(STATE) else 1 + ("." in text)
 
 
 def roots(names: Iterable[str]) -> list[str]:

@@ -9,12 +9,9 @@ MOST_NAMES = 3
 
 def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: bool) -> str:
     what = f"rehearsed step {step}" if is_rehearsal else f"the new group did step {step} again"
-    names = ", ".join(not_restored[:MOST_NAMES])
-    more = " and more" if len(not_restored) > MOST_NAMES else ""
-    found = f"{what}: same bits, {seconds:.1f} s"
-    if not names:
-        return found
-    return f"{found}; a restart does not bring back {names}{more}: what later steps read of it belongs in elastic.Values (report says more)"
+    names = ", ".join(not_restored[:MOST_NAMES]) + (" and more" if len(not_restored) > MOST_NAMES else "")
+    kept = f"; a restart does not bring back {names}: what later steps read of it belongs in elastic.Values (report says more)"
+    return f"{what}: same bits, {seconds:.1f} s{kept if names else ''}"
 
 
 def accepted(step: int, names: Sequence[str], excuse: str) -> str:
@@ -42,11 +39,11 @@ def differs(first: ComputedStep, last: ComputedStep, names: Sequence[str], judge
         else "No two of three computations are alike: the script draws without a seed, reads the clock, or allows "
         "algorithms that are not deterministic"
     )
-    variables = roots(not_restored(first, last))
+    variables = [name for name in roots(not_restored(first, last)) if not name.startswith("the log's ")]
     kept = f"\nA restart does not bring back {', '.join(variables[:MOST_NAMES])}." if variables else ""
     shards = [name for name in names if name.startswith("the loss of shard")]
     if judged is Verdict.HIDDEN and first.world_size != last.world_size:
-        why += f" (the number of workers too: {first.world_size} then, {last.world_size} now)"
+        why += f" (the number of workers too: {first.world_size} then, {last.world_size} now; a node that joined may have other files)"
     return (
         f"step {step} was done again from the state of step {step - 1} and differs: first {named(names)}.\n"
         f"{why}.{kept}"

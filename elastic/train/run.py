@@ -111,8 +111,8 @@ class Run:
         refuse.own_signal_handlers()
         if self._loop_end is not None:
             raise UsageError(
-                "expected one call of run.steps, found a second one: a run is one loop over one Data and one State; make a recipe of each phase, and "
-                f"begin the second from the state of the first: {new_run_from(self._worker.run_dir.url, 'SECOND_RECIPE')}"
+                "expected one call of run.steps, found a second one: one loop goes over all epochs, and what an epoch ends with stands below `if "
+                f"step.ends_epoch:`. A second phase is a recipe of its own: {new_run_from(self._worker.run_dir.url, 'SECOND_RECIPE')}"
             )
         if self._error is not None:
             raise self._error

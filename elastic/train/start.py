@@ -14,7 +14,6 @@ import torch
 
 from elastic.config import environment, identity, interpreter
 from elastic.config.identity import Identity
-from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.errors import UsageError
@@ -142,11 +141,4 @@ def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
     if groups.rank == 0:
         store = open_store(run_dir)
         there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode(errors="replace")
-    found = identity.parse(groups.from_rank0(there).encode())
-    identity.check(found, ours, run_dir)
-    if groups.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
-        print(
-            f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version"
-            f" ({new_run_from(run_dir)} begins another run from its state, and keeps this one)",
-            file=sys.stderr,
-        )
+    identity.check(identity.parse(groups.from_rank0(there).encode()), ours, run_dir)

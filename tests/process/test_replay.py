@@ -131,7 +131,7 @@ def test_an_edited_recipe_goes_on_and_the_step_that_differs_is_said(drill, hidde
     agent = hidden("values")
     agent.ends_with(0)
 
-    assert "was edited since this run began" in agent.output
+    assert "was trained by another text of the recipe" in agent.output
     assert "The run goes on, since the recipe was edited in between" in agent.output
     assert "gave another result when it was done again, so that this need not be" in agent.output
     assert replays(drill) == [(9, 7, "the recipe was edited in between")]

@@ -116,6 +116,7 @@ def test_a_recipe_that_depends_on_the_number_of_workers_is_stopped_as_it_changes
     second.ends_with(1)
     assert drill.values("step_differed", "step", "verdict") == [(7, "hidden")]
     assert "the number of workers too: 1 then, 2 now" in first.output
+    assert "step 6 is the newest that is saved" in first.output
 
 
 def test_variables_that_are_only_shown_are_named_in_the_line_of_the_rehearsal(drill, recipe):

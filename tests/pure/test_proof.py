@@ -79,14 +79,19 @@ def test_computations_are_alike_if_nothing_differs(found):
 
 
 def test_a_variable_with_state_counts_where_it_is_in_all_and_alike_on_all_ranks():
+    """A best loss that rank 0 alone kept is named: all ranks begin with the same one."""
     one, two = STATE + "1", STATE + "2"
-    first = computed(variables={"w": one, "made": one, "clock": one, "n": SHOWN + "1"}, unsteady=["clock"])
-    second = computed(variables={"w": two, "clock": two, "n": SHOWN + "2"})
+    first = {"t": SHOWN + "0.1", "w": one, "made": one, "clock": one, "n": SHOWN + "1", "best": SHOWN + "3.5"}
+    first = computed(variables=first, unsteady=["clock", "best"])
+    second = {"t": SHOWN + "0.2", "w": two, "clock": two, "n": SHOWN + "2", "best": SHOWN + "inf"}
+    second = computed(variables=second, unsteady=["clock"])
     assert with_variables([first, second]) == [
         Evidence({"a": "x", "the variable w": one}),
         Evidence({"a": "x", "the variable w": two}),
     ]
-    assert list(not_restored(first, second)) == ["w", "n"], "what is not there cannot be read"
+    assert list(not_restored(first, second)) == ["w", "n", "best", "t"], (
+        "made is not there, and cannot be read"
+    )
     assert not_restored(first, second)["n"] == "1 then, 2 now"
 
 

@@ -181,7 +181,8 @@ class Nodes(RuleBasedStateMachine):
         name = self.pick(data, inside)
         self.world.withdraw(name, is_shared=is_shared)
         if name in self.world.machines:
-            self.world.machines[name].holds &= name in self.world.group.member_ids
+            is_hidden = self.world.deaf | self.world.mute  # a partition does not wait for it
+            self.world.machines[name].holds &= name in self.world.group.member_ids and not is_hidden
 
     @precondition(lambda self: any(m.generation for m in self.world.running.values()))
     @rule(data=st.data(), seconds=st.sampled_from([0.0, POLL_S, 2.5]))

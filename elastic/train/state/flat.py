@@ -89,6 +89,15 @@ def checksum_of(flat: FlatState) -> Evidence:
     return Evidence(entries)
 
 
+def evidence_of(flat: FlatState) -> Evidence:
+    """Its checksum, and the structure beside it, which is no part of its digest."""
+    entries = dict(checksum_of(flat).entries)
+    for what, of_kind in flat.about.get("now", {}).items():
+        named = of_kind if isinstance(of_kind, dict) else dict.fromkeys(of_kind, True)
+        entries |= {f"{name} ({what})": json.dumps(value) for name, value in named.items()}
+    return Evidence(entries)
+
+
 def tensor_checksum(tensor: Tensor) -> str:
     """Of a tensor's dtype, shape and bytes, where all NaNs count as one."""
     head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()

@@ -136,7 +136,7 @@ def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint,
     if step > 0 and point.data is not None and point.data.recipe != recipe:
         output.log.record(RecipeEdited(step=step))
         print(
-            f"note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed",
+            f"note: the state of step {step} was trained by another text of the recipe than this one: what follows is no longer the trajectory of the first ({new_run_from(parts.restorer.run_url)} begins another run)",
             flush=True,
         )
 

@@ -123,7 +123,7 @@ class StepEnd:
             names = buffers.changed_integers(self.buffers.values())
             raise UsageError(
                 f"step {self.number}: expected the integers in buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
-                "loop's body, from a step.sum(...) of what each shard adds, or make them floats, which become the mean over shards"
+                "loop's body, on every rank, from a step.sum(...) of what each shard adds, or make them floats, which become the mean over shards"
             )
         buffers.end(total, signs)
 
