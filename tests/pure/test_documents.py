@@ -13,7 +13,7 @@ DOCUMENTS = sorted(
     key=lambda path: path.relative_to(ROOT).as_posix(),
 )
 # History is not rewritten when a file or a test is renamed.
-HISTORY = ("docs/log.md", "docs/decisions/", "CHANGELOG.md")
+HISTORY = ("docs/decisions/", "CHANGELOG.md")
 WIDTH = 120
 
 
