@@ -1,9 +1,10 @@
-"""Modules and tests that docs/guarantees.md names exist."""
+"""Modules, tests and scenarios that docs/guarantees.md and docs/failures.md name exist."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SCENARIOS = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
 TESTS = {
     name
     for path in (ROOT / "tests").rglob("test_*.py")
@@ -24,3 +25,10 @@ def test_every_guarantee_names_a_module_and_tests_that_exist():
         assert all((ROOT / module).is_file() for module in modules), modules
         assert tests
         assert tests <= TESTS, tests - TESTS
+
+
+def test_every_failure_names_scenarios_or_tests_that_exist_and_no_scenario_is_left_out():
+    proofs = [row[-1] for row in rows("failures.md")]
+    assert all(proofs)
+    assert set().union(*proofs) <= TESTS | SCENARIOS
+    assert SCENARIOS - {"undisturbed"} <= set().union(*proofs)
