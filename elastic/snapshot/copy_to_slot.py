@@ -22,7 +22,7 @@ class HostCopy:
     """Copies tensors in host memory, on the training thread.
 
     A copy beside the next step cost as much, because the processors are busy then, and risked a
-    torn state (measured in docs/log.md).
+    torn state (docs/decisions/0009 has the figures).
     """
 
     is_asynchronous = False
