@@ -35,7 +35,7 @@ def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(source, drills, 
     assert calm.inspects("diff", calm.run.url, stormy.run.url)[0] == 0
     if source.stem == "tracker":
         with (stormy.run.local / "steps.csv").open(newline="") as table:
-            steps = [int(row["step"]) for row in csv.DictReader(table)]
+            steps = [int(step) for step, *_ in csv.reader(table)]
         # Rank 0 may be killed between the line of the sixth step and its report.
         assert steps == [step for step in range(1, expected[0] + 1) if step != 6 or 6 in steps]
 
