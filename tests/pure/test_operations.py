@@ -80,7 +80,7 @@ def test_every_field_to_watch_is_in_the_report_or_the_status():
 @pytest.mark.parametrize("guide", GUIDES)
 def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(guide):
     found = commands(guide)
-    assert len(found) > 1
+    assert found
     for command in found:
         _, *words = shlex.split(command.replace("'", ""))
         if words[0] in COMMANDS:
