@@ -50,6 +50,8 @@ def test_fine_tuning_begins_with_the_weights_of_classification(drills, tmp_path)
     assert tuned.values("restored", "source") == [("parent",)]
 
 
-def test_the_guide_lists_each_example():
+def test_the_guide_lists_each_example_and_the_readme_shows_the_quickstart():
     listed = re.findall(r"\]\(\.\./examples/(\w+)\.py\)", GUIDE.read_text())
     assert set(listed) == {path.stem for path in EXAMPLES}
+    _, code = (ROOT / "recipes" / "quickstart.py").read_text().split('"""\n\n')
+    assert code in (ROOT / "README.md").read_text()

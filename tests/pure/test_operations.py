@@ -18,7 +18,7 @@ from elastic.report.status import LastCheckpoint, Status
 from elastic.system.interrupt import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("operations.md", "kubernetes.md")
+GUIDES = ("../README.md", "operations.md", "kubernetes.md")
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
 
 
@@ -42,9 +42,12 @@ def commands(guide):
         r"`(?:[^`\n]*-- )?(elastic-train [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     )
     found = [
-        line[line.index("elastic-train ") :] for line in lines if re.search(r"(?<!/)elastic-train \S", line)
+        line[line.index("elastic-train ") :]
+        for line in lines
+        if re.search(r"(?<!/)(?<!; )elastic-train \S", line)
     ]
-    return [re.split(r"\s+[>&;]|'$", call)[0] for call in [*found, *spans]]
+    calls = (re.split(r"\s+[>&;]|'$", call)[0] for call in [*found, *spans])
+    return [call for call in calls if call != "elastic-train --help"]
 
 
 def test_every_event_has_its_row():
@@ -82,7 +85,7 @@ def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(gui
     found = commands(guide)
     assert found
     for command in found:
-        _, *words = shlex.split(command.replace("'", ""))
+        _, *words = shlex.split(command.replace("'", ""), comments=True)
         if words[0] in COMMANDS:
             parse_inspection(words)
         elif words[0] == CHECK:
