@@ -16,7 +16,7 @@ MOST_LINES = {
     "tests": 44_980,
 }
 MOST_FILES = {"elastic": 317, "elastic/train elastic/proof elastic/inherit": 52}
-MOST_WORDS = 60_900  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 60_940  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
