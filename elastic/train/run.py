@@ -216,7 +216,7 @@ class Run:
     def on_step(self, function: Function) -> Function:
         """Call function(record) on rank 0 for each step that counts, once, also across restarts.
 
-        For W&B, MLflow and other trackers (docs/tracking.md). record: a dict, the line of
+        For W&B, MLflow and other trackers (docs/operations.md). record: a dict, the line of
         metrics.jsonl of this step. A step that is done again is not reported a second time. What
         the function raises is shown once, and training goes on; its time is the recipe's own. It
         must not change what is trained, nor call what all ranks call. Returns the function, so

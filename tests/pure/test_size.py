@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {
     "elastic": 30_000,
     "elastic/train elastic/proof elastic/inherit": 6_500,
-    "tests": 44_830,
+    "tests": 44_750,
 }
 MOST_FILES = {"elastic": 317, "elastic/train elastic/proof elastic/inherit": 52}
-MOST_WORDS = 31_470  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 20_150  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
