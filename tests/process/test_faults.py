@@ -273,7 +273,7 @@ def test_an_uploader_that_dies_again_and_again_is_said_once_and_saves_go_on_afte
 def test_a_run_that_fails_waits_for_the_save_in_progress_and_says_so(drill):
     """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
     drill.shut(3, 6)
-    agent = drill.start("--max-restarts", "0")
+    agent = drill.start("--max-restarts", "0", "--snapshot-every", "1")
     drill.stands(3, ranks=1)
     uploader = drill.uploader_of(agent)
     os.kill(uploader, signal.SIGSTOP)
@@ -283,7 +283,7 @@ def test_a_run_that_fails_waits_for_the_save_in_progress_and_says_so(drill):
     drill.waits_for(lambda: "waits for its save in progress" in agent.output, "the wait for the save")
     os.kill(uploader, signal.SIGCONT)
     agent.ends_with(1)
-    assert "step 4 is the newest that is saved" in agent.output
+    assert "step 5 is the newest that is saved" in agent.output
 
 
 def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
@@ -317,14 +317,14 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
     for the cause. The same error at the same step ends the run with restarts left. Then the recipe
     is mended.
     """
-    agent = drill.start("--nproc-per-node", "2", env={"TINY_RAISE": "6 1"})
+    agent = drill.start("--nproc-per-node", "2", "--snapshot-every", "1", env={"TINY_RAISE": "6 1"})
     agent.ends_with(1)
 
     *_, last = agent.output.rstrip().splitlines()
     assert last == "RuntimeError: the recipe's own mistake on rank 1"
     end = agent.output[agent.output.rindex("training failed: ") :]
     assert "first failing worker: rank 1 on" in end
-    assert "step 4 is the newest that is saved" in end
+    assert "step 5 is the newest that is saved" in end  # it was in memory alone
     assert end.count("Traceback") == 1
     assert "the same error came back in step 6 after a restart from step " in end
     assert [event["rank"] for event in drill.events("worker_failed")] == [1, 1]
