@@ -14,7 +14,7 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends import directory
+from elastic.rendezvous.backends import directory, tcp_store_client
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, PublishesGeneration
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import SHOWN_FOR_S, EtcdBackend
@@ -52,6 +52,8 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
             yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", intervals=NO_DELAY)
         case "c10d":
             port = free_port()
+            # A connection takes as long as the machine is busy.
+            request.getfixturevalue("monkeypatch").setattr(tcp_store_client, "OPEN_S", 100.0)
             yield c10d
     for backend in opened:
         backend.close()
