@@ -133,7 +133,7 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
         code = EXIT_INTERRUPTED if agent.gave_up else EXIT_FAILED
         text = (
             f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
-            f"the same command resumes there and trains {_steps(agent.last_step - saved_step)} again"
+            f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
         )
     elif not saved_step:
         code = EXIT_INTERRUPTED
@@ -146,10 +146,6 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     print_if_read(printable(text), file=sys.stderr)
     parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))
     return code
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _print_failure(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -> None:

@@ -166,6 +166,7 @@ def _run(
         if agent.end.exit_code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
             # A state that all ranks agreed on is right, whatever a later step ran into. The newest
             # one may be in this memory alone, which ends with the agent.
+            parts.memory.keep_compared()
             parts.final_checkpoint.offer_newest()
         parts.final_checkpoint.finish_saves(uploader)
         shutdown.tidy(rendezvous.stop)

@@ -39,6 +39,7 @@ class SnapshotMemory:
         self._thread: threading.Thread | None = None
         self._created: SnapshotSlots | OSError | None = None  # by the thread
         self._is_told = False  # that no thread can be started
+        self._compared_step = 0  # the newest snapshot that all ranks of all nodes had compared
 
     @property
     def path(self) -> str:
@@ -60,16 +61,22 @@ class SnapshotMemory:
         were agreed on by all ranks. Where the workers died before their votes were exchanged, those
         of this node must be equal; nodes compare their snapshots when they restore one.
         """
-        for slots in self._both:
-            for snapshot in slots.whole():
-                step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
-                if snapshot.is_agreed:
-                    continue
-                if votes and all(of_worker.get(step) == vote for of_worker in votes):
-                    slots.agree(snapshot.slot, snapshot.seq)
-                else:
-                    slots.invalidate(snapshot.slot)
+        whole = [(slots, each) for slots in self._both for each in slots.whole()]
+        self._compared_step = max((each.info.step for _, each in whole if each.is_agreed), default=0)
+        for slots, snapshot in whole:
+            step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
+            if snapshot.is_agreed:
+                continue
+            if votes and all(of_worker.get(step) == vote for of_worker in votes):
+                slots.agree(snapshot.slot, snapshot.seq)
+            else:
+                slots.invalidate(snapshot.slot)
         self._drop_outgrown()
+
+    def keep_compared(self) -> None:
+        """The run ends: no restore compares any more what nodes may have otherwise."""
+        for slots in self._both:
+            slots.discard_newer(self._compared_step)
 
     def publish(self) -> None:
         """Write the descriptor of the memory to be written on the control page; what was refused is

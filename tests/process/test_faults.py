@@ -89,7 +89,7 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
     victims = set(drill.values("worker_exited", "generation", "rank", victim=True))
     assert victims == {(1, 1), (2, 0), (3, 0), (4, 1)}
     restored = drill.values("restored", "step", "lost_steps")
-    # Rank 1 may raise in step 14 while rank 0 still copies the state of step 13, or writes its line.
+    # Rank 1 may raise in step 14 while rank 0 copies the state of step 13, or writes its line.
     assert restored in ([(0, 0), (2, 0), (8, 0), kept, (18, 0)] for kept in [(13, 0), (12, 1), (12, 0)])
 
     # Five generations of two workers leave no more files of events than one.

@@ -146,7 +146,7 @@ def test_a_break_before_the_update_of_the_last_step_is_said(drill, leave):
     """It was "complete", with weights that lack the last update."""
     agent = leave(drill, "cut", "--nproc-per-node", "2", step="18")
     agent.ends_with(0)
-    reason = "the recipe left the loop, with gradients that no optimizer has used"
+    reason = "the recipe left the loop, with unused gradients"
     assert f"stopped by the recipe after step 18 of 18 ({reason})" in agent.output.splitlines()[-1]
     assert drill.values("stopped", "step", "steps", "reason") == [(18, 18, reason)]
 

@@ -331,9 +331,7 @@ class Loop:
             leaving.check_unchanged(parts, step.number, self._began, self._last, has_same_mark=has_same_mark)
         parts.heartbeat.enter(Phase.SAVE)
         if end < self.last_step or is_cut:
-            reason = (self.stop_reason or reason) + (
-                ", with gradients that no optimizer has used" if is_cut else ""
-            )
+            reason = (self.stop_reason or reason) + (", with unused gradients" if is_cut else "")
             self.stopped = leaving.stop(parts, reason, end)
         self.step, self._passed = None, end
         if is_done:
