@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {
     "elastic": 29_999,
     "elastic/train elastic/proof elastic/inherit": 6_500,
-    "tests": 44_700,
+    "tests": 44_690,
 }
 MOST_FILES = {"elastic": 317, "elastic/train elastic/proof elastic/inherit": 52}
 MOST_WORDS = 20_150  # of README and docs, without decisions and the table that `make proof` makes
