@@ -74,7 +74,7 @@ class SnapshotMemory:
         self._drop_outgrown()
 
     def keep_compared(self) -> None:
-        """The run ends: no restore compares any more what nodes may have otherwise."""
+        """The run ends, and no restore will compare newer snapshots between nodes."""
         for slots in self._both:
             slots.discard_newer(self._compared_step)
 

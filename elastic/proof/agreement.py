@@ -27,7 +27,7 @@ from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage, Settled
 from elastic.train.groups import ProcessGroups
-from elastic.train.state.flat import FlatState, evidence_of
+from elastic.train.state.flat import FlatState, state_evidence
 from elastic.train.state.snapshotting import Snapshotting
 
 LOW_BITS = 32
@@ -242,7 +242,7 @@ class Agreement:
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
         self.comparison.raise_difference(
-            evidence_of(self.flatten()),
+            state_evidence(self.flatten()),
             votes,
             step=step,
             agreed=self.step,

@@ -34,7 +34,7 @@ from elastic.proof.variables import Collector
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.state.flat import FlatState, evidence_of, tensor_checksum
+from elastic.train.state.flat import FlatState, state_evidence, tensor_checksum
 from elastic.train.state.state import State
 
 
@@ -71,7 +71,7 @@ class Collected:
         }
         in_order = sorted(losses, key=lambda name: (len(name), name))
         entries = {name: losses[name] for name in in_order} | {LOSS: loss.hex()} | self.gradients
-        entries |= {f"the State's {name}": value for name, value in evidence_of(state).entries.items()}
+        entries |= {f"the State's {name}": value for name, value in state_evidence(state).entries.items()}
         self.step = 0
         return groups.from_rank0(Evidence(entries))
 

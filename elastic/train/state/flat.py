@@ -89,8 +89,8 @@ def checksum_of(flat: FlatState) -> Evidence:
     return Evidence(entries)
 
 
-def evidence_of(flat: FlatState) -> Evidence:
-    """Its checksum, and the structure beside it, which is no part of its digest."""
+def state_evidence(flat: FlatState) -> Evidence:
+    """Of what the digest has, and of modes, frozen parameters and parameter groups."""
     entries = dict(checksum_of(flat).entries)
     for what, of_kind in flat.about.get("now", {}).items():
         named = of_kind if isinstance(of_kind, dict) else dict.fromkeys(of_kind, True)
