@@ -2,7 +2,7 @@
 
 The state is chosen once, before the first write, and run.json records it. From then on the recorded
 one counts: the parent may train on meanwhile, or be gone. It does not promise that the state fits
-the recipe, which is seen where it is loaded (inherit/inherit.py).
+the recipe, which is seen where it is loaded (train/state/inherit.py).
 """
 
 from collections.abc import Callable

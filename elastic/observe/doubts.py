@@ -12,8 +12,8 @@ from elastic.events import (
 from elastic.observe.generation_end import NODE_LOST
 from elastic.observe.logged_event import Events, last, of_kind
 from elastic.proof.evidence import roots
-from elastic.proof.sentences import MOST_NAMES
 
+MOST_NAMES = 3  # variables in the last line
 _FAULTS = ("failure", NODE_LOST, "resume")
 
 

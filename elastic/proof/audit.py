@@ -30,7 +30,8 @@ from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.events import AuditFailed
 from elastic.observe.log import EventLog
-from elastic.proof.audit_verdict import (
+from elastic.proof.evidence import Evidence
+from elastic.proof.verdict import (
     DATA,
     GRADIENT,
     Audited,
@@ -38,7 +39,6 @@ from elastic.proof.audit_verdict import (
     audited_shard,
     auditor_of,
 )
-from elastic.proof.evidence import Evidence
 from elastic.system.clock import Clock
 from elastic.system.phase import Phase
 from elastic.train.groups import ProcessGroups

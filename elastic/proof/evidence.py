@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from elastic.system.untrusted import decode
@@ -40,24 +39,6 @@ def differences(*found: Evidence) -> list[str]:
     """Names of the entries that are not the same in all, in the order of the first."""
     names = dict.fromkeys(name for each in found for name in each.entries)
     return [name for name in names if len({each.entries.get(name) for each in found}) > 1]
-
-
-class Verdict(Enum):
-    ALIKE = "alike"
-    UNCLEAR = "unclear"  # a third computation tells more
-    ONCE = "once"  # one of three was wrong: a machine, or an algorithm that is not deterministic
-    HIDDEN = "hidden"  # the first process had something that new ones lack
-    RANDOM = "random"  # no two are alike
-
-
-def verdict(found: Sequence[Evidence]) -> Verdict:
-    """Of two or three computations of a step by new workers each time, the newest last."""
-    first, *later = found
-    if later[-1] == first:
-        return Verdict.ALIKE if len(later) == 1 else Verdict.ONCE
-    if len(later) == 1:
-        return Verdict.UNCLEAR
-    return Verdict.HIDDEN if later[0] == later[1] else Verdict.RANDOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,19 +18,18 @@ from torch import Tensor, nn
 from elastic.errors import EXIT_AGAIN, RecipeNotExact
 from elastic.events import Overlapped, Rehearsed, StepDiffered
 from elastic.observe.log import EventLog, read_rare
-from elastic.proof import evidence, sentences
+from elastic.proof import evidence, verdict
 from elastic.proof.evidence import (
     LOSS,
     NOTHING,
     ComputedStep,
     Earlier,
     Evidence,
-    Verdict,
     differences,
     roots,
-    verdict,
 )
 from elastic.proof.variables import Collector
+from elastic.proof.verdict import Verdict, judge
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
@@ -113,7 +112,7 @@ class StepAgain:
         step is done again, since it did not leave the loop the first time.
         """
         if self.is_on and step == self.earlier.step:
-            raise RecipeNotExact(sentences.ends_now(step))
+            raise RecipeNotExact(verdict.ends_now(step))
 
     def restored(self, step: int, *, is_doubtful: bool) -> None:
         """A generation that begins elsewhere, after a fault, compares nothing here.
@@ -170,14 +169,14 @@ class StepAgain:
         has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
         plain = [each.evidence for each in all_found]
         of_each = evidence.with_variables(all_found) if has_same_shards else plain
-        judged = verdict(of_each)
+        judged = judge(of_each)
         if judged is Verdict.RANDOM:  # variables that differ each time, such as clocks, may be shown
-            judged = verdict(plain) if differences(*plain) else Verdict.ALIKE
+            judged = judge(plain) if differences(*plain) else Verdict.ALIKE
         if judged is Verdict.UNCLEAR and not self._write(replace(earlier, found=all_found)):
             judged = Verdict.HIDDEN
         if judged is Verdict.UNCLEAR:
             if self.log is not None:
-                print(sentences.once_more(found.step, differences(*of_each)), flush=True)
+                print(verdict.once_more(found.step, differences(*of_each)), flush=True)
             # Only now may another rank end: its agent kills those of its node.
             self.groups.all_gather(0)
             raise SystemExit(EXIT_AGAIN)
@@ -192,10 +191,10 @@ class StepAgain:
             )
         if excuse:
             if self.log is not None:
-                print(sentences.accepted(found.step, names, excuse), flush=True)
+                print(verdict.accepted(found.step, names, excuse), flush=True)
             return self._alike(earlier, found, judged)
         self.groups.all_gather(0)  # only now may another rank end
-        raise RecipeNotExact(sentences.differs(first, found, names, judged))
+        raise RecipeNotExact(verdict.differs(first, found, names, judged))
 
     def _alike(self, earlier: Earlier, found: ComputedStep, judged: Verdict) -> Rehearsed | Overlapped:
         seconds = max(0.0, found.wall_s - earlier.found[0].wall_s)
@@ -211,10 +210,10 @@ class StepAgain:
         self.log.record(event)
         if judged is Verdict.ONCE:
             names = differences(*evidence.with_variables(earlier.found))
-            print(sentences.wrong_once(found.step, names), flush=True)
+            print(verdict.wrong_once(found.step, names), flush=True)
         elif judged is Verdict.ALIKE:
             print(
-                sentences.alike(
+                verdict.alike(
                     found.step,
                     seconds,
                     [name for name in roots(left) if name not in said],

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.proof.audit_verdict import DATA, Audited, audited_by, audited_shard, auditor_of
 from elastic.proof.evidence import Evidence
+from elastic.proof.verdict import DATA, Audited, audited_by, audited_shard, auditor_of
 from elastic.reduce.tree import span
 
 NAMES = [DATA, "what call 1 of the step returned", "the buffer m.mean", "the gradient of m.weight"]

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
-from elastic.inherit.fit import load_entries
 from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.inherit import load_entries
 from elastic.train.state.state import State
 
 

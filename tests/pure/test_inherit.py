@@ -15,13 +15,13 @@ from elastic.config import identity
 from elastic.config.environment import AgentLink
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
-from elastic.inherit.inherit import Inheritance
 from elastic.proof.agreement import Comparison
 from elastic.storage.local import LocalStore
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
+from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
 

@@ -26,18 +26,17 @@ from elastic.proof.evidence import (
     ComputedStep,
     Earlier,
     Evidence,
-    Verdict,
     differences,
     not_restored,
     roots,
     take,
-    verdict,
     with_variables,
     write,
 )
 from elastic.proof.rehearsals import is_due
 from elastic.proof.step_again import StepAgain
 from elastic.proof.variables import MOST_ELEMENTS, Collector, variables_of
+from elastic.proof.verdict import Verdict, judge
 from elastic.testing.fakes import FakeClock
 from elastic.train.state.flat import tensor_checksum
 
@@ -57,7 +56,7 @@ def texts(name, value, held=frozenset()):
 
 @given(ENTRIES, ENTRIES, ENTRIES)
 def test_three_computations_say_what_two_cannot(first, second, third):
-    assert verdict([first, second]) is (Verdict.ALIKE if first == second else Verdict.UNCLEAR)
+    assert judge([first, second]) is (Verdict.ALIKE if first == second else Verdict.UNCLEAR)
     if first == second:
         return
     expected = Verdict.RANDOM
@@ -65,7 +64,7 @@ def test_three_computations_say_what_two_cannot(first, second, third):
         expected = Verdict.ONCE
     elif third == second:
         expected = Verdict.HIDDEN
-    assert verdict([first, second, third]) is expected
+    assert judge([first, second, third]) is expected
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=4))

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.proof.first_gradient import FirstGradientCheck
+from elastic.proof.for_check import FirstGradientCheck
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 from elastic.train.step.step import Step

@@ -22,13 +22,12 @@ from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
 from elastic.faults.flip import flip
 from elastic.faults.inject import FaultInjector, WorkerFaults
-from elastic.inherit.inherit import Inheritance
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.proof.agreement import Comparison
+from elastic.proof.for_check import StateTrace
 from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import StepAgain
-from elastic.proof.trace import StateTrace
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
@@ -38,6 +37,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.schedule import COMPARISON_SHARE, AuditSchedule, Interval, SnapshotSchedule
+from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State

@@ -34,7 +34,6 @@ from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, StoreFailed, UsageError
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
-from elastic.inherit.inherit import Inheritance
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
@@ -56,6 +55,7 @@ from elastic.train.state.candidates import (
     order_candidates,
 )
 from elastic.train.state.flat import FlatState
+from elastic.train.state.inherit import Inheritance
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
 

@@ -1,6 +1,11 @@
-"""The first gradient of a run, beside that of one plain backward of the whole global batch.
+"""For `elastic-train check`: what a step leaves behind is written down entry by entry.
 
-It is made for `elastic-train check` alone, in a calm run by one worker. The two agree as closely as
+Rank 0 writes one line for each step of each generation: its evidence, and what the recipe logged.
+A run ends where the check has enough steps, or drains after the step that it names. Without a check
+there is no trace, and no step pays for it.
+
+In a calm run by one worker the first gradient is compared with that of one plain backward of the
+whole global batch. The two agree as closely as
 arithmetic allows if the loss is a mean over samples (or made of sums over them), as the library
 takes it to be. Where samples of a shard see each other (BatchNorm), or random numbers are drawn by
 shard (dropout), both are computed once more with all modules in eval mode: the gradient is another
@@ -8,11 +13,15 @@ one, but the loss is still the same mean of it. They cannot be compared where ra
 drawn in eval mode too, or where the function needs a batch of a shard's size.
 """
 
+import json
 import math
+import os
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,8 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from elastic.config.environment import CheckRequest
+from elastic.observe.step_line import StepLine
 from elastic.proof.audit import Auditor, Backward, Call, Compute, Function
-from elastic.system.trace_line import FirstGradient
+from elastic.proof.evidence import Evidence
+from elastic.system.clock import Clock
+from elastic.system.trace_line import FirstGradient, TraceLine
 from elastic.train.state import structure
 
 T = TypeVar("T")
@@ -218,3 +231,55 @@ def _generators() -> tuple[object, ...]:
     of_device = torch.cuda.get_rng_state().numpy().tobytes() if has_device else b""
     of_torch = torch.get_rng_state().numpy().tobytes()
     return of_torch, of_device, random.getstate(), of_numpy[1].tobytes(), of_numpy[2]
+
+
+class StateTrace:
+    def __init__(self, request: CheckRequest, *, writes: bool, agent_pid: int, clock: Clock) -> None:
+        """writes: on rank 0 alone, which also asks the agent to leave."""
+        self._request = request
+        self._path = Path(request.trace) if writes else None
+        self._agent_pid = agent_pid
+        self._clock = clock
+        self._began_s = clock.monotonic()
+        self._notes: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        """What the run says on its console stands in the next line."""
+        self._notes.append(sentence)
+
+    def wants_drain(self, step: int) -> bool:
+        """Whether the node is to leave after this step, exactly as if it were told to."""
+        if step != self._request.leave_at:
+            return False
+        if self._path is not None:
+            os.kill(self._agent_pid, signal.SIGTERM)
+        return True
+
+    def witness_of(self, step: int, auditor: Auditor) -> FirstGradientCheck | None:
+        """What watches this step in the place of an audit, if the check wants that."""
+        return FirstGradientCheck(parts=auditor) if self._request.gradient and step == 1 else None
+
+    def add(self, line: StepLine, found: Evidence, *, steps: int, shards: int, audit: object) -> None:
+        """Write a step down. steps, shards: of the run. audit: of the step, if it has one."""
+        if self._path is None:
+            return
+        written = TraceLine(
+            step=line.step,
+            generation=line.generation,
+            world_size=line.world_size,
+            steps=steps,
+            shards=shards,
+            entries=found.entries
+            | {f"step.log({name}=...)": repr(value) for name, value in line.values.items()},
+            gradient=audit.found if isinstance(audit, WholeBatchGradient) else None,
+            epoch=line.epoch,
+            notes=self._notes,
+        )
+        self._notes = []
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(written)) + "\n")
+
+    def is_over(self, step: int) -> bool:
+        """Whether the check needs no step after this one."""
+        seconds = self._clock.monotonic() - self._began_s
+        return step >= self._request.least_steps and seconds >= self._request.seconds
