@@ -23,8 +23,7 @@ from elastic.reduce.gradients import Gradients
 from elastic.train import refuse
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers
-from elastic.train.step.contract import Contract
-from elastic.train.step.follow import Modes, compute_again
+from elastic.train.step.contract import Contract, Modes, compute_again
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
 STEPS = 1000

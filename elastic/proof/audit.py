@@ -46,7 +46,7 @@ from elastic.train.state import structure
 from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Contents
-from elastic.train.step.follow import Modes
+from elastic.train.step.contract import Modes
 from elastic.train.step.parts import StepParts
 
 Function = Callable[[Batch], Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
-from elastic.train.step.follow import compute_again
+from elastic.train.step.contract import compute_again
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 

@@ -15,7 +15,7 @@ MOST_LINES = {
     "elastic/train elastic/proof": 6_500,
     "tests": 44_690,
 }
-MOST_FILES = {"elastic": 317, "elastic/train elastic/proof": 49}
+MOST_FILES = {"elastic": 317, "elastic/train elastic/proof": 48}
 MOST_WORDS = 20_150  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,

@@ -38,7 +38,7 @@ from elastic.train.evaluate.summands import (
 )
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.step.follow import Modes, drop_cached_weights
+from elastic.train.step.contract import Modes, drop_cached_weights
 from elastic.worker.heartbeat import HeartbeatSender
 
 

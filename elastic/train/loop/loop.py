@@ -37,7 +37,7 @@ from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
 from elastic.train.step.balancing import balancing_of, is_held_off
-from elastic.train.step.follow import compute_again
+from elastic.train.step.contract import compute_again
 from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step
 
