@@ -41,6 +41,7 @@ from rich.table import Table
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.payload_check import read_state
 from elastic.config.run_dir import RunDir
 from elastic.report.verify import verify_run
 from elastic.snapshot import image
@@ -49,7 +50,6 @@ from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
-from elastic.uploader.state_check import read_state
 
 CHUNK_BYTES = 1 << 22
 WINDOW_S = 2.0  # of steps before a save, and of those after it

@@ -11,7 +11,7 @@ behind it. It does not promise that the storage accepts the checkpoint. The exit
 """
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,17 +20,15 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
+from elastic.checkpoint.payload_check import check_once
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import CheckpointDiffers
 from elastic.observe.log import EventLog
-from elastic.snapshot import checksum
-from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
-from elastic.system.parallel import num_threads, run_all
 from elastic.uploader.client import (
     FINAL_OFFER_S,
     SAY_AFTER_S,
@@ -39,7 +37,6 @@ from elastic.uploader.client import (
     finish_limit_s,
 )
 from elastic.uploader.protocol import SaveState
-from elastic.uploader.state_check import check_once
 
 POLL_S = 0.1
 LOOK_SHARE = 0.25  # of the time that is left for a save: how long to look whether it is needed
@@ -223,38 +220,10 @@ class FinalCheckpoint:
 
         The uploader itself would upload the state first, and a newer generation fences it.
         """
-        slots, step = self.memory.slots, found.step
-        assert slots is not None, "a snapshot lies in a slot"
-        image = slots.body(newest.slot)[: newest.size_bytes]
-        try:
-            digest = self._digest(image)
-        except CheckpointDamaged as error:
-            self.report(f"this node's state of step {step} is damaged ({error}); the committed one counts")
-            return
-        if digest is None:
-            self.report(
-                f"the grace is over before this node's state of step {step} is compared with the committed one"
-            )
-        elif newest.info.checksum not in ("", checksum.of_image(image)):
-            self.report(f"this node's state of step {step} changed in memory; the committed one counts")
-        elif digest != found.digest:
-            reason = other_state_text(found, digest)
-            self.log.record(CheckpointDiffers(step=step, reason=reason))
+        if newest.info.checksum not in ("", found.checksum):
+            reason = other_state_text(found)
+            self.log.record(CheckpointDiffers(step=found.step, reason=reason))
             self.differences.append(reason)
-
-    def _digest(self, image: memoryview) -> str | None:
-        """None where the grace ends first. Raises CheckpointDamaged."""
-
-        def pieces(start: int, end: int) -> Pieces:
-            for piece in in_memory(image)(start, end):
-                self._go_on(Share.SAVE)
-                yield piece
-
-        with suppress(GivenUp):
-            found = ImageHash(pieces, image.nbytes)
-            run_all(found.tasks(), num_threads())
-            return found.digest()
-        return None
 
     def _go_on(self, share: Share) -> None:
         if self.shutdown.is_over(share):

@@ -37,7 +37,6 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
-from elastic.uploader.state_check import check_state
 
 PREFLIGHT_S = 600.0
 KILLED_TRIES = 3
@@ -246,7 +245,7 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
             f"{declared.shards} shards: {declared.shards // nproc} of the nodes train, with {nproc} workers each; more are spares"
         )
     found = None if options.fresh else _found(run)
-    declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print, check_state))
+    declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print))
     if found is not None:
         identity.check(found, declared, run.url)
     return declared, found is None

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from elastic.care.entry import tensors_of
 from elastic.checkpoint.find_parent import Asker, find
+from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.care_options import EXPORT_FORM, ExportOptions
 from elastic.config.output_file import refuse_own
@@ -24,7 +25,6 @@ from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
-from elastic.uploader.state_check import read_state
 
 _ALIGN_BYTES = 8
 
@@ -35,13 +35,13 @@ def export(options: ExportOptions, clock: Clock) -> str:
     _check_free(path, options)
     image = memoryview(b"")
 
-    def check(store: Store, record: CommitRecord, clock: Clock) -> None:
+    def read(store: Store, record: CommitRecord, clock: Clock) -> None:
         nonlocal image
         with closing(read_state(store, record, clock)) as memory:
             image = memory.view()
 
     asker = Asker(takes=f"export takes {EXPORT_FORM}", cannot="export cannot read")
-    state = find(options.origin, clock, lambda line: print(line, file=sys.stderr), check, asker)
+    state = find(options.origin, clock, lambda line: print(line, file=sys.stderr), asker, read)
     header = safetensors_header.parse(image)
     try:
         names = tensors_of(header.document["state"], options.entry)

@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic.checkpoint.deadline import SAVE_S, save_limit_s
-from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_step
+from elastic.checkpoint.record import SAVE_S, CommitRecord, parse_attempt, parse_step, save_limit_s
 from elastic.config.run_dir import OWN_NAMES, OWN_PREFIX
 
 CHECKPOINTS, LOGS, RENDEZVOUS = "checkpoints/", "logs/", "rendezvous/"
@@ -57,7 +56,7 @@ def leftovers(
     found = list(files)
     named = {record.payload.rpartition("/")[0] for record in records}
     largest = max((each.size_bytes for each in found), default=0)
-    # As in retention.py: a writer stops by itself after one deadline, and a call of its may be on
+    # As in prune.py: a writer stops by itself after one deadline, and a call of its may be on
     # its way then.
     attempt_s = 2 * save_limit_s(SAVE_S, largest)
     ages_s = {each.name: None if each.changed_s is None else now_s - each.changed_s for each in found}

@@ -4,14 +4,13 @@ It does not promise that a listed checkpoint loads: its payload is examined when
 never changes the store.
 """
 
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import inf
 
+from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import RECORDS_PER_STEP, CommitRecord, commit_name, parse, parse_commit_name
 from elastic.errors import CheckpointDamaged
 from elastic.storage.store import (
-    ObjectNotFound,
     OutsideStore,
     Store,
     StoredObject,
@@ -153,20 +152,16 @@ def of_run(
     return [each for each in records if each.run_id == run_id], damages + foreign
 
 
-PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
-
-
-def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
+def verify(store: Store, clock: Clock) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first.
 
     A file or a link in the place of a step's folder is damage here; training passes over it.
-    check: raises CheckpointDamaged for a payload that is. One that retention deletes meanwhile is
-    not damage. Raises StoreFailed.
+    A payload that retention deletes meanwhile is not damage. Raises StoreFailed.
     """
     records, damages = list_commits(store, clock)
     for record in records:
         try:
-            check(store, record, clock)
+            check_state(store, record, clock)
         except CheckpointDamaged as error:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))
@@ -176,29 +171,3 @@ def verify(store: Store, clock: Clock, check: PayloadCheck) -> list[Damage]:
         if name.isdecimal() and name == commit_name(int(name)).partition("/")[0]
     ]
     return sorted(damages, key=lambda damage: -damage.step)
-
-
-def payload_bytes(store: Store, record: CommitRecord, start: int, end: int) -> Generator[bytes, None, None]:
-    """The payload's bytes from `start` to `end`, all of them, in chunks.
-
-    From its end to its end there are none. Raises CheckpointDamaged where some are missing, or more
-    follow the end; StoreFailed when the store does not answer.
-    """
-    at, follows = start, int(start == record.size_bytes)
-    try:
-        for chunk in store.read(record.payload, start, end + follows):
-            at += len(chunk)
-            if at > end:
-                break
-            yield chunk
-    except ObjectNotFound as error:
-        raise CheckpointDamaged(
-            f"the payload {record.payload} is missing, its commit record is there"
-        ) from error
-    except OutsideStore as error:
-        raise CheckpointDamaged(str(error)) from error
-    if at != end:
-        found = "more" if at > end else f"{at}" if at > start else f"at most {at}"
-        raise CheckpointDamaged(
-            f"the payload {record.payload} has {found} bytes, expected {record.size_bytes}"
-        )

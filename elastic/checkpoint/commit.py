@@ -26,7 +26,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from elastic.checkpoint.catalog import PayloadCheck, read_record
+from elastic.checkpoint.catalog import read_record
+from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import (
     FORMAT,
     RECORDS_PER_STEP,
@@ -78,17 +79,15 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     clock: Clock,
     reached: Callable[[str], None],
     hashed: Callable[[], Hashes],
-    check: PayloadCheck,
 ) -> Committed:
     """Store the payload, then make it a checkpoint.
 
     `hashed` gives its hashes, for which it may wait; it is called once the payload is stored.
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
-    `check` raises CheckpointDamaged for a payload that does not load.
     Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
     not take the checkpoint before the deadline, and what `hashed` raises.
     """
-    write = _Write(store, save, limits, clock, check)
+    write = _Write(store, save, limits, clock)
     write.may_go_on()
     try:
         write.upload(payload, reached)
@@ -111,14 +110,11 @@ class _Write:
     has found it.
     """
 
-    def __init__(
-        self, store: Store, save: Save, limits: WriteLimits, clock: Clock, check: PayloadCheck
-    ) -> None:
+    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock) -> None:
         self._store = store
         self._save = save
         self._limits = limits
         self._clock = clock
-        self._check = check
         self._is_in_doubt = False
         self._write_id = uuid.uuid4().hex
         self._attempt = attempt_dir(save.generation, self._write_id)
@@ -198,7 +194,7 @@ class _Write:
                 return None
             if found.write_id != record.write_id:
                 # Our own good copy is given up for theirs only if theirs loads.
-                self._check(self._store, found, self._clock)
+                check_state(self._store, found, self._clock)
         except CheckpointDamaged:
             return None
         return _committed(record, found)
@@ -217,7 +213,7 @@ class _Write:
         try:
             if self._clock.monotonic() >= self._limits.deadline:
                 when = "after its deadline"
-                self._check(self._store, record, self._clock)
+                check_state(self._store, record, self._clock)
             else:
                 reading(lambda: next(iter(self._store.read(record.payload)), b""), self._clock)
         except (CheckpointDamaged, ObjectNotFound) as error:
@@ -244,15 +240,13 @@ def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:
         return Committed(
             record=found, is_ours=False, reason=f"already committed by generation {found.generation}"
         )
-    return Committed(record=found, is_ours=False, reason=other_state_text(found, ours.digest), differs=True)
+    return Committed(record=found, is_ours=False, reason=other_state_text(found), differs=True)
 
 
-def other_state_text(found: CommitRecord, digest: str) -> str:
-    """What to say of a committed step whose state of this digest, trained here, is another one."""
+def other_state_text(found: CommitRecord) -> str:
+    """Says that this process has another state of a committed step."""
     return (
-        f"step {found.step} was already committed by generation {found.generation} with another state (digest {found.digest[:16]}, ours "
-        f"{digest[:16]}): the same steps gave two results, and nothing says which is right. Was it trained with other software or hardware, "
-        f"or does the recipe read what another process changes? The same command goes on from what is committed; move "
-        f"checkpoints/{step_dir(found.step)} out of the run directory first, and the folder rendezvous/ with it (or give another --rdzv-id to"
-        " etcd or c10d), and the step is done again from an older checkpoint"
+        f"step {found.step} was already committed by generation {found.generation} with another state: one of the two is wrong."
+        " The same command goes on from the committed one. To do the step again, move "
+        f"checkpoints/{step_dir(found.step)} out of the run directory and remove rendezvous/ (etcd, c10d: another --rdzv-id)"
     )

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from elastic.checkpoint.catalog import (
     MOST_LISTINGS,
     Damage,
-    PayloadCheck,
     is_committed,
     list_commits,
     of_run,
 )
+from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
 from elastic.config.identity import Identity
@@ -36,6 +36,7 @@ class Asker:
     cannot: str
 
 
+Reading = Callable[[Store, CommitRecord, Clock], None]
 FROM = Asker(takes=f"--from takes {FORM}", cannot="--from cannot begin from")
 
 
@@ -45,20 +46,19 @@ def parent_of(
     run: RunDir,
     clock: Clock,
     report: Callable[[str], None],
-    check: PayloadCheck,
 ) -> Parent | None:
     """The parent of a run that is begun or resumed with `--from origin`, or without it.
 
     recorded: what run.json has, None for a new run. report: takes a line about each state that is
-    passed over. check: raises CheckpointDamaged for one that does not load. Raises UsageError for a
-    state that cannot be had, and where the run began otherwise.
+    passed over. Raises UsageError for a state that cannot be had, and where the run began
+    otherwise.
     """
     if origin is not None and origin.run_dir.url == run.url:
         raise UsageError(
             f"expected the new run in another directory than the one that it begins from, found {run.url} for both; give --run-dir NEW"
         )
     if recorded is None:
-        return None if origin is None else find(origin, clock, report, check)
+        return None if origin is None else find(origin, clock, report)
     there = recorded.parent
     if origin is not None and (there is None or not _is_same(there, origin, clock)):
         began = "began without --from" if there is None else f"began from {there}"
@@ -73,10 +73,13 @@ def find(
     origin: Origin,
     clock: Clock,
     report: Callable[[str], None],
-    check: PayloadCheck,
     asker: Asker = FROM,
+    read: Reading = check_state,
 ) -> Parent:
-    """The state that `origin` names. Without a step: the newest one that passes `check`."""
+    """The state that `origin` names. Without a step: the newest one that verifies.
+
+    read: reads the payload of a candidate, and raises CheckpointDamaged where it does not verify.
+    """
     url = origin.run_dir.url
     try:
         data = read_small(open_store(url), identity.NAME, clock)
@@ -86,7 +89,7 @@ def find(
             )
         parent = identity.parse(data, remedy=f"{asker.cannot} {url}")
         store = open_store(origin.run_dir.checkpoints_url)
-        record = _chosen(store, origin, parent.run_id, clock, report, check=check, asker=asker)
+        record = _chosen(store, origin, parent.run_id, clock, report, asker=asker, read=read)
     except StoreFailed as error:
         raise UsageError(f"expected to read the run at {url}, found: {error}") from error
     return Parent(
@@ -134,8 +137,8 @@ def _chosen(  # noqa: PLR0913 - what `find` is given, and the run's name
     clock: Clock,
     report: Callable[[str], None],
     *,
-    check: PayloadCheck,
     asker: Asker,
+    read: Reading,
 ) -> CommitRecord:
     """Raises UsageError, StoreFailed."""
     step, listings, is_changing = origin.step, 0, True
@@ -148,7 +151,7 @@ def _chosen(  # noqa: PLR0913 - what `find` is given, and the run's name
         if step is not None:
             records = [each for each in records if each.step == step]
             damages = [each for each in damages if each.step == step]
-        record, is_changing = _newest_whole(store, records, damages, clock, check)
+        record, is_changing = _newest_whole(store, records, damages, clock, read)
         if record is not None:
             for each in damages:
                 if each.step >= record.step:
@@ -158,7 +161,7 @@ def _chosen(  # noqa: PLR0913 - what `find` is given, and the run's name
 
 
 def _newest_whole(
-    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock, check: PayloadCheck
+    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock, read: Reading
 ) -> tuple[CommitRecord | None, bool]:
     """The first of `records` that verifies; `damages` grows by those before it.
 
@@ -168,7 +171,7 @@ def _newest_whole(
     is_changing = False
     for record in records:
         try:
-            check(store, record, clock)
+            read(store, record, clock)
         except CheckpointDamaged as error:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))

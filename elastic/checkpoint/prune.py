@@ -2,17 +2,16 @@
 
 A checkpoint's record is deleted first, then the payload that it named; an uncommitted attempt only
 once no writer can commit it. Only the newest generation deletes: an older one does not know which
-checkpoints were found to be damaged since. It does not promise to delete anything: a later run of
-it finds what a failed or interrupted one left, from the listing alone.
+checkpoints were found to be damaged since. The newest checkpoints stay, and those that a resume
+passed over do not count as such. It does not promise to delete anything: a later run of it finds
+what a failed or interrupted one left, from the listing alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import list_commits, records_in
-from elastic.checkpoint.deadline import save_limit_s
-from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step
-from elastic.checkpoint.retention import counted, to_delete, to_sweep
+from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step, save_limit_s
 from elastic.errors import Fenced
 from elastic.storage.store import Store, StoredObject, reading
 from elastic.system.clock import Clock
@@ -153,3 +152,55 @@ def _check(generation: int, is_newest: Callable[[], bool]) -> None:
 
 def _attempts_of(records: list[CommitRecord]) -> set[str]:
     return {record.payload.rpartition("/")[0] for record in records}
+
+
+def to_delete(counted_steps: Iterable[int], *, keep: int) -> list[int]:
+    """Steps to delete, oldest first: all but the newest `keep`. Raises ValueError for `keep` below
+    1.
+    """
+    if keep < 1:
+        raise ValueError(f"expected to keep at least 1 checkpoint, found keep={keep}")
+    return sorted(set(counted_steps))[:-keep]
+
+
+def counted(
+    records: Iterable[CommitRecord], *, step: int, generation: int, resumed_from: int | None
+) -> set[int]:
+    """Steps that retention, after `step` was committed, may count among the newest, and may delete.
+
+    A checkpoint that did not load was passed over at a resume. If it counted as one of the newest,
+    a good one would be deleted in its favour. A record above `step` is such a one, because training
+    was behind it. So is a record of an older generation above `resumed_from`, the step of the
+    checkpoint from which this generation resumed; None where it resumed from memory. And so is one
+    above a checkpoint of a later generation than its own, as long as that is there.
+    """
+    before = step if resumed_from is None else resumed_from
+    there = list(records)
+    return {
+        record.step
+        for record in there
+        if record.step <= (step if record.generation >= generation else before)
+        and not any(each.generation > record.generation and each.step < record.step for each in there)
+    }
+
+
+def to_sweep(
+    uncommitted: Mapping[str, int],
+    first_seen: Mapping[str, float],
+    *,
+    now: float,
+    generation: int,
+    save_deadline_s: float,
+) -> list[str]:
+    """Attempts that no writer can commit any more: of an older generation, and seen for two save
+    deadlines.
+
+    `uncommitted` maps the folder of an attempt to the generation that wrote it, and `first_seen` to
+    the time when this process saw it first, in seconds on the clock of `now`. A writer stops by
+    itself after one deadline; the second one is for a call that was on its way then.
+    """
+    return sorted(
+        attempt
+        for attempt, written_by in uncommitted.items()
+        if written_by < generation and now - first_seen.get(attempt, now) > 2 * save_deadline_s
+    )

@@ -14,10 +14,7 @@ from typing import Annotated, Any
 from elastic.errors import CheckpointDamaged
 from elastic.system.untrusted import Count, FieldRule, Positive, decode, exactly, parse_json, pattern
 
-FORMAT = 2
-FIRST_FORMAT = 1  # had the sha256 of the payload's bytes, and did not name it
-OF_BYTES = "sha256"
-OF_PARTS = "sha256 of parts"  # of the head and of each tensor: snapshot/image_hash.py
+FORMAT = 3
 PAYLOAD = "state.safetensors"
 RECORD_LIMIT_BYTES = 64 * 1024
 RECORDS_PER_STEP = 8
@@ -27,8 +24,19 @@ _IN_STEP = re.compile(rf"{_STEP}(?=/|\Z)")
 _ATTEMPT_DIR = re.compile(_ATTEMPT)
 _IN_ATTEMPT = re.compile(rf"({_STEP}/{_ATTEMPT})/.*", re.DOTALL)
 _COMMIT = re.compile(rf"({_STEP})/COMMIT(?:-([1-7]))?\.json")
-_Hash = Annotated[str, FieldRule((OF_BYTES, OF_PARTS).__contains__, f"{OF_BYTES!r} or {OF_PARTS!r}")]
-_Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
+_Hash = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
+
+SAVE_S = 600.0  # for what does not depend on the size: outages, retries, other writers
+LEAST_BYTES_PER_S = 1e6
+
+
+def save_limit_s(fixed_s: float, size_bytes: int) -> float:
+    """How long the save of a payload may take; fixed_s: the part that its size does not change.
+
+    A storage library does not tell how far it is with an object. So a bandwidth is assumed that
+    every useful storage has, and a slow upload that moves is not cut off.
+    """
+    return fixed_s + size_bytes / LEAST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +56,21 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashes:
-    """What is known of a payload's bytes: `digest` is of the training state, `sha256` of all bytes.
+    """The three fingerprints of an image, in hexadecimal.
 
-    hash: in which way; OF_PARTS, and OF_BYTES where earlier code wrote the record.
+    digest: of the training state. sha256: of the image's parts (both: snapshot/image_hash.py).
+    checksum: of the image as its snapshot was published (snapshot/checksum.py); a node compares it
+    with its own to know that the committed state is the one in its memory.
     """
 
-    digest: _Sha256
-    sha256: _Sha256
-    hash: _Hash = OF_PARTS
+    digest: _Hash
+    sha256: _Hash
+    checksum: _Hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord(Save):
-    """A save whose payload is stored; `digest`, `sha256` and `hash` are those of `Hashes`.
+    """A save whose payload is stored; `digest`, `sha256` and `checksum` are those of `Hashes`.
 
     `write_id` is new for each attempt: a writer recognises its own record by it. `created` is in
     seconds since 1970, for people.
@@ -70,9 +80,9 @@ class CommitRecord(Save):
     write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
     attempt: Annotated[str, FieldRule(_ATTEMPT_DIR.fullmatch, "the name of an attempt")]
     size_bytes: Count
-    digest: _Sha256
-    sha256: _Sha256
-    hash: _Hash
+    digest: _Hash
+    sha256: _Hash
+    checksum: _Hash
     created: float
 
     @property
@@ -105,8 +115,13 @@ def parse(data: bytes) -> CommitRecord:
         raise CheckpointDamaged(
             "the commit record does not match its own checksum: it was changed after it was written"
         )
+    if body.get("format") != FORMAT:
+        raise CheckpointDamaged(
+            f"expected a commit record of format {FORMAT}, found {body.get('format')!r:.20}: another version of elastic-train wrote it;"
+            " resume with that version, or take another --run-dir"
+        )
     try:
-        record = decode(CommitRecord, _upgraded(body), what="the commit record")
+        record = decode(CommitRecord, body, what="the commit record")
     except ValueError as error:
         raise CheckpointDamaged(str(error)) from error
     if parse_attempt_dir(record.attempt) != record.generation:
@@ -114,12 +129,6 @@ def parse(data: bytes) -> CommitRecord:
             f"expected an attempt of generation {record.generation} in its commit record, found {record.attempt}"
         )
     return record
-
-
-def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
-    """A record of the first format as one of this format."""
-    is_first = type(body.get("format")) is int and body["format"] == FIRST_FORMAT and "hash" not in body
-    return body | {"format": FORMAT, "hash": OF_BYTES} if is_first else body
 
 
 def step_dir(step: int) -> str:
@@ -177,10 +186,9 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def missing_text(committed_step: int, newest_step: int, run_url: str) -> str:
-    """What to say where a newer checkpoint than all that can be found was committed."""
+    """Says that a newer checkpoint was committed than all that can be found."""
     return (
-        f"the group has committed step {committed_step}, and neither the memory of its nodes nor {run_url}, as this node sees it, has"
-        f" that state or a newer one: the newest is of step {newest_step}. Missing is {run_url}/checkpoints/{commit_name(committed_step)}. Is this an old copy of the run directory, or one that is not shared?"
-        " Start on a node that has the checkpoint. If it was removed on purpose, let the group forget it: stop all agents, then remove the folder"
-        " rendezvous/ (or what --rdzv-endpoint names), or with etcd and c10d give another --rdzv-id; the same command then goes on from the older state"
+        f"the group has committed step {committed_step}, and neither its nodes' memory nor {run_url} has that state: the newest is of"
+        f" step {newest_step}. Is this an old copy, or not shared? Start on a node that has it; or forget it: stop all agents and"
+        " remove rendezvous/ (etcd, c10d: give another --rdzv-id)"
     )

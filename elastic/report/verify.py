@@ -14,7 +14,6 @@ from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
-from elastic.uploader.state_check import check_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +37,5 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
     return Verification(
         committed=sorted({record.step for record in records}),
-        damage=verify(store, clock, check_state) + foreign,
+        damage=verify(store, clock) + foreign,
     )

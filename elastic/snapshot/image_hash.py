@@ -131,12 +131,6 @@ def digest(image: Buffer) -> str:
     return found.digest()
 
 
-def check_digest(found: str, expected: str) -> None:
-    """Raises CheckpointDamaged where a payload holds another state than its record says."""
-    if found != expected:
-        raise CheckpointDamaged(f"expected a state of the digest {expected[:16]}, found {found[:16]}")
-
-
 def _read_head(source: Source, size_bytes: int) -> Buffer:
     """The length word and the header; of a header that cannot be there, some of its bytes.
 

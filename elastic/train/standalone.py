@@ -42,7 +42,6 @@ from elastic.system.untrusted import printable
 from elastic.train.groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
-from elastic.uploader.state_check import check_state
 from elastic.worker import own_error, script_end
 
 KEEP_ALIVE_S = 2.0  # of the run directory's lease
@@ -67,7 +66,7 @@ def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir
     if groups.rank == 0:
         there = read_small(open_store(run.url), identity.NAME, SystemClock())
         recorded = None if there is None else identity.parse(there)
-        parent = parent_of(recorded, launch.origin, run, SystemClock(), print, check_state)
+        parent = parent_of(recorded, launch.origin, run, SystemClock(), print)
         ours = replace(ours, parent=parent)
         _take_lease(run)
     return run, replace(ours, parent=groups.from_rank0(ours).parent)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 
-from elastic.checkpoint.deadline import save_limit_s
+from elastic.checkpoint.record import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system import stop_signals

@@ -52,4 +52,4 @@ def _hashes(image: memoryview, info: SnapshotInfo, is_over: threading.Event) -> 
     run_all([summed(), *hashes.tasks()], num_threads())
     if info.checksum not in ("", checksum.hexdigest()):
         raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")
-    return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256())
+    return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256(), checksum=checksum.hexdigest())

@@ -15,7 +15,7 @@ from math import inf
 from queue import SimpleQueue
 from typing import Any
 
-from elastic.checkpoint.deadline import save_limit_s
+from elastic.checkpoint.record import save_limit_s
 from elastic.events import CheckpointCommitted, CheckpointDiffers, CheckpointFailed, CheckpointFenced
 from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elastic.checkpoint.deadline import SAVE_S
+from elastic.checkpoint.record import SAVE_S
 from elastic.config.run_dir import RunDir
 from elastic.snapshot.slots import Snapshot
 from elastic.system.clock import boot_wall_s
@@ -34,7 +34,7 @@ class UploaderConfig:
     """The settings of one uploader.
 
     `keep`: the number of checkpoints that retention leaves. `save_deadline_s`: for a save, beside
-    what its size takes (deadline.py).
+    what its size takes (record.py).
 
     `fence` says where the newest generation is shown, in the words of fence.py; None fences
     nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
-from elastic.checkpoint.deadline import save_limit_s
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
-from elastic.checkpoint.record import Save
+from elastic.checkpoint.record import Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.slots import SnapshotSlots
@@ -23,7 +22,6 @@ from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import MirrorStale, NewestGeneration, open_fence
 from elastic.uploader.hash_beside import hash_beside
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
-from elastic.uploader.state_check import check_state
 
 # From the moment when a generation is formed: to its members' next look at the group, and the
 # connection to its TCPStore.
@@ -136,7 +134,6 @@ class Saver:
                 clock=self._clock,
                 reached=lambda point: self._reached(point, offer.step),
                 hashed=hashed,
-                check=check_state,
             )
 
     def _check_run_dir(self) -> None:

@@ -17,7 +17,6 @@ from elastic.checkpoint.catalog import list_commits, verify
 from elastic.config.run_dir import RunDir
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.uploader.state_check import check_state
 
 
 def evidence(
@@ -43,7 +42,7 @@ def evidence(
         events=on_this_clock(run_records.events(run.events)),
         metrics=[line | {"time": true_time(line["time"], now)} for line in run_records.lines(run.metrics)],
         commits=commits,
-        damage=[asdict(damage) for damage in verify(store, clock, check_state)],
+        damage=[asdict(damage) for damage in verify(store, clock)],
         injections=injections,
         samples=[] if samples is None else read_lines(samples),
         damaged_steps=frozenset(damaged_steps),

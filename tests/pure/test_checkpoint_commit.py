@@ -21,7 +21,6 @@ from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import Fenced, StoreFailed
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.uploader.state_check import check_state
 
 
 class Crash(BaseException):
@@ -68,7 +67,6 @@ def run_commit(
             clock=clock,
             reached=reached,
             hashed=lambda: hashes_of(image),
-            check=check_state,
         )
     finally:
         os.close(fd)
@@ -513,7 +511,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what)
     newest = list_commits(store, FakeClock())[0][0]
     assert newest == new.record
     assert bytes_of(store, newest, FakeClock()) == image_of(5, 2)
-    assert [damage.step for damage in verify(store, FakeClock(), check_state)] == [5]
+    assert [damage.step for damage in verify(store, FakeClock())] == [5]
 
 
 def test_a_payload_that_the_store_reports_shorter_is_not_committed():
@@ -624,7 +622,7 @@ def test_what_retention_deletes_while_it_is_verified_is_no_damage():
     listed = []
     store.after = lambda verb, name: listed.append(verb)
     store.before = lambda verb, name: before(verb, name) if listed.count("read") >= 2 else None
-    assert verify(store, FakeClock(), check_state) == []
+    assert verify(store, FakeClock()) == []
     assert loadable_steps(store) == [2]
 
 

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -31,7 +30,7 @@ def records(draw):
         attempt=names.attempt_dir(generation, write_id),
         size_bytes=draw(numbers),
         sha256=draw(hex_64),
-        hash=draw(st.sampled_from([names.OF_BYTES, names.OF_PARTS])),
+        checksum=draw(hex_64),
         digest=draw(hex_64),
         world_size=draw(st.integers(1, 10**6)),
         torch=draw(st.text(max_size=20)),
@@ -95,10 +94,8 @@ def test_any_truncation_is_noticed(record, data):
         {"created": "now"},
         {"sha256": "A" * 64},
         {"digest": ""},
-        {"format": 1},
-        {"format": True},
-        {"format": 3},
-        {"hash": "md5"},
+        {"checksum": "0" * 63},
+        {"format": 2},
         {"generation": 3},
         {"surprise": 1},
         {"torch": None},
@@ -112,15 +109,6 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
     assert parse(forged(good)) == good
     with pytest.raises(CheckpointDamaged, match=next(iter(changes))):
         parse(forged(good, **changes))
-
-
-def test_a_record_of_the_first_format_names_the_hash_that_it_had():
-    """It had no word for it: its sha256 was of the payload's bytes."""
-    body = json.loads(RECORD.to_json())
-    del body["hash"], body["self_sha256"]
-    body["format"] = names.FIRST_FORMAT
-    data = json.dumps(body | {"self_sha256": names._checksum(body)}).encode()
-    assert parse(data) == replace(RECORD, hash=names.OF_BYTES)
 
 
 @given(numbers, st.integers(0, names.RECORDS_PER_STEP - 1), st.integers(0, 10**9), hex_32)

@@ -3,8 +3,6 @@ loopback speaks it.
 """
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 import uuid
@@ -15,7 +13,8 @@ from payloads import bytes_of, hashes_of, payload_of
 
 from elastic.checkpoint.catalog import Damage, list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
-from elastic.checkpoint.record import FIRST_FORMAT, OF_BYTES, Save, commit_name
+from elastic.checkpoint.payload_check import check_state
+from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage import local
 from elastic.storage.remote import open_store
@@ -32,7 +31,6 @@ from elastic.storage.store import (
 )
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -73,7 +71,6 @@ def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
         clock=clock,
         reached=reached,
         hashed=lambda: hashes_of(os.pread(payload.fd, payload.size_bytes, payload.offset)),
-        check=check_state,
     )
 
 
@@ -180,7 +177,7 @@ def test_a_step_that_is_no_folder_is_damage(tmp_path, what):
         step.touch()
     else:
         os.mkfifo(step)
-    damages = verify(open_store(str(tmp_path)), SystemClock(), lambda *_: None)
+    damages = verify(open_store(str(tmp_path)), SystemClock())
     assert damages == [Damage(step=500, reason="expected a folder there, found a file or a link; remove it")]
 
 
@@ -250,7 +247,7 @@ def test_a_checkpoint_is_saved_listed_and_loaded(url, image):
     records, damages = list_commits(open_store(url), SystemClock())
     assert (records, damages) == ([done.record], [])
     assert bytes_of(open_store(url), records[0], SystemClock()) == data
-    assert verify(open_store(url), SystemClock(), check_state) == []
+    assert verify(open_store(url), SystemClock()) == []
 
 
 def rewrite(store, name, data, image):
@@ -277,36 +274,7 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
         for read in (bytes_of, check_state):
             with pytest.raises(CheckpointDamaged, match=reason):
                 read(store, record, SystemClock())
-    assert sorted(damage.step for damage in verify(store, SystemClock(), check_state)) == [1, 2, 3, 4]
-
-
-def as_the_first_format(store, step, data):
-    """The record of a step as earlier code wrote it: of all bytes, and without a word for that."""
-    name = commit_name(step)
-    body = json.loads(whole(store, name)) | {"format": FIRST_FORMAT}
-    body["sha256"] = hashlib.sha256(data).hexdigest()
-    del body["hash"], body["self_sha256"]
-    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    store.delete(name)
-    store.create(name, json.dumps(body | {"self_sha256": hashlib.sha256(text).hexdigest()}).encode())
-
-
-def test_a_checkpoint_of_the_first_format_verifies_and_is_read(url, image):
-    """And each kind of damage is seen, that of a byte that the digest does not cover too."""
-    store, clock = open_store(url), SystemClock()
-    data = payload_of(os.urandom(1000), chain="12" * 32)
-    save_now(store, image(data), 1)
-    as_the_first_format(store, 1, data)
-    (record,), _ = list_commits(store, clock)
-    assert record.hash == OF_BYTES
-    assert bytes_of(store, record, clock) == data
-    assert verify(store, clock, check_state) == []
-    harms = [*HARMS.items(), ("sha256", lambda data: data.replace(b"1212", b"1213", 1))]
-    for reason, harm in harms:
-        rewrite(store, record.payload, harm(data), image)
-        for read in (bytes_of, check_state):
-            with pytest.raises(CheckpointDamaged, match=reason):
-                read(store, record, clock)
+    assert sorted(damage.step for damage in verify(store, SystemClock())) == [1, 2, 3, 4]
 
 
 def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, image):

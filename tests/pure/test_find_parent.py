@@ -14,6 +14,7 @@ from records import IDENTITY, PARENT
 from torch import nn
 
 from elastic.checkpoint.find_parent import find, parent_of
+from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import commit_name, parse
 from elastic.config.parent import Origin, new_run_from
 from elastic.config.run_dir import RunDir
@@ -21,7 +22,6 @@ from elastic.errors import UsageError
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
-from elastic.uploader.state_check import check_state
 
 CLOCK = SystemClock()
 NEW = RunDir.parse("/runs/new")
@@ -53,7 +53,7 @@ def test_a_state_that_its_run_deletes_meanwhile_makes_way_for_a_newer_one(first)
         examined.append(record.step)
         check_state(store, record, clock)
 
-    assert find(Origin.parse(str(first)), CLOCK, print, check).step == 40
+    assert find(Origin.parse(str(first)), CLOCK, print, read=check).step == 40
     assert examined == [30, 20, 10, 40]
 
 
@@ -76,7 +76,7 @@ def damage(folder: Path, step: int) -> None:
 
 
 def found_in(text: str, said: list[str]) -> int:
-    return find(Origin.parse(text), CLOCK, said.append, check_state).step
+    return find(Origin.parse(text), CLOCK, said.append).step
 
 
 @given(
@@ -140,7 +140,7 @@ def test_without_a_step_the_newest_state_that_verifies_is_taken(first):
     assert said == []
     damage(first, 30)
     assert found_in(str(first), said) == 20
-    assert said[0].startswith(f"step 30 of {first} is not used: the payload ")
+    assert said[0].startswith(f"step 30 of {first} is not used: ")
 
 
 def test_a_parent_may_be_at_a_url():
@@ -149,9 +149,9 @@ def test_a_parent_may_be_at_a_url():
     open_store(url).create("run.json", IDENTITY.to_json())
     for step in (10, 20):
         commit_state(open_store(f"{url}/checkpoints"), IDENTITY.run_id, step, state_of(step))
-    parent = find(Origin.parse(f"{url}@10:model"), CLOCK, print, check_state)
+    parent = find(Origin.parse(f"{url}@10:model"), CLOCK, print)
     assert (parent.url, parent.step, parent.entries) == (url, 10, ("model",))
-    assert find(Origin.parse(url), CLOCK, print, check_state).step == 20
+    assert find(Origin.parse(url), CLOCK, print).step == 20
 
 
 def test_a_damaged_state_that_was_named_is_refused_and_no_other_one_taken(first):
@@ -205,7 +205,7 @@ def test_a_lineage_is_kept_over_three_runs_without_the_first_ones(tmp_path):
         ours = replace(IDENTITY, seed=number, parent=parent)
         folder = begin_run(tmp_path / str(number), ours)
         runs.append((ours.run_id, number + 1, commit_in(folder, ours, number + 1, state_of(number)).digest))
-        parent = find(Origin.parse(str(folder)), CLOCK, print, check_state)
+        parent = find(Origin.parse(str(folder)), CLOCK, print)
         (folder / "run.json").unlink()
     assert [(each.run_id, each.step, each.digest) for each in parent.lineage] == runs
 
@@ -213,22 +213,20 @@ def test_a_lineage_is_kept_over_three_runs_without_the_first_ones(tmp_path):
 def test_a_resume_keeps_the_parent_that_was_recorded(first):
     """The parent trained on, or is gone; the same command, and the one without --from."""
     origin = Origin.parse(f"{first}:model")
-    begun = parent_of(None, origin, NEW, CLOCK, print, check_state)
+    begun = parent_of(None, origin, NEW, CLOCK, print)
     recorded = replace(IDENTITY, parent=begun)
     commit_in(first, IDENTITY, 50, state_of(0.0))
-    assert parent_of(recorded, origin, NEW, CLOCK, print, check_state) == begun
-    assert parent_of(recorded, None, NEW, CLOCK, print, check_state) == begun
+    assert parent_of(recorded, origin, NEW, CLOCK, print) == begun
+    assert parent_of(recorded, None, NEW, CLOCK, print) == begun
     (first / "run.json").unlink()
-    assert parent_of(recorded, replace(origin, step=30), NEW, CLOCK, print, check_state) == begun
+    assert parent_of(recorded, replace(origin, step=30), NEW, CLOCK, print) == begun
 
 
 def test_a_parent_that_is_mounted_elsewhere_is_known_by_its_state(first, tmp_path):
-    recorded = replace(
-        IDENTITY, parent=parent_of(None, Origin.parse(str(first)), NEW, CLOCK, print, check_state)
-    )
+    recorded = replace(IDENTITY, parent=parent_of(None, Origin.parse(str(first)), NEW, CLOCK, print))
     first.rename(tmp_path / "moved")
     moved = Origin.parse(str(tmp_path / "moved"))
-    assert parent_of(recorded, moved, NEW, CLOCK, print, check_state) == recorded.parent
+    assert parent_of(recorded, moved, NEW, CLOCK, print) == recorded.parent
 
 
 @pytest.mark.parametrize("other", ["/runs/other", "/runs/first@41:model", "/runs/first", "/runs/first:ema"])
@@ -236,22 +234,20 @@ def test_a_resume_from_another_state_is_refused_with_what_the_run_began_from(oth
     """Another run, another step, other entries than the recorded ones."""
     recorded = replace(IDENTITY, parent=PARENT)
     with pytest.raises(UsageError) as caught:
-        parent_of(recorded, Origin.parse(other), NEW, CLOCK, print, check_state)
+        parent_of(recorded, Origin.parse(other), NEW, CLOCK, print)
     began = "/runs/new holds a run that began from step 40 of /runs/first (digest 1212121212121212), entries model"
     assert str(caught.value).startswith(f"{began}; found --from {other}. Resume it without --from")
 
 
 def test_a_run_that_began_without_a_parent_is_not_given_one(first):
     with pytest.raises(UsageError, match="/runs/new holds a run that began without --from; found --from"):
-        parent_of(IDENTITY, Origin.parse(str(first)), NEW, CLOCK, print, check_state)
+        parent_of(IDENTITY, Origin.parse(str(first)), NEW, CLOCK, print)
 
 
 def test_a_run_does_not_begin_from_itself(tmp_path):
     """The default run directory is the recipe's, which the parent may have used."""
     with pytest.raises(UsageError, match="give --run-dir NEW"):
-        parent_of(
-            None, Origin.parse(f"{tmp_path}/x/"), RunDir.parse(f"{tmp_path}/x"), CLOCK, print, check_state
-        )
+        parent_of(None, Origin.parse(f"{tmp_path}/x/"), RunDir.parse(f"{tmp_path}/x"), CLOCK, print)
 
 
 @given(st.text("ab/@: '1", min_size=1, max_size=8).filter(lambda text: text.strip("/")))

@@ -34,7 +34,6 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, create_or_read
 from elastic.system.files import make_folders
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=600.0)
 STOPPED_AT = 6
@@ -113,7 +112,6 @@ class Agent:
                 clock=self.clock,
                 reached=lambda _point: None,
                 hashed=lambda: hashes_of(image(step)),
-                check=check_state,
             )
         finally:
             os.close(fd)

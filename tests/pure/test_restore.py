@@ -21,7 +21,6 @@ from elastic.train.groups import ProcessGroups
 from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
-from elastic.uploader.state_check import check_state
 
 ALONE = Member(rank=0, world_size=1, group=None)
 LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
@@ -313,6 +312,6 @@ def test_the_reason_of_each_refusal_is_told_in_order():
         NothingLoads, match=r"step=9: .* is missing.*step=8: .* its bytes were changed"
     ) as raised:
         restorer(None, store=store).restore(State(model=model(0.0)))
-    damage = verify(store, FakeClock(), check_state)
+    damage = verify(store, FakeClock())
     assert [each.step for each in damage] == [9, 8]
     assert all(each.reason in str(raised.value) for each in damage)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.checkpoint.retention import counted, to_delete, to_sweep
+from elastic.checkpoint.prune import counted, to_delete, to_sweep
 
 steps = st.lists(st.integers(0, 60), max_size=12)
 

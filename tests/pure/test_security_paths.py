@@ -26,7 +26,6 @@ from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
 from elastic.storage.store import OutsideStore, Payload, read_small
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.state_check import check_state
 
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 28
@@ -70,7 +69,6 @@ def save(store, step, *, run_id="r", data=IMAGE):
             clock=CLOCK,
             reached=lambda point: None,
             hashed=lambda: hashes_of(data),
-            check=check_state,
         )
     finally:
         os.close(fd)
@@ -96,7 +94,7 @@ def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
     (root / record.payload).symlink_to(outside / target)
     with pytest.raises(CheckpointDamaged, match="link"):
         bytes_of(store, record, CLOCK)
-    assert [damage.step for damage in verify(store, CLOCK, check_state)] == [7]
+    assert [damage.step for damage in verify(store, CLOCK)] == [7]
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10**6, 10**11, 10**15])

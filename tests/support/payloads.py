@@ -4,13 +4,14 @@ import json
 from contextlib import closing
 from typing import Any
 
+from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord, Hashes
+from elastic.snapshot import checksum
 from elastic.snapshot.image_hash import ImageHash, in_memory
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.parallel import run_all
-from elastic.uploader.state_check import read_state
 
 
 def payload_of(data: bytes, **beside: Any) -> bytes:
@@ -24,7 +25,11 @@ def payload_of(data: bytes, **beside: Any) -> bytes:
 def hashes_of(payload: bytes | bytearray | memoryview) -> Hashes:
     found = ImageHash(in_memory(payload), memoryview(payload).nbytes)
     run_all(found.tasks(), 1)
-    return Hashes(digest=found.digest(), sha256=found.parts_sha256())
+    return Hashes(
+        digest=found.digest(),
+        sha256=found.parts_sha256(),
+        checksum=checksum.of_image(memoryview(payload)),
+    )
 
 
 def bytes_of(store: Store, record: CommitRecord, clock: Clock) -> bytes:

@@ -1,6 +1,6 @@
 """A valid identity and a valid commit record, from which tests of damage start."""
 
-from elastic.checkpoint.record import FORMAT, OF_PARTS, CommitRecord
+from elastic.checkpoint.record import FORMAT, CommitRecord
 from elastic.config.identity import Identity
 from elastic.config.parent import Ancestor, Parent
 
@@ -33,7 +33,7 @@ RECORD = CommitRecord(
     attempt="a-000001-01234567",
     size_bytes=1,
     sha256="0" * 64,
-    hash=OF_PARTS,
+    checksum="0" * 64,
     digest="0" * 64,
     world_size=1,
     torch="2",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from elastic.checkpoint.deadline import SAVE_S, save_limit_s
+from elastic.checkpoint.record import SAVE_S, save_limit_s
 from elastic.config.durations import Every
 from elastic.errors import EXIT_INTERRUPTED, ReplayDiffers, StoreFailed
 from elastic.events import CheckpointFailed, Drained

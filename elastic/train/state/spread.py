@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory, open_sealed, this_machine
 from elastic.train.groups import ProcessGroups
-from elastic.uploader.state_check import read_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
