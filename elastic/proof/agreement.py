@@ -52,7 +52,7 @@ class Comparison:
     def check_same_state(self, found: Evidence, *, step: int, known: Divergence | None) -> None:
         """Every rank passes the evidence of the state of `step` that it begins with.
 
-        known: the difference because of which this step is begun with again. Raises StatesDiffer or
+        known: the difference that has this step begun with again. Raises StatesDiffer or
         RecipeNotExact on every rank unless they are equal.
         """
         votes = self.groups.all_gather(vote_of(found.whole))
@@ -72,8 +72,7 @@ class Comparison:
         """Every rank knows by the votes on the state after `step`, in rank order, that they differ.
 
         found: of this rank's state. agreed: the last step on which they agreed. began: the step
-        with whose state the generation began. known: the difference because of which steps are done
-        again.
+        with whose state the generation began. known: the difference that has steps done again.
         """
         different = differences(*self.groups.all_gather(found))
         entry = different[0] if different else ""

@@ -60,7 +60,7 @@ class ComputedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What is known of a step that is done again: the first computation of it, perhaps a second.
+    """The one or two earlier computations of a step that is done again.
 
     is_rehearsal: the workers began again for the comparison alone. is_dealt_anew: other ranks
     compute its shards now, in the opposite order.
@@ -99,13 +99,13 @@ def with_variables(found: Sequence[ComputedStep]) -> list[Evidence]:
 def not_restored(first: ComputedStep, second: ComputedStep) -> dict[str, str]:
     """Variables that a restart does not bring back, with both values."""
     texts = first.variables, second.variables
-    # A variable that is not there at all cannot be read before it is set again. One that the ranks
-    # never agreed on is a rank's own, such as its batch; a best loss that rank 0 alone keeps begins
+    # A variable that is not there at all cannot be read before it is set again. Where the ranks
+    # never agreed it is a rank's own, such as its batch; a best loss that rank 0 alone keeps begins
     # alike.
     there, unsteady = set(map(_variable, texts[1])), {*first.unsteady} & {*second.unsteady}
     differ = differences(*map(Evidence, texts))
     names = [name for name in differ if name not in unsteady and _variable(name) in there]
-    if CUT in texts[0] or CUT in texts[1]:  # what is missing was perhaps not looked at
+    if CUT in texts[0] or CUT in texts[1]:  # a missing variable was perhaps not looked at
         names = [name for name in names if name in texts[0] and name in texts[1]]
     # Of a list that is longer than it was, no element says more.
     shown = [name for name in names if f"len({name.rpartition('[')[0]})" not in names]

@@ -2,8 +2,8 @@
 
 The lines of the metrics that a resume drops say what each lost step gave, as a chain value: a hash
 of all losses so far. So this needs to know nothing of how a recipe may depend on more than its
-State, and it finds what all ranks do alike. Rank 0 has read the lines; what is compared is known to
-all ranks alike after each step, so that no message is needed until a step differs.
+State, and it finds what all ranks do alike. Rank 0 has read the lines; all ranks know the compared
+numbers after each step, so that no message is needed until a step differs.
 
 It does not compare steps that were done once, nor what a step leaves that no later loss depends on.
 A difference says that two processes differ, and not which of them was right.
@@ -31,7 +31,7 @@ from elastic.train.state.restore import ResumePoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTime:
-    """What a step gave when `generation` did it. loss: None for what is no finite number."""
+    """What a step gave when `generation` did it. loss: None where it is not finite."""
 
     step: int
     evidence: Evidence
@@ -134,8 +134,8 @@ def first_times(
     """The lost steps that must come out as before.
 
     last: the newest line that stayed. dropped: those after it. chain: of the state of `restored`.
-    known: the difference between ranks because of which steps are done again: what its generation
-    wrote after the last agreed state came from states of which one was wrong. ended: the newest
+    known: the difference between ranks that has steps done again: what its generation wrote after
+    the last agreed state came from states that differed. ended: the newest
     generation that a replay ended. A user who gives the same command after that accepts what the
     script computes now, so that older lines count no more.
 

@@ -1,9 +1,9 @@
-"""The first step of a generation may be one that another did before: both must come out alike.
+"""A generation may do its first step again: it must come out as before.
 
 A generation that ends as planned (nodes join or leave, or a rehearsal) keeps the state before its
 last step as well, and the evidence of that step. The next one begins with the state before, does
 the step again and compares. Where a computation differs, the workers are started once more: three
-computations tell a recipe that keeps something outside its State from one that is not
+computations tell a recipe that keeps something outside its State from a recipe that is not
 deterministic, and from a machine that was wrong once.
 """
 
@@ -95,7 +95,7 @@ class StepAgain:
     collected: Collected = field(default_factory=Collected)
 
     def look(self) -> Earlier:
-        """What is known of the step that is to be done again, on every rank."""
+        """Earlier computations of the step that is to be done again, on every rank."""
         found, is_on = NOTHING, self.path is not None
         if self.path is not None and self.groups.local_rank == 0:
             found = evidence.take(self.path)

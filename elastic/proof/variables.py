@@ -1,7 +1,7 @@
 """What the recipe's own variables hold at the end of a step, as texts that can be compared.
 
 Roots are the variables of the frame that takes the steps, of those above it in the recipe's files
-and of their modules, and the State's modules and the dataset. What is reached from them lies at
+and of their modules, and the State's modules and the dataset. Everything reached from them lies at
 most DEPTH attributes or elements away. Nothing is predicted: two executions are compared, and a
 name tells what differs. It does not see what no variable reaches, what a longer list holds, and
 what comes after the bounds below.

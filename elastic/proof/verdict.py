@@ -131,7 +131,7 @@ class Audited:
 
     @property
     def node(self) -> str | None:
-        """The one that was wrong; None where the recipe was."""
+        """The wrong node; None where the recipe was wrong."""
         return None if self.came_before or self._alone is None else self.nodes[self._alone]
 
     @property

@@ -36,7 +36,7 @@ def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P,
 
     An error of this library is shown to the object's `_note_error`, if it has one, because the
     recipe may catch it. is_of_all_ranks: all ranks make the call together, so that any other error
-    ends the run as well; one rank's shard may be the only one that raised it.
+    ends the run as well; perhaps a single rank's shard raised it.
     """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:

@@ -55,7 +55,7 @@ def early_draws() -> None:
 def use_in_forked_child() -> None:
     if forked_child.is_one():
         raise UsageError(
-            "expected the loop, sums and evaluations in the process that called elastic.start, found them in one that the recipe forked; end it "
+            "expected the loop, sums and evaluations in the process that called elastic.start, found them in a child that the recipe forked; end it "
             "where it was forked, with os._exit"
         )
 

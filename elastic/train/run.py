@@ -40,8 +40,7 @@ class Run:
     """Made by `elastic.start`.
 
     `device` is this worker's; `rank`, `world_size` and `is_first` (whether this is rank 0) are
-    those of the current generation. A recipe adds no attributes: no state would save what is in
-    them.
+    those of the current generation. A recipe adds no attributes: no state would save them.
     """
 
     __slots__ = ("_error", "_loop_end", "_state", "_worker", "device", "is_first", "rank", "world_size")
@@ -82,7 +81,7 @@ class Run:
         list of samples → batch, torch's default_collate where it is None.
 
         The function `order` is called at once for each epoch of the run, and again in each epoch.
-        Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
+        Raises UsageError for another kind of dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
         ours, samples = self._worker.identity, check_dataset(dataset, "run.data")
@@ -219,7 +218,7 @@ class Run:
         For W&B, MLflow and other trackers (docs/operations.md). record: a dict, the line of
         metrics.jsonl of this step. A step that is done again is not reported a second time. What
         the function raises is shown once, and training goes on; its time is the recipe's own. It
-        must not change what is trained, nor call what all ranks call. Returns the function, so
+        must not change the state, nor make calls that all ranks make. Returns the function, so
         that it serves as a decorator. Call it before run.steps; raises UsageError after that.
         """
         if self._loop_end is not None:

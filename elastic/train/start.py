@@ -133,7 +133,7 @@ def _be_deterministic(threads: int) -> None:
 
 
 def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
-    """Rank 0 writes the identity if there is none; every rank compares its own with what is there.
+    """Rank 0 writes the identity if there is none; every rank compares its own with the one there.
 
     Raises UsageError for another run's directory.
     """

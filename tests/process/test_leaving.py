@@ -206,7 +206,7 @@ def test_a_child_that_a_worker_forks_is_no_part_of_the_run(drills, tmp_path, rec
         assert drill.last_step == 9
     assert not pair.events("worker_failed")
     assert len(pair.events("generation_started")) == 1
-    assert "found them in one that the recipe forked" in script.output
+    assert "found them in a child that the recipe forked" in script.output
     for pid in (*alone.alive(), *torch.alive()):  # without an agent nothing ends the child that lives on
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

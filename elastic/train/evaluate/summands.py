@@ -77,7 +77,7 @@ def check_fits(found: Sequence[Tensor], num_parts: int, call: str) -> None:
 
 
 def _widened(leaf: Any) -> Tensor:
-    """float64 or int64. Raises UsageError for what is no number and no dense tensor."""
+    """float64 or int64. Raises UsageError for anything but a number or a dense tensor."""
     value = leaf
     if isinstance(leaf, float):
         value = torch.tensor(leaf, dtype=torch.float64)

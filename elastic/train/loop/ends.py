@@ -126,7 +126,7 @@ class LoopEnd:
             self._leave()
 
     def explain(self, error: BaseException) -> BaseException:
-        """A rank that waits for one that left the loop sees that its peer is gone."""
+        """A rank that waits for a peer which left the loop sees that it is gone."""
         if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
         return explain_loss(self.loop.parts.groups, self.loop.place) or error

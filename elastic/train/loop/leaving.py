@@ -27,7 +27,7 @@ from elastic.train.state.snapshotting import layout_of
 from elastic.train.step.parts import StepPlace
 
 _ADVICE = (
-    "All ranks must leave it in the same step: decide by what is the same on each of them, such as step.number, "
+    "All ranks must leave it in the same step: decide by values that are the same on each of them, such as step.number, "
     "the loss that step.mean_loss returns, run.evaluate or elastic.Values, and not by run.rank, a clock or a rank's own data"
 )
 
@@ -48,7 +48,7 @@ def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:
 
 
 def explain_loss(groups: ProcessGroups, place: StepPlace) -> UsageError | None:
-    """What is behind the loss of a peer, if another rank left the loop and this one went on.
+    """The reason for the loss of a peer, if another rank left the loop and this one went on.
 
     place: that of this rank.
     """

@@ -254,7 +254,7 @@ class Loop:
         return requests_of(self.parts, self._saving, number, self.last_step)
 
     def _check_body(self, step: Step, first: int) -> None:
-        """The recipe asks for the next step. An error of this one that it caught ends the run."""
+        """The recipe asks for the next step. An error of this step ends the run, caught or not."""
         refuse.use_in_forked_child()
         refuse.own_signal_handlers()
         if step.error is not None:

@@ -9,7 +9,7 @@ run directory at a URL, on a machine that is gone.
 
 What a function raises never ends training, since it is mostly a tracker that cannot be reached: it
 is shown once, and the function is called again for the next step. What it draws is taken back. A
-function that changes what is trained is refused, because one rank alone calls it.
+function that changes the state is refused, because one rank alone calls it.
 """
 
 import json
@@ -76,7 +76,7 @@ class StepFunctions:
         try:
             with random_streams.kept():
                 for index in range(len(self._functions)):
-                    # What is no finite number is null in the file.
+                    # Numbers that are not finite are null in the file.
                     self._call(line.step, index, json.loads(text, parse_constant=lambda _: None), log)
         finally:
             self._is_running = False

@@ -1,7 +1,7 @@
 """A step that counts has one line in the metrics; its state has beside it what a resume needs.
 
-What a step shows of the recipe is said here, once: what is exact and perhaps not meant, and logged
-numbers that differ between ranks.
+Two kinds of notes on the recipe are printed here, once: exact results that are perhaps not meant,
+and logged numbers that differ between ranks.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class StepRecorder:
     """Keeps the chain value from step to step."""
 
     def __init__(self, parts: LoopParts, resumed: Resumed, mark: Callable[[], object]) -> None:
-        """mark: of what is trained, which functions of run.on_step must leave as it is."""
+        """mark: of the trained parameters, which functions of run.on_step must not change."""
         self._parts = parts
         self._chain = resumed.point.chain
         self._resumed = resumed
@@ -174,7 +174,7 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
 
 
 def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str]:
-    """What is the same at every world size, and perhaps not meant.
+    """Notes on results that are the same at every world size, and perhaps not meant.
 
     Nothing is refused: whether a hook is linear, or a buffer a running average, cannot be known.
     A module's own backward hooks are not mentioned: most only look. averaged: names of the buffers
@@ -185,7 +185,7 @@ def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str
     if hooked and shards > 1:
         found.append(
             f"{', '.join(hooked[:_NAMED])} has a hook on its gradient (register_hook), called for each of the {shards} shards; with step.mean_loss it sees the "
-            f"gradient divided by {shards}. One that is not linear, such as a clip, gives another result than in plain PyTorch: change .grad after the call"
+            f"gradient divided by {shards}. A hook that is not linear, such as a clip, gives another result than in plain PyTorch: change .grad after the call"
         )
     if averaged and shards > 1:
         found.append(

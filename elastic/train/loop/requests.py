@@ -61,7 +61,7 @@ def is_first_audited(parts: LoopParts, step: int) -> bool:
 def remaining(
     parts: LoopParts, agreement: Agreement, step: Step, outcome: StepOutcome, last_step: int
 ) -> Requests:
-    """What is to be done after this step, of what was asked for.
+    """The requests that are granted after this step.
 
     Raises SystemExit or RecipeNotExact where this step was done again and differs.
     """

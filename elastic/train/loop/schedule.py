@@ -11,7 +11,7 @@ first order approximation to the optimum checkpoint interval; Daly 2006), for a 
 hour, which is what preemptible machines see at their worst. A save that costs training w seconds is
 then repeated every sqrt(3600 w) seconds.
 
-It reads no clock, and it does not promise that what is due is possible: there may be no free slot.
+It reads no clock, and a due snapshot may find no free slot.
 """
 
 import math
@@ -77,7 +77,7 @@ class Interval:
         return self.last is None or self.steps is None or step - self.last >= self.steps
 
     def begin(self, step: int) -> None:
-        """Steps are counted from this one, whether or not what is due in it succeeds."""
+        """Steps are counted from this one, whether or not its snapshot or save succeeds."""
         self.last = step
 
     def add_cost(self, cost_s: float, step_s: float) -> None:

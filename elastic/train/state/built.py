@@ -131,7 +131,7 @@ def take_structure(objects: Objects, built: Structure, there: Structure, now: St
 def check_shapes(built: Shapes, now: Shapes, modules: Mapping[str, nn.Module]) -> None:
     """Of modules' entries, when the loop began and since. Raises StateNotSavable.
 
-    Where a class has a load of its own, it may build what is missing first.
+    Where a class has a load of its own, it may build missing parts first.
     """
     if built == now:
         return
@@ -140,7 +140,7 @@ def check_shapes(built: Shapes, now: Shapes, modules: Mapping[str, nn.Module]) -
         if before != found and not _has_own_load(modules[entry.split(".")[0]]):
             raise StateNotSavable(
                 f"state entry {entry}: expected the shape {before}, as when the loop began, found {found}; a resume could not load it: build the model in its "
-                "final shape, with parts frozen, masked (prune.identity) or persistent=False, or give it a load_state_dict that builds what is saved"
+                "final shape, with parts frozen, masked (prune.identity) or persistent=False, or give it a load_state_dict that builds the saved parts"
             )
 
 

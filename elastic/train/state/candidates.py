@@ -79,7 +79,7 @@ class Candidate:
 
 
 def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None:
-    """The difference because of which steps are done again. A node that just joined knows none."""
+    """The difference that has steps done again. A node that just joined knows none."""
     known = [of_rank.divergence for of_rank in available if of_rank.divergence is not None]
     return max(known, key=lambda each: (each.generation, each.step), default=None)
 
@@ -87,7 +87,7 @@ def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None
 def order_candidates(
     available: Sequence[AvailableStates], again: int = 0
 ) -> tuple[list[Candidate], list[RejectedState]]:
-    """(what to try, best first; what is refused), from what each rank has, in rank order.
+    """(candidates, best first; refused states), from what each rank has, in rank order.
 
     again: a step that is to be done again. Where its own state is the newest, the one before it
     comes first.
@@ -149,7 +149,7 @@ def check_none_is_missing(
 ) -> None:
     """Raises NothingLoads where a newer checkpoint than all that can be found was committed.
 
-    One that is there and must not be used is not missing: it is reported, and an older one is used.
+    A state that must not be used is not missing: it is reported, and an older one is used.
     """
     newest = max((each.step for each in candidates), default=0)
     is_there = any(each.is_stored and each.step == committed_step for each in rejected)

@@ -38,7 +38,7 @@ def encode_value(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) 
     """
     if not isinstance(thing, (nn.Module, Values)):
         return encode(value, name, tensors, has_properties=not isinstance(thing, PLACES_TENSORS))
-    # A module moves the tensors that it loads to its own device; what is deeper inside is extra
+    # A module moves the tensors that it loads to its own device; anything deeper inside is extra
     # state, which it gets as it was.
     _check_keys(value, name)
     return {

@@ -67,7 +67,7 @@ def alignment(tensor: Tensor) -> int:
 
 
 def copy_at(tensor: Tensor, place: int) -> Tensor:
-    """A copy of the same strides, but for gaps, in memory of its own, of which `alignment` is
+    """A copy of the same strides, but for gaps, in memory of its own, at the alignment
     `place`. place: bytes, a multiple of an element's.
     """
     like = torch.empty_like(tensor, requires_grad=False)

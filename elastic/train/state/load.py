@@ -91,7 +91,7 @@ def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
     now = own_tensors(name, module)
     for entry, tensor in now.items():
         saved = flat.tensors.get(entry)
-        # One that has taken the memory of the saved tensor, by assign=True, would lose it.
+        # An object that has taken the memory of the saved tensor, by assign=True, would lose it.
         if saved is not None and tensor.data_ptr() == saved.data_ptr() != had.get(entry):
             tensor.data = saved.clone()
     _put_back(now, flat, has_own_dtypes=True)
@@ -187,7 +187,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _is_alone(tensor: Tensor) -> bool:
-    """Whether no other tensor uses its memory; the one that it was cut from is no other's."""
+    """Whether no other tensor uses its memory; its base is no other tensor."""
     return references(tensor) == ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
 
 

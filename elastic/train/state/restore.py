@@ -1,10 +1,10 @@
 """Training resumes from the newest state that any node has, and every rank has the same state.
 
-All ranks report what is available, and candidates.py puts it in order. The best candidate is
+All ranks report their states, and candidates.py puts them in order. The best candidate is
 brought to the ranks that lack it (spread.py), each rank loads it onto its own device, and all
 compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and all
-ranks report once more what is available: a snapshot may be intact in another node's memory, and a
-checkpoint that is gone has made way for a newer one. One that is whole and does not fit the
+ranks report their states once more: a snapshot may be intact in another node's memory, and a
+checkpoint that is gone has made way for a newer one. A whole state that does not fit the
 recipe's objects ends the restore: nothing is gained by an older one of the same objects.
 
 If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
@@ -70,7 +70,7 @@ class ResumePoint:
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
-    difference between ranks because of which steps are done again. digest: of the checkpoint, if it
+    difference between ranks that has steps done again. digest: of the checkpoint, if it
     was one. checksum: of the whole state, as the objects have it. has_older: an older checkpoint
     than this state is committed. doubt: why a newer state was given up, where steps before it may
     be wrong as well.
@@ -101,7 +101,7 @@ class LocalSnapshots:
 
     @property
     def by_step(self) -> dict[int, Snapshot]:
-        """Newest first; of one step the one that was published last."""
+        """Newest first; of one step the last published."""
         whole = [] if self._slots is None else self._slots.whole()
         ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
         return {each.info.step: each for each in ordered if each.is_agreed}
@@ -127,7 +127,7 @@ class LocalSnapshots:
         raise CheckpointDamaged(reason)
 
     def discard_newer(self, step: int) -> None:
-        """Training resumes from `step`: what is newer belongs to steps that will be done again."""
+        """Training resumes from `step`: newer lines belong to steps that will be done again."""
         if self._slots is not None:
             self._slots.discard_newer(step)
 
@@ -144,7 +144,7 @@ class LocalSnapshots:
 class _Report:
     """What one rank tells the others of a candidate that it has loaded.
 
-    problem: what is wrong with it, or, of a misfit, why the state, which is whole, is not that of
+    problem: its fault, or, of a misfit, why the state, which is whole, is not that of
     this rank's objects. line: of the metrics, as JSON.
     """
 
@@ -256,7 +256,7 @@ class Restorer:
         return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
-        """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
+        """Load a candidate on every rank; or its problem on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
         """
@@ -328,7 +328,7 @@ class Restorer:
             self.faults.at_restore()
 
     def _reject(self, rejected: list[RejectedState], refused: list[RejectedState]) -> None:
-        """Add what is refused now and was not before, and report it."""
+        """Add newly refused states, and report them."""
         new = [each for each in refused if each not in rejected]
         rejected += new
         if self.log is None:

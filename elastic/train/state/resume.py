@@ -31,9 +31,9 @@ MOST_LISTED = 5
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    reported: the highest step of which a line was ever written, as far as the run's files tell.
-    late: the line of the restored step where no file had it. data: the record of what is trained
-    on, for epoch 0. replay: the steps that are done again.
+    reported: the highest step whose line was ever written, as far as the run's files tell.
+    late: the line of the restored step where no file had it. data: the record of the
+    samples, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint

@@ -4,7 +4,7 @@ A snapshot is a copy in the node's memory; a vote is this rank's checksum of the
 others compare with theirs (agreement.py); a checkpoint is what the uploader makes of an agreed
 snapshot, beside training. It does not decide when any of them is due: rank 0 does, for all ranks.
 
-One save is under way at a time, and a later one that is due waits for its result: a save keeps its
+One save is under way at a time, and the next waits for its result: a save keeps its
 slot from being written, and of three slots only one can be spared. A failed save is reported and
 never stops training; a step that was committed with another state before ends the run. What the
 uploader took is tried again by the uploader.
@@ -157,7 +157,7 @@ class Saving:
                 f"interrupted; step {step} is saved in {parts.restorer.run_url}: the same command resumes",
                 flush=True,
             )
-        # The agent tells this exit from one that is the recipe's own by it, also if another node's
+        # The agent tells this exit from the recipe's own by it, also if another node's
         # agent asked for the drain.
         parts.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
@@ -238,7 +238,7 @@ class Checkpointing:
         self._cost_s = snapshot_s + self._clock.monotonic() - self._last_s
 
     def wait(self, step: int) -> str | None:
-        """Wait for the save of `step`, the last one that `save` was called for.
+        """Wait for the save of `step`, the last call of `save`.
 
         Returns what went wrong, or nothing when it is committed; None after WAIT_S while it goes
         on. Raises ReplayDiffers, as `is_due` and `save`.

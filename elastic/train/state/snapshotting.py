@@ -191,7 +191,7 @@ class Snapshotting:
     def agree(self, step: int, vote: int) -> None:
         """All ranks have voted so for the state after `step`: a snapshot of it counts from now on.
 
-        One that is still on its way from a GPU counts once it is published.
+        A copy that is still on its way from a GPU counts once it is published.
         """
         self._agreed = step, vote
         self._mark_newest()

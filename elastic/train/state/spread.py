@@ -26,7 +26,7 @@ class Copy:
     """The copy of a state that a rank has.
 
     data: uint8 [n] in host memory, None where it has none. memory: in which it lies, where `spread`
-    is to close it. problem: what is wrong with the copy that it should have.
+    is to close it. problem: why it lacks the copy that it should have.
     """
 
     data: Tensor | None = None
@@ -50,7 +50,7 @@ def read_copy(store: Store, record: CommitRecord, clock: Clock) -> Copy:
 
 
 def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
-    """uint8 [n] on every rank, or on every rank the problem of the first one that has any.
+    """uint8 [n] on every rank, or on every rank the first problem of any rank.
 
     At least one rank has a copy. A rank that has one keeps it. Raises PeerLost; OSError where there
     is no memory.

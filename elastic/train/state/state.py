@@ -220,7 +220,7 @@ class State:
     def load(self, flat: FlatState) -> Evidence:
         """Load every object, and make sure that each then has the state that was saved.
 
-        Returns its checksum, of which a second reading would cost as much as the load.
+        Returns its checksum, since a second reading would cost as much as the load.
 
         Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
         the state is that of other objects, UsageError when an optimizer's parameters stand in

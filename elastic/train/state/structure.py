@@ -7,8 +7,8 @@ where each of them still has the same children (Tree): for 150 modules that take
 
 It follows the attributes of an object that is no module (a trainer of the recipe's own, which
 holds model and optimizer) two levels deep, and no container of more than 100 items, but for the
-parameters in one that begins with a tensor: an optimizer of the recipe's own has such a list, and
-a memory of tensors may have many thousand, of which only their types are looked at.
+parameters in a container that begins with a tensor: an optimizer of the recipe's own has such a
+list, and in a memory of many thousand tensors only their types are looked at.
 """
 
 import operator

@@ -31,7 +31,7 @@ class Unsaved:
     def __init__(self, state: State) -> None:
         self._state = state
         self._optimizers: WeakSet[Optimizer] = WeakSet()  # that were looked at
-        self._scaler: Scaler | None = None  # the last one that was
+        self._scaler: Scaler | None = None  # the last one looked at
 
     def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""

@@ -143,7 +143,7 @@ def _mapped(value: Any, place: str, leaf: Callable[[Any, str], Any], places: dic
 
 
 def _copied(value: Any, place: str) -> Any:
-    """What is kept of a tensor or array at an attribute that is set."""
+    """The copy that is kept of a tensor or array at an attribute."""
     is_inside = "[" in place
     if isinstance(value, Tensor):
         # A whole number inside a dict may be BatchNorm's count, which a module takes as a tensor.

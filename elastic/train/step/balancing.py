@@ -6,7 +6,7 @@ no part of the training's state: a new generation begins with equal spans.
 
 Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
 with a failed worker, the next one keeps spans equal: no run fails again and again by this. It helps
-a body, too, that reads gradients inside the function, of which a rank without a shard has none.
+a body, too, that reads gradients inside the function: a rank without a shard has none.
 
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
 seconds lack the kernels that its host waits for in a sum (Pace), and in `elastic-train check`,

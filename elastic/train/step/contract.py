@@ -69,7 +69,7 @@ _VERSION = attrgetter("_version")  # autograd's count of changes in place
 
 
 class Contract:
-    """What is followed and checked in the steps of one generation.
+    """Follows and checks the steps of one generation.
 
     Call `begin_step` and `end_step` in each step; in each computation `begin_computation` and
     `end_computation`; around the shards of a pass `begin_pass` and `end_pass`; for each `call`.
@@ -123,7 +123,7 @@ class Contract:
         if not self._first_step:
             self._first_step = number
             self._look()
-            for parameter in self._loose:  # what is there is from before the loop
+            for parameter in self._loose:  # these gradients are from before the loop
                 parameter.grad = None
 
     def end_step(self) -> None:
@@ -236,7 +236,7 @@ class Contract:
             self._unsaved.check_parameters(trained)
             self._trained, self._idle, self._held = trained, idle, self._state.held
             self._held_names = set(map(id, self._held))
-            self._used &= self._held_names  # another parameter may get the id of one that went
+            self._used &= self._held_names  # another parameter may get the id of a former one
         before, self._flags = self._flags.flags, GradientFlags([*trained, *idle])
         if not is_same or self._flags.flags != before:
             require = self._flags.flags

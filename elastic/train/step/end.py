@@ -88,7 +88,7 @@ class StepEnd:
 
         It is [1] its loss, [7] the fields of Requests, [2 · ranks] votes on the state before this
         step and [ranks] seconds that each of them worked (none with one rank), [parameters] whether
-        a gradient exists, [sums.length] its buffers. What is said by ranks and not by shards is in
+        a gradient exists, [sums.length] its buffers. Numbers of a rank, not of a shard, are in
         a rank's first shard alone; in a sum of its own where a rank has no shard.
         """
         parts, own_shards = self.parts, self.parts.exchange.own_shards

@@ -138,7 +138,7 @@ class Step:
                 ) from error
             if name in OWN_NAMES and plain != {"step": self.number, "epoch": self.epoch}.get(name):
                 raise UsageError(
-                    f"step.log({name}=...): expected a name of the recipe's own, found one that the run itself writes into the line of each step; take another"
+                    f"step.log({name}=...): expected a name of the recipe's own, found a name of the line's own; take another"
                 )
             self.logged[name] = plain
 
@@ -383,7 +383,7 @@ class Step:
         before = () if self.outcome is None else self.outcome.losses
         outcome = end.exchange(loss, losses)
         self.outcome = replace(outcome, losses=(*before, *outcome.losses))
-        if self.number == 1 and buffers:  # what is to be said is said after the first step
+        if self.number == 1 and buffers:  # a note is printed after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
         self._buffers_after, self._is_open = {}, False
         self._sums.close()
