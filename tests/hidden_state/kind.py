@@ -1,10 +1,15 @@
 """One kind of hidden state: a recipe that keeps something outside its State, and its innocent twin.
 
-The recipes are texts that follow PRELUDE: a run of three epochs of six steps, of four shards each.
+kinds.diff has them all, each as the change that makes the twin out of the wrong recipe, under a
+line `@@ its name @@ where it acts`. The recipes follow PRELUDE: a run of three epochs of six steps,
+of four shards each.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+
+HEAD = "@@ "
 
 PRELUDE = """\
 import elastic
@@ -50,3 +55,16 @@ class Kind:
     @property
     def recipes(self) -> dict[str, str]:
         return {"wrong": PRELUDE + self.wrong, "twin": PRELUDE + self.twin}
+
+
+def read_kinds(path: Path) -> tuple[Kind, ...]:
+    """Raises ValueError for a line that is neither in a recipe nor a head."""
+    kinds = []
+    for part in path.read_text().removeprefix(HEAD).split(f"\n{HEAD}"):
+        head, *lines = part.rstrip("\n").split("\n")
+        name, _, acts = head.partition(f" {HEAD}")
+        if strange := [line for line in lines if line[:1] not in ("", " ", "-", "+")]:
+            raise ValueError(f"{name}: expected ' ', '-' or '+' before {strange[0]!r}")
+        wrong, twin = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != other) for other in "+-")
+        kinds.append(Kind(name=name, acts=Acts(acts), wrong=wrong, twin=twin))
+    return tuple(kinds)

@@ -21,13 +21,11 @@ from time import sleep
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from tests.hidden_state.kept_by_functions import KINDS as BY_FUNCTIONS
-from tests.hidden_state.kept_by_the_loop import KINDS as BY_THE_LOOP
-from tests.hidden_state.kind import Acts, Kind
+from tests.hidden_state.kind import Acts, Kind, read_kinds
 
 HERE = Path(__file__).parent
 OUTCOMES, DOCUMENT = HERE / "outcomes.json", HERE.parent.parent / "docs" / "proof.md"
-KINDS: tuple[Kind, ...] = BY_THE_LOOP + BY_FUNCTIONS
+KINDS = read_kinds(HERE / "kinds.diff")
 AT_ONCE, LIMIT_S = 2, 300
 ALONE = ("--rehearse", "off", "--audit", "off")
 KILLED = (*ALONE, "--snapshot-every", "6", "--faults", "step 12 rank 0 backward: kill")
