@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm hangs proof soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm hangs proof mutants soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -55,6 +55,11 @@ hangs: $(READY)
 proof: $(READY)
 	$(BIN)/python tests/hidden_state/measure.py
 
+# Breaks chosen lines of the core, one at a time: the tests named for each must fail. Under twenty minutes.
+# ONLY="tree replay": those whose file or test has such a part.
+mutants: $(READY)
+	$(BIN)/python tests/support/mutants.py $(ONLY)
+
 # Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
@@ -82,4 +87,3 @@ recovery: $(READY)
 	$(BIN)/python benchmarks/snapshot_cost.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/recovery.py
-	$(BIN)/python benchmarks/loading.py

@@ -1,4 +1,4 @@
-"""The recipe of benchmarks/watching.py and snapshot_cost.py: ResNet-18 on noise.
+"""The recipe of benchmarks/snapshot_cost.py: ResNet-18 on noise.
 
 Arguments: shards, samples a shard, steps of an epoch, and epochs, if not one.
 """

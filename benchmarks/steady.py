@@ -15,14 +15,10 @@ Without --all the cells are some of the product of all axes, in which each value
 occurs; the last lines name the others. --only takes names and patterns, such as 'gpt-*'.
 
 With GPUs the same command uses them (nccl, autocast), one a worker, and leaves out cells with more
-workers; bytes that go through shared memory are not counted there. That was not run yet.
+workers. That was not run yet.
 
 Exit 1: a program of a cell failed, or the time was up; what was measured is shown all the same.
 Exit 2: no such cell. A signal ends it with what was measured until then.
-
-python benchmarks/steady.py --checks
-
-What the checks of a step cost: step_checks.py. They come after the table otherwise.
 """
 
 import argparse
@@ -43,7 +39,6 @@ from rich.console import Console
 from steady_cells import Choice, choose
 from steady_measure import Pace, Result, measure
 from steady_programs import Ended
-from step_checks import checks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +126,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="no cell begins later [18; with --all at any time]")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn there")
-    parser.add_argument("--checks", action="store_true", help="measure the checks of a step alone")
     return parser
 
 
@@ -139,9 +133,6 @@ def main() -> int:
     parser = arguments()
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 180)
-    if args.checks:
-        console.print(checks())
-        return 0
     if args.pairs < 3 or args.turn_steps < 1 or args.turn_s < 0:
         parser.error("expected three --pairs, one of --turn-steps and --turn-s 0 at least")
     for file in filter(None, (args.markdown, args.json)):
@@ -152,7 +143,8 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     ends = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(each, lambda number, _: sys.exit(128 + number)) for each in ends]
+    for each in ends:
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
     pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
     minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
     session = Session(about=machine(), choice=choice)
@@ -166,13 +158,7 @@ def main() -> int:
             args.markdown.write_text(session.markdown())
         if args.json:
             args.json.write_text(session.json())
-    if session.failed or session.not_begun:
-        return 1
-    if not args.only:
-        for each, handler in zip(ends, before, strict=True):  # a loop refuses those of a recipe
-            signal.signal(each, handler)
-        console.print(checks())
-    return 0
+    return 1 if session.failed or session.not_begun else 0
 
 
 if __name__ == "__main__":

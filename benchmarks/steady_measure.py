@@ -1,7 +1,6 @@
 """One cell of the table: its programs live at once, and at most one of them trains at a time."""
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -35,13 +34,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one program did. Bytes are of one worker; those of a GPU's memory are 0 without one.
-
-    sent_bytes: in a step. None where there is one worker, or where the kernel does not tell.
-    """
+    """What one program did. Bytes are of one worker; those of a GPU's memory are 0 without one."""
 
     turns: Sequence[Turn]
-    sent_bytes: float | None
     peak_bytes: int
     device_bytes: int
 
@@ -66,14 +61,13 @@ def measure(cell: Cell, pace: Pace) -> Result:
     with _programs(cell) as programs:
         if cell.is_of_memory:
             _wait_for_steps(programs, MEMORY_STEPS)
-            return Result(cell=cell, measured=_measured(programs, {}), others_share=None)
+            return Result(cell=cell, measured=_measured(programs), others_share=None)
         _wait_for_steps(programs, WARM_UP_STEPS)
         for program in programs:
             program.turn(WARM_UP_S, pace.least_steps)
             program.processor_s = 0.0
         others_share = _take_turns(programs, pace)
-        sent = {program.side: _sent_bytes(program, pace) for program in programs if cell.workers > 1}
-        return Result(cell=cell, measured=_measured(programs, sent), others_share=others_share)
+        return Result(cell=cell, measured=_measured(programs), others_share=others_share)
 
 
 @contextmanager
@@ -118,19 +112,10 @@ def _take_turns(programs: Sequence[Program], pace: Pace) -> float:
     return max(0.0, others_s) / turns_s / (os.cpu_count() or 1)
 
 
-def _sent_bytes(program: Program, pace: Pace) -> float | None:
-    try:
-        return program.sent_bytes(pace.turn_s)
-    except OSError as error:
-        print(f"bytes that are sent are not counted: {error}", file=sys.stderr)
-        return None
-
-
-def _measured(programs: Sequence[Program], sent: dict[Side, float | None]) -> dict[Side, Measured]:
+def _measured(programs: Sequence[Program]) -> dict[Side, Measured]:
     return {
         program.side: Measured(
             turns=program.turns,
-            sent_bytes=sent.get(program.side),
             peak_bytes=program.peak_bytes(),
             device_bytes=program.ends.device_bytes,
         )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import processes
-import tcp_sent
 from paired_turns import Turn, is_disturbed, whole_steps
 from steady_cells import Cell, Side
 
@@ -176,30 +175,6 @@ class Program:
                 f"{self.side.value}: expected {self._num_workers} workers, found {len(found)}:\n{self._last_words()}"
             )
         return found
-
-    def sent_bytes(self, for_s: float) -> float:
-        """What the mean worker sends in a step, over steps of `for_s`. Raises OSError and Ended.
-
-        Between two steps there is no message on its way, so that both counts are of whole steps;
-        where a step takes less than POLL_S, the first and the last may be counted in part.
-        """
-        workers = self.workers()
-        processes.send(processes.family(self._process.pid), signal.SIGCONT)
-        try:
-            began, began_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
-            time.sleep(for_s)
-            ended, ended_bytes = self._after_a_step(), sum(map(tcp_sent.sent_bytes, workers))
-        finally:
-            self.stop()
-        return (ended_bytes - began_bytes) / (ended - began) / len(workers)
-
-    def _after_a_step(self) -> int:
-        """Wait until one ends that has not ended yet. Returns its number."""
-        newest, until_s = self.ends.read(), time.monotonic() + LIMIT_S
-        while (step := self.ends.read()) == newest:
-            self.check(until_s)
-            time.sleep(POLL_S / 4)
-        return step
 
     def peak_bytes(self) -> int:
         """Of the worker with the most. Raises Ended."""

@@ -18,14 +18,12 @@ TIME = (
     "ratio",
     "half of the pairs",
     "pairs",
-    "sent, MB",
     "peak, MB",
     "others",
 )
 MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients")
 EXPLAINED = (
     "ratio: the median over neighbouring turns, of the mean seconds of a step, with its standard error."
-    " sent: by a worker in a step over TCP, as the kernel counts it, ours / the other's."
     " peak: resident memory of the worker with the most, ours / the other's; ours has snapshots in it, in memory that"
     " is shared with the agent. others: share of the processors' time that other programs took in the turns."
 )
@@ -96,7 +94,6 @@ def _time_rows(result: Result) -> list[tuple[str, ...]]:
             f"{ratio.median:.3f} ± {ratio.error:.3f}",
             f"{ratio.lower:.3f} to {ratio.upper:.3f}",
             str(ratio.pairs),
-            f"{_sent(own)} / {_sent(other)}",
             f"{_peak(own)} / {_peak(other)}",
             f"{result.others_share or 0.0:.0%}",
         )
@@ -112,10 +109,6 @@ def _memory_row(result: Result) -> tuple[str, ...]:
 
 def _ms(measured: Measured) -> str:
     return f"{statistics.median(turn.step_s for turn in measured.turns) * 1e3:.4g}"
-
-
-def _sent(measured: Measured) -> str:
-    return "-" if measured.sent_bytes is None else f"{measured.sent_bytes / 1e6:.3g}"
 
 
 def _peak(measured: Measured) -> str:
