@@ -4,32 +4,21 @@ A mistake of the caller never shows a traceback. Training itself is the agent's,
 only when there is a recipe to run.
 """
 
+import argparse
 import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from elastic.commands import command_parser, run_command, usage_of
 from elastic.config import environment, interpreter
-from elastic.config.care_options import CARE
 from elastic.config.option_variables import in_force, misspelt, values_of
-from elastic.config.options import (
-    CHECK,
-    COMMANDS,
-    OPTIONS_HELP,
-    SERVE,
-    WATCH,
-    Options,
-    asks_for,
-    parse,
-    parse_check,
-    parse_inspection,
-    parse_watch,
-)
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, StoreFailed, UsageError
+from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, training_parser
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
 from elastic.system.leave_page import LeavePage
 from elastic.system.output import drop_unread, open_closed_streams, print_if_read
@@ -40,26 +29,11 @@ _HELP = """\
 Train a PyTorch recipe on machines that may come, go and fail.
 The same recipe, arguments and seed give the same weights, bit for bit, whatever happens on the way.
 
-  elastic-train check RECIPE [--steps N] [--json] [-- recipe arguments]
-                                                         are its first steps the same with more
-                                                         workers, killed, drained and resumed?
   elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
-  elastic-train report RUN [--json | --html FILE]        steps, time lost, recoveries, the digest;
-                                                         FILE gets them as one page with pictures
-  elastic-train status RUN [--json]                      where a run stands now
-  elastic-train watch  RUN [--once]                      the same live, in a terminal
-  elastic-train serve  RUN [--listen HOST:PORT]          the page live, in a browser; at
-                                                         127.0.0.1:8080, unless told otherwise
-  elastic-train verify RUN [--json]                      read all checkpoints and list the damage
-  elastic-train diff   RUN RUN [--json | --html FILE]    the first step at which two runs differ
-  elastic-train runs   [FOLDER] [--json]                 all runs below a folder or URL [runs]
-  elastic-train clean  RUN [--yes] [--json]              remove what a finished run needs no more
-  elastic-train export RUN[@STEP] FILE [--entry NAME] [--overwrite]
-                                                         the weights of a committed step, as
-                                                         .safetensors, .pth or .pt [--entry model]
-  elastic-train completion bash|zsh                      a script that has the shell complete these
+{commands}
 
-RECIPE is a Python script; RUN is a run directory, or the URL of one.
+RECIPE is a Python script; RUN is a run directory, or the URL of one. elastic-train COMMAND --help
+says more of a command.
 
 examples:
   elastic-train recipes/barlow.py                        one node; the run is runs/barlow
@@ -138,51 +112,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    whole, commands = command_parser()
+    if (line := environment.completed_line()) is not None:
+        _complete(line, whole, commands)
+    if words and words[0] in commands:
+        return run_command(commands[words[0]], words[1:])
     if asks_for(words, "-h", "--help"):
-        print(_HELP.format(options=OPTIONS_HELP, version=_version()))
+        told = "\n".join(f"  {usage_of(each)}\n      {each.description}" for each in commands.values())
+        print(_HELP.format(commands=told, options=OPTIONS_HELP, version=_version()))
         return EXIT_COMPLETE
     if asks_for(words, "--version"):
         print(_version())
         return EXIT_COMPLETE
-    if words and words[0] in COMMANDS:
-        from elastic.report.commands import inspect
-
-        with _looking():
-            return inspect(parse_inspection(words))
-    if words and words[0] in CARE:
-        from elastic.care.commands import care
-
-        with _looking():
-            return care(words[0], words[1:])
-    if words and words[0] == SERVE:
-        from elastic.config.listen import parse_serve
-        from elastic.report.serve import serve
-
-        with _looking():
-            return serve(parse_serve(words[1:]))
-    if words and words[0] == CHECK:
-        from elastic.check.command import run_check
-
-        interrupt.raise_from_here()
-        environment.drop_variables_of_options()
-        return run_check(parse_check(words[1:]))
-    if words and words[0] == WATCH:
-        from elastic.report.watch import watch
-
-        interrupt.raise_from_here()
-        wanted = parse_watch(words[1:])
-        with _looking():
-            return watch(wanted.run, once=wanted.once)
-    return _train(words)
+    return _train(words, commands)
 
 
-@contextlib.contextmanager
-def _looking() -> Iterator[None]:
-    """A store that does not answer is no finding: that is what 1 means for `diff` and `verify`."""
-    try:
-        yield
-    except StoreFailed as error:
-        raise UsageError(f"expected the store to answer, found: {error}; try again") from error
+def _complete(line: str, whole: argparse.ArgumentParser, commands: Iterable[str]) -> None:
+    """Tell the shell how the words of `line` may go on, and end; without an answer of ours, the
+    shell completes names of files.
+    """
+    import argcomplete
+
+    words = line.split()[1:]
+    is_first = not words or (len(words) == 1 and not line[-1].isspace())
+    is_command = not "".join(words).startswith("-") if is_first else words[0] in commands
+    argcomplete.autocomplete(whole if is_command else training_parser())
 
 
 def _version() -> str:
@@ -191,7 +145,7 @@ def _version() -> str:
     return f"elastic-train {importlib.metadata.version('elastic-train')}"
 
 
-def _train(words: list[str]) -> int:
+def _train(words: list[str], commands: Iterable[str]) -> int:
     if (check := environment.read().check) is not None:
         die_with_parent(check.pid)
     variables = {name: value for name, value in environment.variables_of_options().items() if value}
@@ -199,9 +153,8 @@ def _train(words: list[str]) -> int:
     with _named(variables):
         options = parse(words, values)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
-        commands = ", ".join([CHECK, *COMMANDS, SERVE, WATCH, *CARE])
         raise UsageError(
-            f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
+            f"expected a recipe file or one of the commands {', '.join(commands)}, found {options.recipe!r}, which is not a file"
         )
     page = LeavePage(options.grace_s)
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced

