@@ -1,5 +1,6 @@
 """`Data` is a data set in the run's order; what cannot be put into an order is refused by name."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -10,20 +11,11 @@ from elastic.data.loader import Loader
 from elastic.errors import UsageError
 
 
+@dataclass(frozen=True, kw_only=True)  # without slots, whose error says nothing of a new name
 class Data:
     """A dataset in the run's order; made by `Run.data`. It has no attributes to set."""
 
-    __slots__ = ("loader",)
     loader: Loader
-
-    def __init__(self, *, loader: Loader) -> None:
-        object.__setattr__(self, "loader", loader)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise UsageError(
-            f"data.{name} = ...: what run.data returns has no attributes to set, and the loop goes on with the samples that run.data was asked for. Give "
-            f"arguments to run.data; keep what the loop changes in elastic.Values({name}=...), which goes into the State"
-        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -52,10 +44,6 @@ def check_dataset(dataset: Any, where: str) -> int:
         raise UsageError(
             f"{where}: expected a dataset, found a DataLoader; pass its dataset (loader.dataset), with workers=... and "
             "collate=... where it has them. The run itself makes batches and shuffles, the same at every number of workers"
-        )
-    if isinstance(dataset, Data):
-        raise UsageError(
-            f"{where}: expected a dataset, found what run.data made of one; pass the dataset itself"
         )
     if isinstance(dataset, IterableDataset | dict) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

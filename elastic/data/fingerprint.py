@@ -1,15 +1,146 @@
-"""Whether two loads of a batch gave the same samples, by a hash of its tensors, numbers and texts.
+"""Data are told apart by hashes: a data set by what it holds in memory, a batch by its values.
 
-Values of other types count by their type alone: two equal ones may not look alike. All NaNs count
-as one, since which of them arithmetic gives may depend on where its operands lie.
+`contents_of` is alike in all processes. In the dataset's own attributes and in those of the
+datasets that it wraps, tensors, arrays, and lists of numbers and texts count, such as the indices
+of a split or the names of files. Large ones count by parts that are spread evenly, 256 KiB of each
+at most. Texts count without the folder that all of a list lie in, which may differ between
+machines. Files that a dataset reads for each sample do not count, nor single numbers, dicts of
+other things than these, objects, and what has "cache" in its name or is still empty, nor slots of
+a class. No code of the user is run.
+
+`fingerprint` tells whether two loads of a batch gave the same samples, by its tensors, numbers and
+texts. Values of other types count by their type alone: two equal ones may not look alike. All NaNs
+count as one, since which of them arithmetic gives may depend on where its operands lie.
 """
 
 import hashlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+MOST_BYTES = 1 << 18  # of one part
+MOST_ITEMS = 1 << 13  # of a list
+MOST_PARTS = 32  # with a name of their own
+_RUNS = 64  # stretches that a large part is sampled by
+_DEPTH = 4
+_FEW = 64  # datasets or tensors in a list, entries of a dict
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def contents_of(dataset: Any) -> dict[str, str]:
+    """A hash of each part by its name, such as `dataset.indices` or `dataset.tensors[0]`."""
+    found: dict[str, str] = {}
+    rest = hashlib.sha256()
+    for name, value in _parts(dataset, "dataset", 0, set()):
+        digest = _hash_of(value)
+        if len(found) < MOST_PARTS:
+            found[name] = digest
+        else:
+            rest.update(f"{name} {digest}".encode())
+            found["other parts of the dataset"] = rest.hexdigest()[:16]
+    return found
+
+
+def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Each tensor, array and list of values with its name. seen: datasets that had their turn."""
+    if _is_list(thing) and len(thing) <= _FEW and isinstance(thing[0], Tensor | np.ndarray | Dataset):
+        for number, item in enumerate(thing):
+            yield from _parts(item, f"{name}[{number}]", depth, seen)
+    elif _is_array(thing) or _is_list(thing):
+        yield name, thing
+    elif type(thing) is dict and len(thing) <= _FEW:
+        for key, item in thing.items():
+            if type(key) is str and (_is_array(item) or _is_list(item)):
+                yield from _parts(item, f"{name}[{key!r}]", depth, seen)
+    elif depth < _DEPTH and id(thing) not in seen and (not depth or _is_dataset(thing, name)):
+        seen.add(id(thing))
+        # Its own attributes, without a `__getattr__` or property of its class.
+        for attribute, value in list(getattr(thing, "__dict__", {}).items()):
+            if "cache" not in attribute.lower():
+                yield from _parts(value, f"{name}.{attribute}", depth + 1, seen)
+
+
+def _is_dataset(thing: Any, name: str) -> bool:
+    return isinstance(thing, Dataset) or name.endswith(".dataset")
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) in (list, tuple, range) and len(value) > 0
+
+
+def _is_array(value: Any) -> bool:
+    """Tensors and arrays whose bytes are their values; a file that may be written to is no data."""
+    if type(value) in (Tensor, nn.Parameter):
+        return value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized
+    if type(value) is np.memmap:
+        return not value.flags.writeable and value.dtype.kind not in "OV"
+    return type(value) is np.ndarray and value.dtype.kind not in "OV"
+
+
+def _hash_of(part: Any) -> str:
+    found, leaves = hashlib.sha256(), list(_leaves(part, MOST_BYTES))
+    folder = _common_folder([leaf for leaf in leaves if isinstance(leaf, str)])
+    for leaf in leaves:
+        if isinstance(leaf, str):
+            leaf = f"{leaf.removeprefix(folder)!r} ".encode(errors="backslashreplace")  # noqa: PLW2901
+        found.update(leaf)
+    return found.hexdigest()[:16]
+
+
+def _leaves(value: Any, most_bytes: int) -> Iterator[bytes | str]:
+    """What counts of a value, texts as they are and all else as bytes."""
+    if isinstance(value, str | PurePath):
+        yield str(value)
+    elif _is_list(value) or (_is_array(value) and isinstance(value, np.ndarray) and value.dtype.kind in "US"):
+        items = value.reshape(-1) if isinstance(value, np.ndarray) else value
+        places = _places(len(items), min(MOST_ITEMS, most_bytes // 32)).tolist()
+        yield f"list {len(items)} ".encode()
+        for place in places:
+            yield from _leaves(items[place], most_bytes // len(places))
+    elif _is_array(value):
+        yield f"{value.dtype} {list(value.shape)} ".encode()
+        yield _sampled(value, most_bytes)
+    elif isinstance(value, np.generic) or type(value) in (bool, int, float, complex, bytes):
+        yield f"{value!r} ".encode()
+    else:
+        yield f"{type(value).__name__} ".encode()
+
+
+def _sampled(value: Any, most_bytes: int) -> bytes:
+    """The bytes of elements of a tensor or array, in their order, without a copy of all."""
+    whole = value.detach()[None] if isinstance(value, Tensor) else value[None]
+    index = np.unravel_index(
+        _places(math.prod(whole.shape), most_bytes // max(1, whole.itemsize)), tuple(whole.shape)
+    )
+    if isinstance(whole, np.ndarray):
+        return bytes(whole[index].tobytes())
+    taken = whole[tuple(map(torch.from_numpy, index))].cpu().resolve_conj().resolve_neg()
+    return bytes(taken.view(torch.uint8).numpy().tobytes()) if taken.numel() else b""
+
+
+def _places(count: int, most: int) -> NDArray[np.int64]:
+    """int64: all numbers below `count`, or `most` of them in stretches that are spread evenly."""
+    most = max(1, most)
+    if count <= most:
+        return np.arange(count)
+    runs = min(_RUNS, most)
+    length = most // runs
+    starts = np.arange(runs) * (count - length) // max(1, runs - 1)
+    return (starts[:, None] + np.arange(length)).reshape(-1)
+
+
+def _common_folder(texts: list[str]) -> str:
+    """What all texts of a list begin with, up to the last slash."""
+    common = os.path.commonprefix(texts)  # noqa: RUF071 - of characters, as the slash is looked for
+    return common[: common.rfind("/") + 1]
 
 
 def fingerprint(data: Any) -> str:
@@ -44,12 +175,9 @@ def _add(found: "hashlib._Hash", value: Any) -> None:
 def _add_tensor(found: "hashlib._Hash", tensor: Tensor) -> None:
     if tensor.is_nested:
         _add(found, tensor.unbind())
-    elif tensor.layout is torch.sparse_coo:
-        _add(found, [list(tensor.shape), tensor._indices(), tensor._values()])  # noqa: SLF001
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        _add(found, [list(tensor.shape), tensor.crow_indices(), tensor.col_indices(), tensor.values()])
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        _add(found, [list(tensor.shape), tensor.ccol_indices(), tensor.row_indices(), tensor.values()])
+    elif tensor.layout in _SPARSE:
+        plain = tensor.to_sparse()
+        _add(found, [list(plain.shape), plain._indices(), plain._values()])  # noqa: SLF001
     elif tensor.layout is torch.strided and not tensor.is_meta:
         found.update(f"{list(tensor.shape)} ".encode())
         plain = real_numbers(tensor.cpu()).contiguous()

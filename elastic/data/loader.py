@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
 
-from elastic.data.default_collate import default_collate
 from elastic.data.fingerprint import fingerprint
-from elastic.data.loading_processes import KeyedBatches, load_in_processes, slices_ahead
+from elastic.data.loading_processes import KeyedBatches, default_collate, load_in_processes, slices_ahead
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError

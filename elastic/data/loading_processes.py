@@ -5,6 +5,7 @@ A signal that asks for a stop is not for them: the step under way still needs it
 
 import atexit
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,13 +13,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import default_collate as torch_collate
 
 from elastic.data import random_streams
+from elastic.errors import UsageError
 from elastic.system import forked_child, stop_signals
 from elastic.system.remote_error import RemoteError
 
 SLICES_AHEAD = 2  # of each process at least, as torch has it by default
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
+# Of torch 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
+_OF_SAMPLES = re.compile(
+    r"equal size|resize storage that is not resizable|by the default collate_fn|support automatic differentiation"
+)
+
+
+def default_collate(samples: list[Any]) -> Any:
+    """Torch's. Raises UsageError for samples of several sizes, keys or unknown types.
+
+    A RuntimeError may also be the machine's: in a data-loading process, torch writes the batch into
+    shared memory, which may be full. So only those are refused whose words are about the samples.
+    """
+    try:
+        return torch_collate(samples)
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, RuntimeError) and _OF_SAMPLES.search(str(error)) is None:
+            raise
+        raise UsageError(
+            f"the samples of a batch cannot be put together ({type(error).__name__}: {error!s:.200}): expected numbers, arrays or tensors of "
+            "one size, alike in every sample. Give collate=function(samples), which returns the batch, as in run.data(dataset, collate=padded) "
+            "and run.evaluate(dataset, function, collate=padded): it pads them to one size, or returns a list"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data import random_streams, weighted
-from elastic.data.order import Draws, SampleOrder, Tail, steps_in
+from elastic.data import random_streams
+from elastic.data.order import Draws, SampleOrder, Tail, short_sha256, steps_in, weighted_draws
 from elastic.errors import UsageError
 
 OrderOfEpoch = Callable[[int], Any]
@@ -95,9 +94,7 @@ def _weighted(plain: SampleOrder, weights: Any) -> SampleOrder:
         wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
         found = f"{given[wrong[0]]} for sample {wrong[0]}" if len(wrong) else "zeros alone"
         raise UsageError(f"expected weights that are finite, not negative and not all zero, found {found}")
-    sums = weighted.cumulative(given)
-    draws = Draws(of_epoch=partial(weighted.draw, plain.seed, sums), weights_sha256=weighted.sha256_of(sums))
-    return replace(plain, draws=draws)
+    return replace(plain, draws=weighted_draws(plain.seed, given))
 
 
 def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -> SampleOrder:
@@ -106,7 +103,6 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
         raise UsageError(
             f"expected order=function(epoch) that returns the numbers of the epoch's samples, found {type(order).__name__}"
         )
-    _check_signature(order)
     ask = partial(_ask, order, plain.seed, plain.samples)
     ends: list[int] = []
     chained: list[str] = []
@@ -121,27 +117,13 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
                 "take a smaller global batch, more samples or tail='pad'"
             )
         ends.append((ends[-1] if ends else 0) + steps)
-        of_epochs.append(_sha256(indices.astype("<i8").tobytes()))
-        chained.append(_sha256(f"{chained[-1] if chained else ''} {of_epochs[-1]}".encode()))
+        of_epochs.append(short_sha256(indices))
+        so_far = f"{chained[-1] if chained else ''} {of_epochs[-1]}"
+        chained.append(hashlib.sha256(so_far.encode()).hexdigest()[:16])
     draws = Draws(
         of_epoch=partial(_ask_again, ask, tuple(of_epochs)), ends=tuple(ends), order_sha256=tuple(chained)
     )
     return replace(plain, epochs=len(ends), draws=draws)
-
-
-def _check_signature(order: OrderOfEpoch) -> None:
-    """Raises UsageError for a function that cannot be called with an epoch."""
-    try:
-        known = signature(order)
-    except (TypeError, ValueError):  # of some built-in functions nothing is known
-        return
-    try:
-        known.bind(0)
-    except TypeError as error:
-        raise UsageError(
-            f"expected order=function(epoch), a function of one argument, found one of {known} ({error}); "
-            "it may leave the epoch unused, as in order=lambda epoch: numbers"
-        ) from error
 
 
 def _ask(order: OrderOfEpoch, seed: int, samples: int, epoch: int) -> NDArray[np.int64]:
@@ -172,7 +154,7 @@ def _ask_again(
     ask: Callable[[int], NDArray[np.int64]], of_epochs: tuple[str, ...], epoch: int
 ) -> NDArray[np.int64]:
     indices = ask(epoch)
-    if _sha256(indices.astype("<i8").tobytes()) != of_epochs[epoch]:
+    if short_sha256(indices) != of_epochs[epoch]:
         raise UsageError(
             f"order({epoch}): expected the same samples at each call, found other ones than when the run began to load; "
             "the order may depend on the epoch and on random numbers drawn inside the function (torch, random, numpy), and not on "
@@ -185,7 +167,3 @@ def _ask_again(
 
 def _on_host(given: Any) -> Any:
     return given.detach().cpu() if hasattr(given, "detach") else given
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,12 +1,15 @@
-"""Two loads of a batch are told apart by any value in it, and by nothing else."""
+"""Data sets and batches are told apart by their values, and by nothing that may differ by process."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from elastic.data.fingerprint import fingerprint
+from elastic.data.fingerprint import MOST_PARTS, contents_of, fingerprint
 
 
 def batch():
@@ -82,3 +85,113 @@ def test_all_nans_count_as_one(as_given):
     waves = torch.view_as_complex(torch.stack([torch.ones(3), nans], 1))
     others = torch.view_as_complex(torch.stack([torch.ones(3), torch.full((3,), torch.nan)], 1))
     assert fingerprint(as_given(waves)) == fingerprint(as_given(others)) != fingerprint(as_given(others + 1))
+
+
+class Own(Dataset):
+    """A dataset with these attributes."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, sample):
+        raise AssertionError("no sample is to be loaded")
+
+
+def differing(one, other):
+    before, after = contents_of(one), contents_of(other)
+    assert list(before) == list(after)
+    return [name for name in before if before[name] != after[name]]
+
+
+def whole(offset=0.0):
+    return TensorDataset(torch.arange(60.0).reshape(20, 3) + offset, torch.arange(20))
+
+
+def test_a_split_is_told_apart_by_its_indices():
+    """Splits of a split, and of several data sets in one."""
+    splits = [
+        ConcatDataset([Subset(Subset(whole(), range(9)), [1, 2, 5]), Subset(whole(), last)])
+        for last in ([3], [4])
+    ]
+    assert differing(*splits) == ["dataset.datasets[1].indices"]
+    assert "dataset.datasets[0].dataset.dataset.tensors[1]" in contents_of(splits[0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
+        (torch.ones(3, 5).T, torch.zeros(3, 5).T),
+        (torch.ones(2, dtype=torch.complex64).conj(), 1j * torch.ones(2, dtype=torch.complex64)),
+        (np.arange(9)[::-2], np.arange(9)[::2]),
+        (np.array(["a/x", "a/y"]), np.array(["a/y", "a/x"])),
+        ([1, 2, 3], [1, 3, 2]),
+        ([("a.png", 0), ("b.png", 1)], [("a.png", 1), ("b.png", 1)]),
+        ([torch.zeros(2)] * 99, [torch.ones(2)] * 99),
+        ({"images": np.zeros(3)}, {"images": np.ones(3)}),
+        (range(3), range(1, 4)),
+    ],
+)
+def test_what_a_dataset_holds_is_told_apart(one, other):
+    assert len(differing(Own(held=one), Own(held=other))) == 1
+    assert differing(Own(held=one), Own(held=one)) == []
+
+
+@given(st.integers(2, 400_000), st.data())
+def test_a_shuffled_large_part_is_another_one(count, data):
+    """Only some of its elements are looked at; another order changes nearly all of them."""
+    other = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(count)
+    if (other != np.arange(count)).any():
+        assert differing(Own(rows=np.arange(count)), Own(rows=other)) == ["dataset.rows"]
+
+
+def test_names_of_files_count_without_the_folder_that_all_of_them_lie_in():
+    """Each machine has its own copy. An order as a folder gives it differs between machines."""
+    here, there = (
+        [f"/{node}/train/{name}" for name in ("a/1.png", "a/2.png", "b/1.png")] for node in ("one", "another")
+    )
+    assert differing(Own(files=here), Own(files=there)) == []
+    assert differing(Own(files=[(name, 0) for name in here]), Own(files=[(name, 0) for name in there])) == []
+    assert differing(Own(files=here), Own(files=there[::-1])) == ["dataset.files"]
+    assert differing(Own(files=["/x/a/1.png", "/x/b/1.png"]), Own(files=["/x/b/1.png", "/x/a/1.png"])) != []
+
+
+def test_what_may_differ_between_processes_does_not_count(tmp_path):
+    """Objects, functions, open files, single values, caches, files that are written to."""
+    file = np.memmap(tmp_path / "file", mode="w+", shape=4)
+    attributes = {
+        "cache": torch.ones(2),
+        "_Cached": [1],
+        "made": 1.5,
+        "root": "/a",
+        "file": file,
+        "empty": [],
+    }
+    objects = {
+        "lock": object(),
+        "pair": [object(), lambda: 0],
+        "data": np.array([object()]),
+        "names": {"a": 1},
+    }
+    assert (
+        differing(
+            Own(**attributes), Own(**{**attributes, "cache": torch.zeros(2), "made": 2.5, "root": "/b"})
+        )
+        == []
+    )
+    assert (
+        differing(Own(**objects), Own(**{**objects, "lock": object(), "pair": [object(), lambda: 1]})) == []
+    )
+    assert list(contents_of(Own(**attributes))) == []
+
+
+def test_a_dataset_of_many_parts_has_a_bounded_record():
+    many = [
+        Own(**{f"part{number}": torch.tensor(number == changed) for number in range(90)})
+        for changed in (99, 80)
+    ]
+    assert differing(*many) == ["other parts of the dataset"]
+    assert len(contents_of(many[0])) == MOST_PARTS + 1

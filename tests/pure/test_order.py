@@ -1,36 +1,73 @@
 """Every sample is trained exactly once per epoch, at every world size and after every resume."""
 
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from math import frexp
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.data import weighted
-from elastic.data.order import SampleOrder, Tail
+from elastic.data.order import WEIGHT_BITS, SampleOrder, Tail
 from elastic.data.random_keys import bits, key, uniform
 from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
 
-FROZEN = [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]]
+FROZEN = {
+    "permutation": [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]],
+    "weights": [
+        [12, 0, 0, 4, 16, 14, 9, 10, 10, 1, 10, 3, 5, 1, 8, 16, 2],
+        [0, 2, 8, 4, 9, 4, 4, 3, 16, 14, 16, 4, 6, 2, 1, 5, 7],
+    ],
+}
 
 
 @st.composite
-def orders(draw, tail=None):
-    shards = draw(st.integers(1, 9))
-    order = SampleOrder(
-        seed=draw(st.integers(0, 2**64)),
-        samples=draw(st.integers(1, 60)),
-        global_batch=shards * draw(st.integers(1, 4)),
-        shards=shards,
-        epochs=draw(st.integers(1, 3)),
-        tail=draw(st.sampled_from(Tail)) if tail is None else tail,
+def orders(draw):
+    """Of epochs, or of a number of steps that may end within one."""
+    shards, tail = draw(st.integers(1, 9)), draw(st.sampled_from(["drop", "pad"]))
+    global_batch = shards * draw(st.integers(1, 4))
+    samples = draw(st.integers(global_batch if tail == "drop" else 1, 60))
+    length = draw(st.builds(dict, epochs=st.integers(1, 3)) | st.builds(dict, steps=st.integers(1, 40)))
+    chosen = {"epochs": None, "steps": None} | length
+    return Sampling(**chosen, tail=tail, weights=None, order=None).order_of(
+        samples=samples, seed=draw(st.integers(0, 2**64)), global_batch=global_batch, shards=shards
     )
-    assume(order.steps > 0)
-    return order
+
+
+def twin(order, epoch):
+    """The samples that an epoch trains, from its permutation, with no word of steps and shards."""
+    samples = order.permutation(epoch).tolist()
+    rest = len(samples) % order.global_batch
+    if rest and order.tail is Tail.DROP:
+        return samples[:-rest]
+    return samples + (samples * order.global_batch)[: -len(samples) % order.global_batch]
+
+
+@given(orders(), st.data())
+def test_ranks_together_train_each_epoch_at_any_world_size(order, data):
+    """Also where the number of ranks changes at any step. Each epoch is a permutation."""
+    stop = data.draw(st.integers(0, order.steps))
+    before, after = (data.draw(st.integers(1, order.shards)) for _ in range(2))
+    trained = []
+    for step in range(1, order.steps + 1):
+        batch, world_size = global_batch(order, step), before if step <= stop else after
+        for rank in range(world_size):
+            for shard in span(order.shards, world_size, rank):
+                trained += order.shard(batch, shard).tolist()
+    epochs = range(order.epochs)
+    assert trained == [each for epoch in epochs for each in twin(order, epoch)][: len(trained)]
+    assert len(trained) == order.steps * order.global_batch
+    assert order.ends_epoch(order.steps) and order.position(order.steps)[0] == epochs[-1]
+    assert all(sorted(order.permutation(epoch)) == list(range(order.samples)) for epoch in epochs)
+
+
+def test_orders_are_what_they_always_were():
+    """Frozen values: a run goes on in the order in which it began, under any later version."""
+    order = SampleOrder(seed=7, samples=10, global_batch=4, shards=2, epochs=2, tail=Tail.DROP)
+    assert [order.permutation(epoch).tolist() for epoch in range(2)] == FROZEN["permutation"]
+    weighted = chosen(weights=[1.0] * SAMPLES, epochs=2)
+    assert [weighted.of_epoch(epoch).tolist() for epoch in range(2)] == FROZEN["weights"]
 
 
 def global_batch(order, step):
@@ -39,109 +76,7 @@ def global_batch(order, step):
     return order.batch(order.permutation(epoch), batch_in_epoch)
 
 
-def trained(order, steps, world_size):
-    """What the ranks of a world of this size train on in these steps, shard by shard."""
-    samples = []
-    for step in steps:
-        batch = global_batch(order, step)
-        for rank in range(world_size):
-            samples += [
-                i for shard in span(order.shards, world_size, rank) for i in order.shard(batch, shard)
-            ]
-    return samples
-
-
-def epoch_steps(order, epoch):
-    return range(epoch * order.steps_per_epoch + 1, (epoch + 1) * order.steps_per_epoch + 1)
-
-
-@given(orders(Tail.DROP))
-def test_drop_trains_no_sample_twice_and_leaves_out_less_than_a_batch(order):
-    """Counts every sample of every epoch, at every world size."""
-    for epoch in range(order.epochs):
-        for world_size in range(1, order.shards + 1):
-            counts = Counter(trained(order, epoch_steps(order, epoch), world_size))
-            assert set(counts.values()) == {1}
-            assert order.samples - len(counts) == order.samples % order.global_batch
-
-
-@given(orders(Tail.PAD))
-def test_pad_trains_every_sample_and_repeats_only_to_fill_the_last_batch(order):
-    """Counts every sample of every epoch; those that come twice start the same epoch's order."""
-    for epoch in range(order.epochs):
-        for world_size in range(1, order.shards + 1):
-            samples = trained(order, epoch_steps(order, epoch), world_size)
-            assert set(samples) == set(range(order.samples))
-            assert 0 <= len(samples) - order.samples < order.global_batch
-            assert (
-                samples[order.samples :]
-                == (samples[: order.samples] * order.global_batch)[: len(samples) - order.samples]
-            )
-
-
-@given(orders(), st.data())
-def test_a_change_of_world_size_at_any_step_loses_and_repeats_nothing(order, data):
-    """Interrupt anywhere, go on with another number of ranks: together they trained what one rank
-    trains without a stop.
-    """
-    stop = data.draw(st.integers(0, order.steps))
-    before, after = (data.draw(st.integers(1, order.shards)) for _ in range(2))
-    resumed = trained(order, range(1, stop + 1), before) + trained(
-        order, range(stop + 1, order.steps + 1), after
-    )
-    assert resumed == trained(order, range(1, order.steps + 1), 1)
-
-
-@given(orders())
-def test_shards_of_all_ranks_are_the_batch(order):
-    """The union over ranks, in rank order, is the global batch itself, for every world size."""
-    batch = global_batch(order, order.steps).tolist()
-    for world_size in range(1, order.shards + 1):
-        assert trained(order, [order.steps], world_size) == batch
-    assert len(batch) == order.global_batch
-
-
-@given(orders(), st.data())
-def test_a_batch_depends_on_seed_and_step_alone(order, data):
-    """In any order, by an order of other epochs and shards: neither the number of epochs nor
-    earlier calls count.
-    """
-    step = data.draw(st.integers(1, order.steps))
-    expected = global_batch(order, step)
-    longer = SampleOrder(
-        seed=order.seed,
-        samples=order.samples,
-        global_batch=order.global_batch,
-        shards=1,
-        epochs=order.epochs + 5,
-        tail=order.tail,
-    )
-    for other in data.draw(st.lists(st.integers(1, longer.steps), max_size=3)):
-        global_batch(longer, other)
-    assert (global_batch(longer, step) == expected).all()
-
-
-@given(st.integers(0, 2**64), st.integers(1, 200))
-def test_epochs_are_permutations_and_differ(seed, samples):
-    """An epoch that repeats another one's order would be a key that lost its epoch."""
-    order = SampleOrder(seed=seed, samples=samples, global_batch=1, shards=1, epochs=2, tail=Tail.DROP)
-    first, second = order.permutation(0), order.permutation(1)
-    assert sorted(first) == sorted(second) == list(range(samples))
-    if samples >= 50:  # the chance of two equal ones is below 1e-64
-        assert (first != second).any()
-
-
-def test_the_order_is_what_it_always_was():
-    """Frozen values: a run that began under an older version must go on in the same order."""
-    order = SampleOrder(seed=7, samples=10, global_batch=4, shards=2, epochs=2, tail=Tail.DROP)
-    assert [order.permutation(epoch).tolist() for epoch in range(2)] == FROZEN
-
-
 SEED, SAMPLES, BATCH = 5, 17, 6
-FROZEN_DRAWS = [
-    [12, 0, 0, 4, 16, 14, 9, 10, 10, 1, 10, 3, 5, 1, 8, 16, 2],
-    [0, 2, 8, 4, 9, 4, 4, 3, 16, 14, 16, 4, 6, 2, 1, 5, 7],
-]
 
 
 def chosen(**arguments):
@@ -149,19 +84,6 @@ def chosen(**arguments):
         **{"epochs": None, "steps": None, "tail": "drop", "weights": None, "order": None} | arguments
     )
     return sampling.order_of(samples=SAMPLES, seed=SEED, global_batch=BATCH, shards=3)
-
-
-@given(orders(), st.integers(1, 40))
-def test_a_run_of_so_many_steps_begins_as_a_run_of_epochs_does(order, steps):
-    """`steps` cuts the last epoch, and changes no step before the end."""
-    assume(order.steps_per_epoch)
-    of_steps = Sampling(epochs=None, steps=steps, tail=order.tail.value, weights=None, order=None).order_of(
-        samples=order.samples, seed=order.seed, global_batch=order.global_batch, shards=order.shards
-    )
-    longer = replace(order, epochs=order.epochs + steps)
-    assert of_steps.steps == steps
-    assert of_steps.epochs == of_steps.position(steps)[0] + 1
-    assert trained(of_steps, range(1, steps + 1), 1) == trained(longer, range(1, steps + 1), 1)
 
 
 @given(st.data())
@@ -220,7 +142,7 @@ def test_weighted_draws_are_those_of_their_dumb_twin(weights, epoch):
 
     A sample without weight is never drawn.
     """
-    scale = 2 ** (weighted.TOTAL_BITS - SAMPLES.bit_length())
+    scale = 2 ** (WEIGHT_BITS - SAMPLES.bit_length())
     largest = frexp(max(weights))[1]
     whole = [round(Fraction(weight) / Fraction(2) ** largest * scale) for weight in weights]
     order, expected = chosen(weights=weights, epochs=9), []
@@ -233,24 +155,6 @@ def test_weighted_draws_are_those_of_their_dumb_twin(weights, epoch):
         expected.append(sample)
     assert order.of_epoch(epoch).tolist() == expected
     assert all(weights[sample] for sample in expected)
-
-
-def test_weights_are_the_odds_of_their_samples():
-    """Counts 17 000 draws of samples with odds 1 to 17; a scale of weights changes nothing."""
-    odds = np.arange(1, SAMPLES + 1)
-    order, scaled = chosen(weights=odds, epochs=1000), chosen(weights=odds * 0.125, epochs=1000)
-    counts = np.zeros(SAMPLES)
-    for epoch in range(1000):
-        counts += np.bincount(order.of_epoch(epoch), minlength=SAMPLES)
-    expected = odds / odds.sum() * 1000 * SAMPLES
-    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
-    assert (scaled.of_epoch(3) == order.of_epoch(3)).all()
-
-
-def test_weighted_draws_are_what_they_always_were():
-    """Frozen values: a run that began under an older version must go on with the same draws."""
-    order = chosen(weights=[1.0] * SAMPLES, epochs=2)
-    assert [order.of_epoch(epoch).tolist() for epoch in range(2)] == FROZEN_DRAWS
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.text(max_size=5), max_size=4), st.data())
@@ -275,12 +179,3 @@ def test_draws_are_a_function_of_key_sample_and_place(base, sample, first, count
     assert together.dtype == np.float32 and together.shape == (3, first + count)
     assert (together[1, first:] == alone[0]).all()
     assert (together >= 0).all() and (together < 1).all()
-
-
-def test_bits_are_spread_evenly():
-    """The simplest count finds a broken mixer: each of the 64 bits is set in about half of 4096
-    words.
-    """
-    words = bits(key("evenly"), np.arange(4096, dtype=np.uint64))
-    shares = [(words >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
-    assert max(abs(share - 0.5) for share in shares) < 0.05  # 6 standard deviations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
-from elastic.data.contents import contents_of
+from elastic.data.fingerprint import contents_of
 from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
 from elastic.errors import StoreFailed
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
