@@ -1,4 +1,4 @@
-"""Data sets and batches are told apart by their values, and by nothing that may differ by process."""
+"""Data sets and batches are told apart by their values, and by nothing that differs by process."""
 
 import copy
 
