@@ -9,8 +9,6 @@ import barlow
 import pytest
 import torch
 from barlow_lars import LARS
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 LAMBD = 0.005
@@ -108,31 +106,6 @@ def test_lars_moves_as_its_restatement(adapt: bool, start: float) -> None:
     torch.testing.assert_close(p.detach(), expected)
 
 
-def test_lars_resumes_from_its_state_dict() -> None:
-    """Half the steps, then a new optimizer from the state and the other half: momentum must
-    survive.
-    """
-    torch.manual_seed(0)
-    start, grads = torch.randn(3, 4), [torch.randn(3, 4) for _ in range(6)]
-    straight, broken = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizer, first, second = (LARS([p], lr=0.1) for p in (straight, broken, broken))
-    for number, grad in enumerate(grads):
-        straight.grad, broken.grad = grad.clone(), grad.clone()
-        optimizer.step()
-        if number == 3:
-            second.load_state_dict(first.state_dict())
-        (first if number < 3 else second).step()
-    assert torch.equal(straight, broken)
-
-
-def test_biases_and_norms_get_neither_decay_nor_adaptation() -> None:
-    settings = barlow.Settings.parse(["--optimizer", "lars"])
-    weights, biases = barlow.build_optimizer(network(), settings).param_groups
-    assert all(p.ndim > 1 for p in weights["params"]) and all(p.ndim == 1 for p in biases["params"])
-    assert (weights["weight_decay"], weights["adapt"]) == (1e-4, True)
-    assert (biases["weight_decay"], biases["adapt"]) == (0.0, False)
-
-
 def test_learning_rate_at_the_corners_of_the_schedule() -> None:
     share = barlow.lr_share
     assert share(0.0, warmup=0.1) == 0
@@ -141,19 +114,6 @@ def test_learning_rate_at_the_corners_of_the_schedule() -> None:
     assert share(0.55, warmup=0.1) == pytest.approx(0.5 + 0.5 * 0.001)
     assert share(1.0, warmup=0.1) == pytest.approx(0.001)
     assert share(0.0, warmup=0.0) == 1
-
-
-@given(st.floats(0, 0.99), st.floats(0, 1), st.floats(0, 1))
-def test_learning_rate_only_rises_in_the_warm_up_and_only_falls_after(
-    warmup: float, one: float, other: float
-) -> None:
-    low, high = sorted((one, other))
-    first, second = (barlow.lr_share(fraction, warmup=warmup) for fraction in (low, high))
-    assert 0 <= min(first, second) <= max(first, second) <= 1
-    if high < warmup:
-        assert first <= second
-    if low >= warmup:
-        assert first >= second
 
 
 def test_set_learning_rates_scales_lars_with_the_batch() -> None:
@@ -184,11 +144,3 @@ def test_initial_network_is_a_function_of_the_seed() -> None:
         barlow.Settings.parse(["--seed", "1", "--projector", "12-6"]), channels=1, small_images=True
     )
     assert not same_weights(first, other)
-
-
-@pytest.mark.parametrize(("small", "stem"), [(True, (64, 3, 3, 3)), (False, (64, 3, 7, 7))])
-def test_resnet_has_the_stem_for_its_images(small: bool, stem: tuple[int, ...]) -> None:
-    settings = barlow.Settings.parse(["--arch", "resnet18", "--projector", "16-16"])
-    model = barlow.build_model(settings, channels=3, small_images=small)
-    assert tuple(model.backbone.state_dict()["conv1.weight"].shape) == stem
-    assert model(torch.rand(4, 3, 32, 32)).shape == (4, 16)

@@ -1,28 +1,10 @@
 """The small GPT sees no later character, and its windows cover the text."""
 
-import gpt
 import pytest
 import torch
 from gpt import GPT, Settings, Text, Windows
 
 SMALL = Settings.parse(["--width", "16", "--heads", "2", "--context", "12", "--layers", "2"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--text", "no/such/file"], "is not a file"),
-        (["--heads", "5"], "--heads must divide --width"),
-        (["--context", "1"], "--context must be at least 2"),
-        (["--dropout", "1"], "are fractions in [0, 1)"),
-        (["--clip", "-1"], "must be finite and not negative"),
-    ],
-)
-def test_a_bad_value_is_refused_in_one_sentence(arguments, sentence, capsys):
-    with pytest.raises(SystemExit) as left:
-        Settings.parse(arguments)
-    assert left.value.code == 2
-    assert sentence in capsys.readouterr().err
 
 
 def test_a_score_depends_on_no_later_character():
@@ -37,12 +19,6 @@ def test_a_score_depends_on_no_later_character():
 
     assert torch.equal(before[:, :8], after[:, :8])
     assert not torch.equal(before[:, 8:], after[:, 8:])
-
-
-def test_the_first_and_the_last_layer_share_their_weights():
-    model = GPT(SMALL, 7)
-
-    assert model.head.weight is model.token.weight
 
 
 def test_a_window_lies_in_its_own_stretch_of_the_text():
@@ -68,8 +44,3 @@ def test_the_held_out_text_is_read_once(tmp_path):
     assert torch.equal(pieces[:, :-1].flatten(), text.held_out[: 12 * len(pieces)])
     assert torch.equal(pieces[:-1, -1], pieces[1:, 0])
     assert text.letter_frequency_bits == pytest.approx(2.0)
-
-
-def test_the_text_of_the_project_is_there():
-    assert len(Text.read("").train) > 50_000
-    assert gpt.PROJECT.joinpath("README.md").is_file()

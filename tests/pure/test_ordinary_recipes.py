@@ -1,5 +1,6 @@
 """Recipes of many kinds, as people write them, are exact: the same bits after every step at every
-world size, and where the state of a step is loaded into objects that were built again.
+world size, audited or not, and where the state of a step is loaded into objects that were built
+again.
 
 Each is a generator: it yields the State first, then every step when its body is done. `first` is
 the step to begin with. What starts, kills and resumes real processes is in tests/process.
@@ -20,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.transforms import v2
 
@@ -29,11 +31,13 @@ from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
 STEPS, RESUMED_AT = 6, 4
+AUDITED = 2  # workers of the run in which each computation is audited
 WIDTH = 8
 
 
 def train_steps(member, state, first, **settings):
-    return steps(member, state, epochs=3, first=first, **settings)
+    audits = member.world_size == AUDITED
+    return steps(member, state, epochs=3, first=first, audits=audits, **settings)
 
 
 def perceptron(*extra):
@@ -443,9 +447,7 @@ def few_samples(member, first):
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
     state = State(net=net, optimizer=optimizer)
     yield state
-    for step in steps(
-        member, state, epochs=2, first=first, dataset=dataset, batch=8, shards=8, tail=Tail.PAD
-    ):
+    for step in steps(member, state, epochs=2, first=first, dataset=dataset, batch=8, tail=Tail.PAD):
         step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
         optimizer.step()
         yield step
@@ -484,6 +486,37 @@ def patient(member, first):
         yield step
 
 
+def coupled(member, first):
+    """Two sums with draws of their own, a sum for the metrics, checkpointing, a penalty; the body
+    moves a centre between a sum and the loss, and draws.
+    """
+    net = perceptron(nn.BatchNorm1d(WIDTH))
+    net.register_buffer("center", torch.zeros(FEATURES))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    state = State(net=net, optimizer=optimizer, drawn=(drawn := elastic.Values(last=0.0)))
+
+    def outputs(batch):
+        return checkpoint(net, batch.data[0] - net.center, use_reentrant=False).double()
+
+    yield state
+    for step in train_steps(member, state, first):
+        mean = step.sum(lambda batch: (batch.data[0] - net.center).double().sum(0)).float() / BATCH
+        net.center.add_(mean, alpha=0.1)
+        totals = [
+            step.sum(
+                lambda batch, scale=scale: (
+                    scale * outputs(batch).square().sum(0) + torch.rand(CLASSES) + batch.uniform(1).sum()
+                )
+            )
+            for scale in (1.0, 2.0)
+        ]
+        step.sum(lambda batch: (outputs(batch).argmax(1) == batch.data[1]).sum())
+        drawn.last = float(torch.rand(())) + random.random()
+        step.backward(sum((total / BATCH).square().mean() for total in totals) + net[0].weight.square().sum())
+        optimizer.step()
+        yield step
+
+
 def compiled(member, first):
     """Graphs of torch.compile, over batches of two lengths; denormal numbers become zero."""
     torch.set_flush_denormal(True)
@@ -509,7 +542,7 @@ RECIPES = {
     for each in (
         classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
         regularised, sharpness_aware, variable_lengths, memory_bank, detector, replayed, few_samples,
-        judged_by_a_draw, patient, compiled,
+        judged_by_a_draw, patient, coupled, compiled,
     )
 }  # fmt: skip
 
@@ -557,4 +590,5 @@ def test_a_recipe_of_this_kind_is_exact(trained, world_size, name):
     assert calm[0] != calm[-1]
     assert resumed == calm[-1]
     assert done_again == first_time
+    # The second world is audited, which must change nothing either.
     assert trained(world_size, name) == [[calm, resumed, first_time, done_again]] * world_size

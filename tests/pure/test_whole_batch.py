@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from audited import auditor_of
-from steps import CPU, NO_REQUESTS, parts_of
+from steps import CPU, NO_REQUESTS, auditor_of, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset, default_collate

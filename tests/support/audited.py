@@ -1,24 +1,20 @@
 """The trainer's steps with audits, without restores, snapshots and saves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from steps import ALONE, CPU, NO_REQUESTS, groups_of, parts_of
+from steps import CPU, NO_REQUESTS, auditor_of, parts_of
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from elastic.config.environment import AgentLink
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import StatesDiffer
-from elastic.proof.audit import Auditor
-from elastic.system.clock import SystemClock
 from elastic.testing.ranks import Member
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.step.parts import StepParts
 from elastic.train.step.step import Step
 
 SAMPLES, BATCH, CLASSES = 48, 24, 3
@@ -37,29 +33,6 @@ class Log:
 def tensors() -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(3)
     return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
-
-
-def auditor_of(
-    state: State,
-    parts: StepParts,
-    loader: Loader,
-    *,
-    member: Member = ALONE,
-    compare: Callable[[], None] = lambda: None,
-    log: Any = None,
-) -> Auditor:
-    """As the loop makes it."""
-    link = AgentLink(pid=0, node=f"node{member.rank}", run_dir="", generation=1, control_page="", uploader="")
-    return Auditor(
-        of_steps=parts,
-        groups=groups_of(member),
-        loader=loader,
-        state=state,
-        clock=SystemClock(),
-        link=link,
-        compare=compare,
-        log=log,
-    )
 
 
 class Training:

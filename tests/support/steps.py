@@ -1,14 +1,17 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
+from elastic.config.environment import AgentLink
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
+from elastic.proof.audit import Auditor
+from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
@@ -58,6 +61,29 @@ def parts_of(state: State, order: SampleOrder, member: Member = ALONE) -> StepPa
     return StepParts(state, order, groups_of(member), HeartbeatSender(NoPage(), 0))
 
 
+def auditor_of(
+    state: State,
+    parts: StepParts,
+    loader: Loader,
+    *,
+    member: Member = ALONE,
+    compare: Callable[[], None] = lambda: None,
+    log: Any = None,
+) -> Auditor:
+    """As the loop makes it."""
+    link = AgentLink(pid=0, node=f"node{member.rank}", run_dir="", generation=1, control_page="", uploader="")
+    return Auditor(
+        of_steps=parts,
+        groups=groups_of(member),
+        loader=loader,
+        state=state,
+        clock=SystemClock(),
+        link=link,
+        compare=compare,
+        log=log,
+    )
+
+
 def steps(
     member: Member,
     state: State,
@@ -69,8 +95,12 @@ def steps(
     first: int = 1,
     batch: int = BATCH,
     tail: Tail = Tail.DROP,
+    audits: bool = False,
 ) -> Iterator[Step]:
-    """Two steps an epoch, with the samples of `samples` and as many in a batch as by default."""
+    """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
+
+    audits: each computation of each step is audited.
+    """
     torch.set_num_threads(1)
     dataset = dataset or samples()
     order = SampleOrder(
@@ -78,9 +108,10 @@ def steps(
     )
     parts = parts_of(state, order, member)
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate)
+    auditor = auditor_of(state, parts, loader, member=member) if audits else None
     batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
-        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
+        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS, auditor)
         parts.contract.end_step()
     parts.gradients.close()
     parts.contract.close()
