@@ -26,9 +26,8 @@ from elastic.events import (
     RunStarted,
     WorkerFailed,
 )
-from elastic.faults import unreached
-from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
+from elastic.faults.plan import parse, unreached
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events
 from elastic.system.leave_deadline import Share
@@ -110,7 +109,7 @@ def _print_unreached(parts: AgentParts, last_step: int) -> None:
         return
     claims = Claims(run.faults)
     faults = [fault for fault in parse(options.faults or "") if not claims.is_taken(fault)]
-    for line in unreached.told_at_the_end(faults, last_step):
+    for line in unreached(faults, last_step):
         _print(line)
 
 

@@ -9,11 +9,11 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from elastic.events import FaultInjected
-from elastic.faults.inject import Claims, pause_for
-from elastic.faults.pause import process_tree
-from elastic.faults.plan import AtIntervals, AtNode, AtRendezvous, Fault, Pause, Terminate
+from elastic.faults.inject import Claims, pause
+from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind
 from elastic.observe.log import EventLog
 from elastic.rendezvous.generation import Generation
 from elastic.system.clock import Clock
@@ -34,7 +34,7 @@ class NodeFaults:
 
     def enter(self, generation: Generation) -> None:
         """A generation has formed with this node, whose workers are not started yet."""
-        here = AtRendezvous(generation=generation.number, node=generation.rank_of_node)
+        here = At(point=RENDEZVOUS, number=generation.number, who=generation.rank_of_node)
         for fault in self._faults:
             if fault.trigger == here and self._claims.take(fault):
                 self._inject(fault, None)
@@ -46,8 +46,8 @@ class NodeFaults:
         """
         for fault in self._faults:
             due = fault.trigger
-            is_due = isinstance(due, AtNode) and due.node == generation.rank_of_node and due.step <= step
-            if is_due and self._claims.take(fault):
+            is_here = isinstance(due, At) and (due.point, due.who) == (NODE, generation.rank_of_node)
+            if isinstance(due, At) and is_here and due.number <= step and self._claims.take(fault):
                 self._inject(fault, step)
         for kills in self._repeated:
             victim = kills.poll(generation.world_size, workers)
@@ -57,10 +57,10 @@ class NodeFaults:
 
     def _inject(self, fault: Fault, step: int | None) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))
-        match fault.action:
-            case Pause(seconds=seconds):
-                pause_for(seconds, with_children=True)
-            case Terminate():
+        match fault.action.kind:
+            case Kind.PAUSE:
+                pause(_with_descendants(os.getpid()), fault.action.amount)
+            case Kind.TERMINATE:
                 os.kill(os.getpid(), signal.SIGTERM)
             case _:
                 _kill(os.getpid())
@@ -93,7 +93,19 @@ class RandomKills:
 
 def _kill(pid: int) -> None:
     """SIGKILL; to this process itself with all that it started, as if the node were lost."""
-    children = process_tree(pid)[1:] if pid == os.getpid() else []
-    for each in [*children, pid]:
+    for each in reversed(_with_descendants(pid) if pid == os.getpid() else [pid]):
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def _with_descendants(root: int) -> list[int]:
+    """The pids of a process and all its descendants, parents first."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [root]
+    for pid in found:
+        found += sorted(child for child, parent in parents.items() if parent == pid)
+    return found

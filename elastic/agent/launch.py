@@ -43,8 +43,8 @@ from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
 from elastic.events import NodeScheduled
-from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
+from elastic.faults.plan import parse
 from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog

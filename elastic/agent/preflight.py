@@ -29,7 +29,7 @@ from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, CannotStart, StoreFailed, UsageError
-from elastic.faults import grammar, plan
+from elastic.faults import plan
 from elastic.storage.remote import check_url, open_store
 from elastic.storage.store import read_small
 from elastic.system.addresses import listen_on, node_address
@@ -158,7 +158,7 @@ def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False)
 
     nproc: None as long as it is not known, which takes torch where it is the number of GPUs.
     """
-    faults = grammar.parse(options.faults or "")
+    faults = plan.parse(options.faults or "")
     plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, is_plain=is_plain)
 
 

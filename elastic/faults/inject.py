@@ -9,15 +9,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
 from elastic.events import FaultInjected
-from elastic.faults import pause, plan
-from elastic.faults.grammar import parse
-from elastic.faults.plan import AtRestore, AtSave, AtStep, Fault, Slow, Trigger
+from elastic.faults.plan import RESTORE, SAVE_POINTS, STEP_POINTS, Action, At, Fault, Kind, parse
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 from elastic.system.files import make_folders
@@ -92,9 +89,9 @@ class Slowdown:
             self._clock.sleep(wait_s := (self._factor - 1) * self._shortest_s)
             self._began_s = (self._began_s or 0.0) + wait_s  # the wait is no work
 
-    def slow_down(self, action: Slow) -> None:
+    def slow_down(self, action: Action) -> None:
         """From the next step on."""
-        self._factor = action.factor
+        self._factor = action.amount
         self._last_slow_step = inf if action.steps is None else self._step + action.steps
 
 
@@ -110,36 +107,37 @@ class FaultInjector:
         # Flips a bit of parameters, optimizer or gradient: only a worker has them.
         self.flip: Callable[[str], None] = lambda _target: None
 
-    def reach(self, trigger: Trigger) -> None:
-        """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
-        step = trigger.step if isinstance(trigger, AtStep | AtSave) else None
-        if isinstance(trigger, AtStep) and trigger.point == "forward":
-            self._slowdown.begin_pass(trigger.step)
+    def reach(self, at: At) -> None:
+        """Inject what the plan has for this place. May raise InjectedFault, or never return."""
+        if at.point == STEP_POINTS[0]:
+            self._slowdown.begin_pass(at.number)
         for fault in self.faults:
-            if fault.trigger == trigger and self._claims.take(fault):
-                self._log.record(FaultInjected(fault=fault.text, step=step))
+            if fault.trigger == at and self._claims.take(fault):
+                is_of_step = at.point in STEP_POINTS + SAVE_POINTS
+                self._log.record(FaultInjected(fault=fault.text, step=at.number if is_of_step else None))
                 self._inject(fault)
 
     def _inject(self, fault: Fault) -> None:
-        match fault.action:
-            case plan.Kill():
+        action = fault.action
+        match action.kind:
+            case Kind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case plan.Raise():
+            case Kind.RAISE:
                 raise InjectedFault(f"injected: {fault.text}")
-            case plan.Exit(code=code):
-                os._exit(code)
-            case plan.Hang():
+            case Kind.EXIT:
+                os._exit(int(action.amount))
+            case Kind.HANG:
                 # The main thread never comes back to the recipe, but signal handlers still run: the
                 # agent's SIGQUIT, which asks for the stacks of all threads, is answered.
                 while True:
                     signal.pause()
-            case plan.Pause(seconds=seconds):
-                pause_for(seconds, with_children=False)
-            case plan.Flip(target=target):
-                self.flip(target)
-            case Slow():
-                self._slowdown.slow_down(fault.action)
-            case plan.Terminate():
+            case Kind.PAUSE:
+                pause([os.getpid()], action.amount)
+            case Kind.FLIP:
+                self.flip(action.target)
+            case Kind.SLOW:
+                self._slowdown.slow_down(action)
+            case Kind.TERMINATE:
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 
 
@@ -153,21 +151,23 @@ class WorkerFaults:
 
     def at_step(self, step: int) -> Callable[[str], None]:
         """To be called with each point of this step."""
-        return lambda point: self._injector.reach(AtStep(step=step, rank=self._rank, point=point))
+        return lambda point: self._injector.reach(At(point=point, number=step, who=self._rank))
 
     def at_restore(self) -> None:
-        self._injector.reach(AtRestore(generation=self._generation, rank=self._rank))
+        self._injector.reach(At(point=RESTORE, number=self._generation, who=self._rank))
 
 
-def pause_for(seconds: float, *, with_children: bool) -> None:
-    """Stop this process, or it and all its descendants, and continue them `seconds` later."""
-    scope = "tree" if with_children else "self"
-    # The child that pauses a worker stays in the worker's session, and so ends with it. The child
-    # of an agent leads a session of its own: the processes that it stops, or the shell that sees
-    # them stopped, must not take it down, because nothing else would ever continue the agent.
+def pause(pids: list[int], seconds: float) -> None:
+    """Stop these processes, this one among them, and continue them `seconds` later.
+
+    A stopped process cannot continue itself, so a shell does it.
+    """
+    # The shell that pauses a worker stays in the worker's session, and so ends with it. That of an
+    # agent leads a session of its own: the processes that it stops, or the shell that sees them
+    # stopped, must not take it down, because nothing else would ever continue the agent.
     subprocess.run(
-        [sys.executable, "-I", "-S", pause.__file__, str(os.getpid()), str(seconds), scope],
+        ["/bin/sh", "-c", 'kill -STOP "$@"; sleep "$0"; kill -CONT "$@"', str(seconds), *map(str, pids)],
         stdin=subprocess.DEVNULL,
-        start_new_session=with_children,
+        start_new_session=len(pids) > 1,
         check=False,
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, UsageError
 from elastic.faults.inject import FaultInjector
-from elastic.faults.plan import AtSave
+from elastic.faults.plan import At
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import MetricsShipper
 from elastic.storage.objects import Objects
@@ -185,7 +185,7 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
                 metrics.upload(others_upload=True)
             except StoreFailed as error:
                 report_problem(f"the metrics up to step {step} are not in the run directory yet: {error}")
-        faults.reach(AtSave(step=step, point=point))
+        faults.reach(At(point=point, number=step))
 
     return reached
 

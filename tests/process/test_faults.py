@@ -523,9 +523,9 @@ def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
 
 PAUSING = """
 import os, subprocess, sys
-from elastic.faults.inject import pause_for
+from elastic.faults.inject import pause
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-pause_for(0.2, with_children=sys.argv[1] == "tree")
+pause([os.getpid()] + [child.pid] * (sys.argv[1] == "tree"), 0.2)
 found = os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG)[1]
 child.communicate(b"")
 sys.exit(7 if found and os.WIFCONTINUED(found) else 8)

@@ -16,8 +16,7 @@ from elastic.check.proof import Checked, Proof, Result, Verdict
 from elastic.check.runs import CheckStopped
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
-from elastic.faults.grammar import parse
-from elastic.faults.plan import check_fits
+from elastic.faults.plan import check_fits, parse
 from elastic.proof.evidence import LOSS
 from elastic.system.trace_line import FirstGradient, TraceLine
 
@@ -106,11 +105,11 @@ def test_every_launch_fits_the_steps_and_shards_of_the_recipe(steps, shards, len
             assert each.leave_at is None or 1 <= each.leave_at < steps
             faults = parse(each.options[-1]) if each.options else []
             check_fits(faults, nodes=1, nproc=each.workers)
-            assert all(1 < fault.trigger.step <= steps for fault in faults)
+            assert all(1 < fault.trigger.number <= steps for fault in faults)
     whole = next((chain for chain in chains if chain[0].proof == plan.DRAINED), None)
     if whole is not None:
         (node_dies,) = parse(whole[1].options[-1])
-        assert whole[0].leave_at < node_dies.trigger.step < steps
+        assert whole[0].leave_at < node_dies.trigger.number < steps
 
 
 @given(st.integers(10, 200), st.integers(3, 50))
@@ -121,7 +120,7 @@ def test_runs_go_on_within_an_epoch_and_where_one_begins(steps, length):
     ends = ends_of_epochs(steps, length)
     chains = {chain[0].proof: chain for chain in launches(steps, 8, ends)}
 
-    restored = [fault.trigger.step - 1 for fault in parse(chains[plan.KILLED][0].options[-1])]
+    restored = [fault.trigger.number - 1 for fault in parse(chains[plan.KILLED][0].options[-1])]
     leave = chains[plan.DRAINED][0].leave_at
 
     assert leave not in ends

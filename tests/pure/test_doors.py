@@ -11,7 +11,7 @@ import elastic
 LIBRARY = Path(elastic.__file__).parent
 MODULES = sorted(str(path.relative_to(LIBRARY)) for path in LIBRARY.rglob("*.py"))
 # pause.py runs without the package: it resumes the process that a fault has stopped.
-MAY_READ_TIME = {"system/clock.py", "faults/pause.py"}
+MAY_READ_TIME = {"system/clock.py"}
 MAY_READ_ENVIRONMENT = {"config/environment.py", "config/interpreter.py"}
 TIME = {"now", "utcnow", "today"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "expandvars", "expanduser"}

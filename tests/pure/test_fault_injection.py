@@ -6,9 +6,8 @@ import pytest
 import run_records
 
 from elastic.agent.fault_injection import RandomKills
-from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims, FaultInjector, InjectedFault, Slowdown, WorkerFaults
-from elastic.faults.plan import Slow
+from elastic.faults.plan import Action, Kind, parse
 from elastic.observe.log import EventLog
 from elastic.testing.fakes import FakeClock
 
@@ -98,7 +97,7 @@ def test_a_slow_rank_is_slow_by_its_factor_for_its_number_of_steps():
     slowdown, taken = Slowdown(clock), []
     for step in steps_of(clock, 9, [slowdown], taken):
         if step == 3:
-            slowdown.slow_down(Slow(2.5, 4))
+            slowdown.slow_down(Action(kind=Kind.SLOW, amount=2.5, steps=4))
     assert taken == [1, 1, 1, 2.5, 2.5, 2.5, 2.5, 1, 1]
 
 
@@ -110,8 +109,8 @@ def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
     slowdowns, taken = [Slowdown(clock), Slowdown(clock)], []
     for step in steps_of(clock, 30, slowdowns, taken):
         if step == 2:
-            slowdowns[0].slow_down(Slow(3.0))
-            slowdowns[1].slow_down(Slow(4.0))
+            slowdowns[0].slow_down(Action(kind=Kind.SLOW, amount=3.0))
+            slowdowns[1].slow_down(Action(kind=Kind.SLOW, amount=4.0))
     assert taken == [1, 1] + [4] * 28
 
 

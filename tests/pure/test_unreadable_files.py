@@ -25,8 +25,8 @@ from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import WorkerStarted
-from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
+from elastic.faults.plan import parse
 from elastic.observe import upload_parts
 from elastic.observe.console import ConsoleFollower, PlainScreen
 from elastic.observe.log import EventLog, read_events, read_rare
