@@ -35,8 +35,7 @@ from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
-from elastic.system.raised_error import RaisedError
-from elastic.system.worker_error import WorkerError, read_errors
+from elastic.system.worker_error import RaisedError, WorkerError, read_errors
 from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 
 GROUP_POLL_S = 0.025

@@ -43,7 +43,7 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share
-from elastic.system.raised_error import RaisedError
+from elastic.system.worker_error import RaisedError
 
 WORKER_POLL_S = 0.02
 WRONG_TIMES_TO_LEAVE = 2
@@ -220,7 +220,7 @@ class NodeAgent(LocalElasticAgent):
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         parts.commits.poll()
-        parts.run_dir_watch.poll(lines_wait=parts.page.lines_wait)
+        parts.run_dir_watch.poll()
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":

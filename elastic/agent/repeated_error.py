@@ -10,7 +10,7 @@ exceptions can be such an error at all.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from elastic.system.raised_error import RESTORES_OF_ONE_STATE, RaisedError
+from elastic.system.worker_error import RESTORES_OF_ONE_STATE, RaisedError
 
 # The recipe's text is wrong, whatever the numbers in the state are.
 _OF_THE_TEXT = frozenset(

@@ -118,7 +118,7 @@ class Runs:
         for process in running:
             process.kill()
         self._pool.shutdown(cancel_futures=True)
-        processes.kill_children(self._earlier_children)
+        processes.kill_children(keeps=self._earlier_children.__contains__)
 
     def begin(self, name: str, chain: Sequence[Launch], steps: int, seconds: float = 0.0) -> None:
         """Run these commands one after the other, in one run directory.

@@ -5,12 +5,14 @@ A signal that asks for a stop is not for them: the step under way still needs it
 
 import atexit
 import multiprocessing
+import pickle
 import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from traceback import format_exception
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import default_collate as torch_collate
@@ -18,9 +20,9 @@ from torch.utils.data import default_collate as torch_collate
 from elastic.data import random_streams
 from elastic.errors import UsageError
 from elastic.system import forked_child, stop_signals
-from elastic.system.remote_error import RemoteError
 
 SLICES_AHEAD = 2  # of each process at least, as torch has it by default
+_MOST_BEHIND = 8  # errors that one was raised from, or while handling
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
 # Of torch 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
 _OF_SAMPLES = re.compile(
@@ -65,6 +67,49 @@ class KeyedBatches(Dataset[Any]):
     def _sample(self, epoch: int, stream: int, sample: int) -> Any:
         random_streams.enter(self.seed, "sample", epoch, stream)
         return self.dataset[sample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteError:
+    """An error of another process, to raise here: its class, words and attributes, with its
+    traceback as a note. Pickling drops the errors behind it, which tell whether a restart may mend
+    it. Where pickle does not give the same error again, it is a RuntimeError of its traceback.
+    """
+
+    error: Exception
+    trace: str
+    cause: "RemoteError | None" = None
+    context: "RemoteError | None" = None
+
+    @classmethod
+    def of(cls, error: BaseException, behind: int = 0) -> "RemoteError":
+        """behind: how many errors were raised from this one, or while handling it."""
+        trace = "".join(format_exception(error))
+        if behind > _MOST_BEHIND or not _survives_pickle(error):
+            return cls(error=RuntimeError(trace), trace="")
+        cause, context = (
+            None if each is None else cls.of(each, behind + 1)
+            for each in (error.__cause__, error.__context__)
+        )
+        return cls(error=error, trace="" if behind else trace, cause=cause, context=context)
+
+    def again(self) -> Exception:
+        error = self.error
+        error.__context__ = None if self.context is None else self.context.again()
+        if self.cause is not None:
+            error.__cause__ = self.cause.again()
+        if self.trace:
+            error.add_note(f"In a process that loads samples:\n{self.trace}")
+        return error
+
+
+def _survives_pickle(error: BaseException) -> TypeGuard[Exception]:
+    try:
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own
+        return isinstance(error, Exception) and type(again) is type(error) and str(again) == str(error)
+    # A class of the recipe's may raise anything here, and its error would be lost.
+    except Exception:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from elastic.errors import UsageError
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.system.files import FULL, cut, make_folders, read_if_there, replace_whole
+from elastic.system.files import FULL, make_folders, read_if_there, replace_whole
 from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 1024  # that a rewind tells of, at most
@@ -75,11 +74,6 @@ class Metrics:
         self._file.append(record)
         self._show()
 
-    @property
-    def waits(self) -> bool:
-        """Whether lines wait for room on the disk."""
-        return self._file.waits
-
     def rewind(self, step: int) -> Rewound:
         """Drop the lines of steps beyond `step`.
 
@@ -97,7 +91,7 @@ class Metrics:
         self._file.close()
         self._has_tried = False
         self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes))
-        is_shown = self._has_begun(base, kept_bytes) and self._generation is not None and self._show()
+        is_shown = self._has_begun() and self._generation is not None and self._show()
         if self._generation is not None:
             metrics_files.check_newest(self._path, self._generation)
         if (first := self._first_missing(rewound.last, step)) is not None:
@@ -158,18 +152,13 @@ class Metrics:
         else:
             metrics_files.begin(self._path, self._generation, data)
 
-    def _has_begun(self, base: Path, kept_bytes: int) -> bool:
+    def _has_begun(self) -> bool:
         """Whether there was room for the own file. Else each line tries again."""
         try:
             self._file.open()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            # If this process dies before there is room, the next one goes on from `base`, which
-            # must not have steps that this one does again. An older writer that still has it open
-            # may add lines; those are not copied.
-            with suppress(OSError):
-                cut(base, kept_bytes)
             return False
         return True
 

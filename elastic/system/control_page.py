@@ -3,9 +3,8 @@
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
 The agent writes the drain request, where the memory for snapshots is, and for what size there is
 none. Workers write how much of that memory they want, the step that they restored, the last one
-that all nodes keep in memory, how a difference between ranks was settled and whether lines wait for
-room on the disk, and each worker its own heartbeat and votes. The page vanishes with the agent. It
-needs Linux (memfd, /proc).
+that all nodes keep in memory and how a difference between ranks was settled, and each worker its
+own heartbeat and votes. The page vanishes with the agent. It needs Linux (memfd, /proc).
 """
 
 import mmap
@@ -21,7 +20,7 @@ SIZE_BYTES = 8192
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
 DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
-REFUSED_BYTES, SHARED_STEP, RESTORED_STEP, LINES_WAIT = (0, 4), (0, 5), (0, 6), (0, 7)
+REFUSED_BYTES, SHARED_STEP, RESTORED_STEP = (0, 4), (0, 5), (0, 6)
 STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
 AT_ONCE, REHEARSES = (1, 0), (1, 1)
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
@@ -145,15 +144,6 @@ class ControlPage:
     @restored_step.setter
     def restored_step(self, step: int) -> None:
         self._words[RESTORED_STEP] = step
-
-    @property
-    def lines_wait(self) -> bool:
-        """Whether the worker that writes the metrics has lines that the disk does not take."""
-        return self._words[LINES_WAIT] != 0
-
-    @lines_wait.setter
-    def lines_wait(self, wait: bool) -> None:
-        self._words[LINES_WAIT] = int(wait)
 
     @property
     def slots_fd(self) -> int | None:

@@ -5,7 +5,9 @@ Linux only (/proc, prctl, tgkill).
 
 import ctypes
 import os
+import select
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,16 +92,18 @@ def exit_code_of_child(pid: int) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def kill_children(spared: set[int]) -> None:
+def kill_children(keeps: Callable[[int], bool] = lambda pid: False) -> None:
     """SIGKILL to all children but those, and to their orphans, until there are none.
 
-    Call `adopt_orphans` before they are started.
+    Call `adopt_orphans` before they are started. It waits for none of them alone: the first process
+    of a namespace ends only once each other one in it is reaped, which may be a child as well.
     """
-    while left := children() - spared:
+    while left := [pid for pid in children() if not keeps(pid)]:
         for pid in left:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        select.select([], [], [], 0.01)
 
 
 def signal_main_thread(pid: int, number: signal.Signals) -> None:

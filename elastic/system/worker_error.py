@@ -1,5 +1,6 @@
 """A worker that fails leaves an error file, whole or not at all, and its agent reads it.
 
+It says what the worker's exception was and where the run stood, so that the agent knows it again.
 The format stands here because `elastic.agent` must not import `elastic.worker`.
 """
 
@@ -10,13 +11,42 @@ from hashlib import sha256
 from pathlib import Path
 
 from elastic.divergence import Divergence
-from elastic.system.files import replace_whole
-from elastic.system.raised_error import RaisedError
-from elastic.system.untrusted import decode, encode
+from elastic.system.untrusted import Count, decode, encode
 
 # Lines of a worker's log that the console leaves out: they say nothing new, or nothing to people.
 SAME_AS = "error: the same as that of rank "
 QUOTED = "in the words of the library: "
+
+# A state from which that many generations made no new step gives way to the next older one.
+RESTORES_OF_ONE_STATE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPlace:
+    """where: as the end of a sentence, such as "in step 9"; it names the step.
+
+    resumed: the step whose state the generation began from, None where the recipe had not asked for
+    a state yet. has_older: an older one is committed. trained: how many steps this process had
+    finished.
+    """
+
+    where: str
+    resumed: Count | None = None
+    has_older: bool = False
+    trained: Count = 0
+
+
+BEFORE_THE_LOOP = ErrorPlace(where="before step 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedError:
+    """kind: the name of its class. line: the innermost one of the recipe, with its file."""
+
+    kind: str
+    message: str
+    line: str
+    place: ErrorPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +66,10 @@ class WorkerError:
 
 def write_error(folder: Path, error: WorkerError) -> None:
     """Raises OSError."""
-    replace_whole(_file(folder, error.rank), json.dumps(encode(error)).encode(), fsync=False)
+    file = _file(folder, error.rank)
+    draft = file.with_suffix(".part")
+    draft.write_text(json.dumps(encode(error)))
+    draft.replace(file)
 
 
 def first_with(sentence: str, folder: Path, rank: int) -> int:

@@ -14,7 +14,7 @@ from sysconfig import get_path
 from traceback import extract_tb
 from types import TracebackType
 
-from elastic.system.raised_error import ErrorPlace, RaisedError
+from elastic.system.worker_error import ErrorPlace, RaisedError
 
 _OF_PROGRAMS: frozenset[type[BaseException]] = frozenset(
     {

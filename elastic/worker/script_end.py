@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from elastic.system.raised_error import BEFORE_THE_LOOP, ErrorPlace
+from elastic.system.worker_error import BEFORE_THE_LOOP, ErrorPlace
 
 
 class HeldRun(Protocol):

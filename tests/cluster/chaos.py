@@ -15,13 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import run
-from cluster import ENTER
 from random_scenario import Place, draw_scenario
 from scenario import parse
-from scenario_runner import TINY
-
-from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config import interpreter
 
 PLACES = tuple(Place)
 
@@ -42,36 +37,29 @@ def main() -> int:
         for number in range(args.cases or 1):
             print(draw_scenario(args.seed + number, _place(args, number)))
         return 0
-    return run.with_machines(args.namespaces, lambda machines: _play(args, machines))
+    return run.played(lambda name: _play(args, name))
 
 
 def _place(args: argparse.Namespace, number: int) -> Place:
     return Place(args.place) if args.place else PLACES[(args.seed + number) % len(PLACES)]
 
 
-def _play(args: argparse.Namespace, make_machines: run.MakeMachines) -> int:
-    interpreter.pin_threads()
-    interpreter.restart()
-    warm = ForkServerClient.spawn(ENTER)
+def _play(args: argparse.Namespace, name: str) -> int:
+    harness = run.open_harness(name, only_namespaces=args.namespaces)
     began_s, failed, number = time.monotonic(), [], 0
     faults: Counter[str] = Counter()
-    try:
-        undisturbed = run.undisturbed_evidence(TINY)
-        while _goes_on(args, number, time.monotonic() - began_s):
-            seed, place = args.seed + number, _place(args, number)
-            text = draw_scenario(seed, place)
-            scenario = parse(f"chaos-{seed}-{place.value}", text)
-            result = run.run_scenario(scenario, make_machines, warm, undisturbed)
-            faults.update(_faults(text))
-            run.print_result(result)
-            if result.problems:
-                failed.append(seed)
-                if result.kept is not None:
-                    Path(result.kept, "scenario.txt").write_text(text)
-                print(f"{text}replay: make chaos SEED={seed} PLACE={place.value} CASES=1", flush=True)
-            number += 1
-    finally:
-        warm.close()
+    while _goes_on(args, number, time.monotonic() - began_s):
+        seed, place = args.seed + number, _place(args, number)
+        text = draw_scenario(seed, place)
+        result = run.run_scenario(parse(f"chaos-{seed}-{place.value}", text), harness)
+        faults.update(_faults(text))
+        run.print_result(result)
+        if result.problems:
+            failed.append(seed)
+            if result.kept is not None:
+                Path(result.kept, "scenario.txt").write_text(text)
+            print(f"{text}replay: make chaos SEED={seed} PLACE={place.value} CASES=1", flush=True)
+        number += 1
     print(", ".join(f"{count} x {fault}" for fault, count in sorted(faults.items())))
     minutes = (time.monotonic() - began_s) / 60
     print(f"{number} cases in {minutes:.0f} minutes, {len(failed)} failed{f': {failed}' if failed else ''}")
@@ -87,18 +75,9 @@ def _goes_on(args: argparse.Namespace, number: int, took_s: float) -> bool:
 
 def _faults(text: str) -> list[str]:
     """The kinds of faults of a scenario, without the names of nodes."""
-    verbs = ("kill", "pause", "cut", "deafen", "mute", "terminate", "fill", "empty", "flip", "truncate")
-    clocks = ("jump", "jump-back")
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        if words[0] in (*verbs, *clocks):
-            found.append(" ".join(words[: 3 if words[0] in ("flip", "truncate", "empty") else 2]))
-        elif line.startswith("storage") and line != "storage heals":
-            found.append(line)
-        elif "--form sum" in line or "--keep-alive 7" in line:
-            found.append("stranger")
-    return found
+    commands = parse("drawn", text).commands
+    found = [words.get("fault") or words.get("how", "") for _, words in commands]
+    return [fault for fault in found if fault and fault != "heals"]
 
 
 if __name__ == "__main__":

@@ -5,26 +5,25 @@ nothing else. So the images that a registry would serve are not tested here.
 """
 
 import json
-import os
-import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from engine import NoEngine, docker, need_package
+from commands import command, docker
+from engine import NoEngine, need_package
 from etcd_servers import etcd_program
 from evidence import evidence
 from image import BASE, NODE, ROOT, mounts
 from oracle import Evidence, Injection
 from run_storage import reached
 from scenario_runner import ScenarioFailed
+from supervised import sweep
 
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
@@ -89,11 +88,12 @@ class Compose:
     Use as a context manager: it removes the project at the end.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, run: str) -> None:
+        """run: the name that its containers begin with."""
         self._profile = profile
         self._words = compose_command()
         self._folder = Path(tempfile.mkdtemp(prefix="elastic-compose-"))
-        self._project = f"elastic{secrets.token_hex(4)}"
+        self._project = f"elastic-{run}"
         self._override = self._folder / "override.json"
         volumes = [f"{folder}:{folder}:ro" for folder in mounts()]
         path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
@@ -108,8 +108,7 @@ class Compose:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._compose("down", "--volumes", "--timeout", "0", check=False)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        sweep(self._project.removeprefix("elastic-"))
 
     def run(self) -> Evidence:
         """Train on three nodes, kill one, and let the others finish. Raises ScenarioFailed."""
@@ -127,7 +126,7 @@ class Compose:
             time=time.time(), step=int(status["step"]), generation=int(status["generation"])
         )
         docker("kill", nodes[0])
-        codes = docker("wait", *nodes, timeout_s=WAIT_LIMIT_S).split()
+        codes = docker("wait", *nodes).split()
         if sorted(codes) != ["0", "0", "137"]:
             raise ScenarioFailed(
                 f"expected the exit codes 0, 0 and 137, found {codes}: {self._compose('logs', '--tail', '5')}"
@@ -174,22 +173,10 @@ class Compose:
     def _compose(self, *words: str, check: bool = True) -> str:
         files = [*(str(ROOT / name) for name in self._profile.files), str(self._override)]
         asked = [word for file in files for word in ("--file", file)]
-        done = subprocess.run(
-            [*self._words, *asked, "--project-name", self._project, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            process_group=0,
-            env=os.environ
-            | {"BASE": ETCD_BASE if self._profile.needs_etcd else BASE}
-            | {"TARGET": "node", "IMAGE": NODE, "DOCKER_BUILDKIT": "0"}
-            | {"RECIPE": " ".join([str(ROOT / RECIPE), "--", *ARGUMENTS])},
-        )
-        if check and done.returncode:
-            raise ScenarioFailed(
-                f"compose {' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}"
-            )
-        return done.stdout.strip()
+        names = {"BASE": ETCD_BASE if self._profile.needs_etcd else BASE, "TARGET": "node", "IMAGE": NODE}
+        recipe = {"RECIPE": " ".join([str(ROOT / RECIPE), "--", *ARGUMENTS]), "DOCKER_BUILDKIT": "0"}
+        where = (*asked, "--project-name", self._project)
+        return command(*self._words, *where, *words, check=check, env=names | recipe)
 
 
 def _make_etcd_base(folder: Path) -> None:
@@ -205,7 +192,8 @@ def _make_etcd_base(folder: Path) -> None:
 
 def compose_command() -> list[str]:
     """`docker compose` if that plugin is installed, else docker-compose. Raises ScenarioFailed."""
-    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+    with suppress(RuntimeError):
+        docker("compose", "version")
         return ["docker", "compose"]
     try:
         need_package("docker-compose", "docker-compose")

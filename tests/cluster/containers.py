@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 
-from engine import docker
+from commands import docker
 from image import ROOT, mounts
 from machines import UNPRIVILEGED, Machine, free_subnet
-
-LABEL = "elastic-cluster"
+from supervised import sweep
 
 
 class Containers:
@@ -65,17 +64,14 @@ class Containers:
         docker("network", "connect", "--ip", self._addresses[name], self._network, self._name(name))
 
     def close(self) -> None:
-        there = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._id}", check=False).split()
-        if there:
-            docker("rm", "--force", "--volumes", *there, check=False)
-        docker("network", "rm", self._network, check=False)
+        sweep(self._id)
 
     def _make(self, machine: Machine) -> None:
         self._addresses[machine.name] = machine.address
         options = [
             *("--name", self._name(machine.name), "--hostname", machine.name),
-            *("--label", f"{LABEL}={self._id}", "--network", self._network, "--ip", machine.address),
-            *("--network-alias", machine.name, "--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
+            *("--network", self._network, "--ip", machine.address, "--network-alias", machine.name),
+            *("--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges"),
             "--init" if machine.has_init else "--read-only",
         ]

@@ -13,6 +13,7 @@ names.
 import ctypes
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 # Imported here once for all nodes: what a worker of the recipe needs.
@@ -71,6 +72,7 @@ def main() -> None:
     _check(libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
     _check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
     os.chdir(folder)
+    tempfile.tempdir = None  # that of this machine
     if is_cold:
         os.execve(sys.executable, [sys.executable, "-m", "elastic.cli", *words], dict(os.environ))
     cli.command()

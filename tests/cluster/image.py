@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from engine import NoEngine, docker, need_package
+from commands import command, docker
+from engine import NoEngine, need_package
 
 ROOT = Path(__file__).parents[2]
 BASE = "elastic-train-base"
@@ -24,6 +24,7 @@ PULLED = "python:3.11-slim"
 # names them.
 INCLUDE = "python3"
 KEYRINGS = Path("/usr/share/keyrings")
+WASTE = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man")
 
 
 def node_image() -> str:
@@ -31,25 +32,11 @@ def node_image() -> str:
 
     Builds it if it is missing. Raises NoEngine.
     """
-    base = base_image()
-    docker("build", "--target", "node", "--build-arg", f"BASE={base}", "--tag", NODE, str(ROOT))
+    if not docker("images", "--quiet", BASE):
+        _make_base()
+    words = ("--force-rm", "--target", "node", "--build-arg", f"BASE={BASE}", "--tag", NODE)
+    docker("build", *words, str(ROOT))
     return NODE
-
-
-def base_image() -> str:
-    """The tag of the base image, which is made now if it is missing. Raises NoEngine."""
-    if docker("images", "--quiet", BASE):
-        return BASE
-    print("making a base image of the distribution's packages; about a minute, once", flush=True)
-    need_package("debootstrap", "debootstrap")
-    release = platform.freedesktop_os_release()
-    folder = Path(tempfile.mkdtemp(prefix="elastic-base-"))
-    try:
-        _bootstrap(release.get("VERSION_CODENAME", "stable"), release["ID"], folder)
-        _import(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return BASE
 
 
 def mounts() -> list[Path]:
@@ -66,54 +53,33 @@ def interpreter() -> Path:
     return Path(sys.prefix).resolve() / "bin" / "python"
 
 
-def mirror() -> str | None:
-    """The URL from which this machine installs packages, without credentials; None if unknown."""
-    apt = Path("/etc/apt")
-    files = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
-    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    for text in (file.read_text(errors="replace") for file in files if file.is_file()):
-        for paragraph in text.split("\n\n"):
-            if codename in paragraph and (found := _url(paragraph, codename)):
-                return found
-    return None
-
-
-def _url(paragraph: str, codename: str) -> str | None:
-    """The first URL of a sources list that offers the release itself; deb822 or one-line format."""
-    for line in paragraph.splitlines():
-        words = line.split("#")[0].split()
-        urls = [word for word in words if urlsplit(word).scheme in ("http", "https", "file")]
-        is_deb822 = line.startswith("URIs:") and any(
-            codename in other.split()[1:] for other in paragraph.splitlines() if other.startswith("Suites:")
-        )
-        is_one_line = words[:1] == ["deb"] and codename in words
-        if urls and (is_deb822 or is_one_line):
-            return urls[0]
-    return None
-
-
-def _bootstrap(codename: str, distribution: str, folder: Path) -> None:
-    url = mirror()
+def _make_base() -> None:
+    print("making a base image of the distribution's packages; about a minute, once", flush=True)
+    need_package("debootstrap", "debootstrap")
+    release = platform.freedesktop_os_release()
+    codename = release.get("VERSION_CODENAME", "stable")
+    folder = Path(tempfile.mkdtemp(prefix="elastic-base-"))
+    keyring = KEYRINGS / f"{release['ID']}-archive-keyring.gpg"
     words = ["debootstrap", "--variant=minbase", f"--include={INCLUDE}"]
-    keyring = KEYRINGS / f"{distribution}-archive-keyring.gpg"
-    if keyring.exists():
-        words.append(f"--keyring={keyring}")
-    words += [codename, str(folder), *([url] if url else [])]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
+    words += [f"--keyring={keyring}"] if keyring.exists() else []
+    try:
+        command(*words, codename, str(folder), *_mirror(codename))
+    except RuntimeError as error:
         raise NoEngine(
-            f"expected a base system by `{' '.join(words)}`, found: {' / '.join(done.stdout.splitlines()[-3:])}; "
+            f"expected a base system by debootstrap, found: {str(error)[-300:]}; "
             f"or make one by hand: docker pull {PULLED} && docker tag {PULLED} {BASE}"
-        )
+        ) from error
     # This machine's interpreter may be mounted below /root, and nodes run as another user.
     (folder / "root").chmod(0o755)
-    for waste in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
+    for waste in WASTE:
         shutil.rmtree(folder / waste, ignore_errors=True)
-
-
-def _import(folder: Path) -> None:
     archive = subprocess.Popen(["tar", "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
-    assert archive.stdout is not None
     subprocess.run(["docker", "import", "-", BASE], stdin=archive.stdout, check=True, capture_output=True)
     if archive.wait():
         raise NoEngine("tar could not read the base system that debootstrap made")
+
+
+def _mirror(codename: str) -> list[str]:
+    """The URL from which this machine installs packages of its release, where apt-get knows one."""
+    known = command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", check=False)
+    return [url for line in known.splitlines() for name, url in [line.split()] if name == codename][:1]

@@ -18,11 +18,12 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from commands import command
 from engine import NoEngine, need_package
 from image import mounts
 from machines import IDLE, UNPRIVILEGED, Machine, free_subnet
+from supervised import CGROUPS, sweep
 
-CGROUPS = Path("/sys/fs/cgroup")
 LIMIT_S = 30.0
 POLL_S = 0.02
 OWN = "/mnt"  # a machine's private folders are mounted below it
@@ -40,13 +41,13 @@ class Namespaces:
         self._machines: dict[str, Machine] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._plugs = 0
-        self._groups: list[Path] = []
 
     def open(self) -> IPv4Network:
         command("ip", "link", "add", self._bridge, "type", "bridge")
         command("ip", "link", "set", self._bridge, "up")
         # A Docker engine that once ran here may have left the policy to forward nothing.
-        command("iptables", "--wait", "-I", "FORWARD", *self._passing)
+        passing = ("-i", self._bridge, "-o", self._bridge, "-j", "ACCEPT")
+        command("iptables", "--wait", "-I", "FORWARD", *passing)
         return free_subnet(self._take)
 
     def _take(self, subnet: IPv4Network) -> None:
@@ -106,18 +107,8 @@ class Namespaces:
                 _signal(signal.SIGKILL, [pid])
             process.kill()
             process.wait()
-        with suppress(RuntimeError):
-            command("iptables", "--wait", "-D", "FORWARD", *self._passing)
-        with suppress(RuntimeError):
-            command("ip", "link", "delete", self._bridge)
-        for group in self._groups:
-            with suppress(OSError):
-                group.rmdir()
+        sweep(self._bridge.removeprefix("el"))
         shutil.rmtree(self._folder)
-
-    @property
-    def _passing(self) -> tuple[str, ...]:
-        return ("-i", self._bridge, "-o", self._bridge, "-j", "ACCEPT")
 
     def _begin(self, machine: Machine) -> None:
         words = [
@@ -187,7 +178,6 @@ class Namespaces:
         limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if is_first else ("memory.max",)
         try:
             group.mkdir(exist_ok=True)
-            self._groups.append(group)
             for limit in limits:
                 if (group / limit).exists():
                     (group / limit).write_text(str(memory_mib * 2**20))
@@ -223,14 +213,6 @@ def pid_outside(first: int, inner: int) -> int:
             if int(numbers[-1]) == inner:
                 return pid
     raise RuntimeError(f"expected a process {inner} in the namespace of {first}, found none")
-
-
-def command(*words: str) -> str:
-    """The standard output of a command. Raises RuntimeError with its standard error."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 def _made_reachable(paths: Sequence[Path]) -> Iterator[str]:

@@ -9,8 +9,8 @@ and controllers are not.
 import os
 import select
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
 from cluster import SHARED, Cluster, Launch
@@ -40,37 +40,15 @@ class PodProcess:
         return self._code
 
 
-@dataclass(slots=True)
 class PodCluster(Cluster):
-    _moves: dict[str, int] = field(default_factory=dict)
+    def make(self, count: int) -> None:
+        """A pod's container begins with its agent."""
+        self._moves: Counter[str] = Counter()
 
-    def address(self, name: str) -> str:
-        first = IPv4Address(Cluster.address(self, name))
-        return str(first + STEP * self._moves.get(name, 0))
+    def address(self, name: str) -> IPv4Address:
+        return super().address(name) + STEP * self._moves[name]
 
-    def start_again(
-        self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False
-    ) -> None:
-        """The container is restarted when it has ended: with its address, and an empty disk."""
-        self.wait([self.newest_launch(node)])
-        self._remove(node)
-        self._begin(node, words, env, is_cold=is_cold)
-
-    def start_elsewhere(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
-        """The pod was evicted, and another one of its name runs on another machine."""
-        self.wait([self.newest_launch(node)])  # whose address it is until then
-        self._moves[node] = self._moves.get(node, 0) + 1
-        self.start_again(node, words, env)
-
-    def execute(self, node: str, *words: str) -> None:
-        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
-        self._containers.execute(node, *COMMAND, *words)
-
-    def _remove(self, node: str) -> None:
-        self._containers.remove(node)
-        shutil.rmtree(self.scratch(node))
-
-    def _begin(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
+    def start(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
         printed = self.shared / f"printed-{node}-{len(self.launches)}"
         # The image's home cannot be written to.
         variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
@@ -80,6 +58,22 @@ class PodCluster(Cluster):
         self._containers.make([self._machine(node, words=whole, has_init=False)])
         process = PodProcess(self._containers, node)
         self.launches.append(Launch(node=node, process=process, printed=printed, pid=process.pid))
+
+    def start_again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
+        """The container is restarted when it has ended: with its address, and an empty disk."""
+        self.wait([self.newest_launch(node)])
+        self._containers.remove(node)
+        shutil.rmtree(self.scratch(node))
+        self.start(node, words, env, is_cold=is_cold)
+
+    def move(self, node: str) -> None:
+        """The pod was evicted, and another one of its name will run on another machine."""
+        self.wait([self.newest_launch(node)])  # whose address it is until then
+        self._moves[node] += 1
+
+    def execute(self, node: str, *words: str) -> None:
+        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
+        self._containers.execute(node, *COMMAND, *words)
 
     @property
     def _containers(self) -> Containers:

@@ -11,25 +11,23 @@ printed. If no container can run, the scenarios run on namespaces of this machin
 """
 
 import argparse
+import itertools
 import os
-import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import FrameType
 
 # Where `etcd_servers` lies: started by its path, this script finds only its own folder by itself.
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from cluster import ENTER, Cluster, Limits
+from cluster import ENTER, Cluster
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers
 from engine import NoEngine, engine
@@ -43,6 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
+from supervised import TEMPORARY, supervised
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config import interpreter
@@ -67,6 +66,7 @@ QUICK = (
     "c10d_host_killed",
     "storage_503",
 )
+FAILURES = ScenarioFailed, TimeoutError, RuntimeError, NoEngine, ElasticError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,16 @@ class CaseResult:
     verdict: Verdict | None
     problems: list[str]
     took_s: float
-    kept: Path | None
+    kept: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harness:
+    """How machines are made here, and the process that nodes are forked from."""
+
+    make_machines: MakeMachines
+    has_containers: bool
+    warm: ForkServerClient
 
 
 def main() -> int:
@@ -96,112 +105,79 @@ def main() -> int:
     if unknown := set(wanted.names) - {*scenarios, *PROFILES}:
         parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
     if wanted.list:
-        for name, scenario in scenarios.items():
-            print(f"{name:24}{scenario.title}")
-        for name, profile in PROFILES.items():
-            print(f"{name:24}{profile.title}")
+        titles = {name: case.title for name, case in scenarios.items()}
+        for name, title in (titles | {name: case.title for name, case in PROFILES.items()}).items():
+            print(f"{name:24}{title}")
         return 0
     chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, *PROFILES])
-    return with_machines(
-        wanted.namespaces,
-        lambda machines: _run_all(chosen, scenarios, machines, update=wanted.update),
-        chosen,
-        {*PROFILES, *(name for name, scenario in scenarios.items() if scenario.has_pods)},
-    )
+
+    def play(run: str) -> int:
+        began_s, results = time.monotonic(), []
+        harness = open_harness(run, only_namespaces=wanted.namespaces)
+        for name in chosen:
+            scenario = scenarios.get(name)
+            if not harness.has_containers and (scenario is None or "pods" in scenario.settings):
+                print(f"{name}: NOT TESTED, it needs containers", flush=True)
+                continue
+            result = (
+                _compose(name, run)
+                if scenario is None
+                else run_scenario(scenario, harness, update=wanted.update)
+            )
+            results.append(result)
+            print_result(result)
+        Console().print(_table(results))
+        print(f"{len(results)} cases in {time.monotonic() - began_s:.0f} s")
+        return 1 if any(result.problems for result in results) else 0
+
+    return played(play)
 
 
-def with_machines(
-    only_namespaces: bool,
-    play: Callable[[MakeMachines], int],
-    chosen: list[str] | None = None,
-    need_containers: Collection[str] = (),
-) -> int:
-    """The exit code of `play`, which gets how machines are made here; none is left after it.
+def played(play: Callable[[str], int]) -> int:
+    """The exit code of `play`, which gets the run's name; nothing of it is left."""
 
-    chosen: the cases; where there are no containers, those that need them are taken out.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    try:
-        with _machines(only_namespaces, chosen or [], need_containers) as make_machines:
-            return play(make_machines)
-    except NoEngine as reason:
-        print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; every container is removed", file=sys.stderr)
-        return 130
+    def or_why_not(run: str) -> int:
+        try:
+            return play(run)
+        except NoEngine as reason:
+            print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
+            return 2
+
+    interpreter.pin_threads()  # as the command does
+    interpreter.restart()  # nodes are forks of a child of this process, and hash strings as it does
+    return supervised(or_why_not)
 
 
-@contextmanager
-def _machines(
-    only_namespaces: bool, chosen: list[str], need_containers: Collection[str]
-) -> Iterator[MakeMachines]:
-    """How machines are made here: as containers, else as namespaces, with a warning.
+def open_harness(run: str, *, only_namespaces: bool) -> Harness:
+    """Machines are containers, else namespaces, with a warning. Raises NoEngine where neither is
+    possible.
 
-    Raises NoEngine if neither is possible.
+    run: the name that all of them begin with (supervised.py).
     """
     if os.geteuid() != 0:
         raise NoEngine(
             "expected to be root, because only root may enter containers and cut their networks; run this as root"
         )
-    with ExitStack() as stack:
-        try:
-            if only_namespaces:
-                raise NoEngine("namespaces were asked for")
-            version = stack.enter_context(engine())
-            image = node_image()
-        except NoEngine as reason:
-            need_namespaces()
-            print(
-                f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n",
-                flush=True,
-            )
-            for name in set(need_containers) & set(chosen):
-                chosen.remove(name)
-                print(f"{name}: NOT TESTED, it needs containers", flush=True)
-            yield lambda: Namespaces(secrets.token_hex(4))
-            return
-        print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
-        yield lambda: Containers(image, secrets.token_hex(4))
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End by KeyboardInterrupt, which removes all machines; ignore further signals meanwhile."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
-def _run_all(
-    names: list[str], scenarios: dict[str, Scenario], make_machines: MakeMachines, *, update: bool
-) -> int:
-    began_s = time.monotonic()
-    interpreter.pin_threads()  # as the command does
-    interpreter.restart()  # nodes are forks of a child of this process, and hash strings as it does
-    warm = ForkServerClient.spawn(ENTER)
+    numbers = itertools.count()
+    make_machines: MakeMachines
     try:
-        undisturbed = undisturbed_evidence(TINY)
-        results = []
-        for name in names:
-            if name in PROFILES:
-                result = _compose(name)
-            else:
-                result = run_scenario(scenarios[name], make_machines, warm, undisturbed, update=update)
-            results.append(result)
-            print_result(result)
-    finally:
-        warm.close()
-    Console().print(_table(results))
-    print(f"{len(results)} cases in {time.monotonic() - began_s:.0f} s")
-    return 1 if any(result.problems for result in results) else 0
+        if only_namespaces:
+            raise NoEngine("namespaces were asked for")
+        print(f"Docker engine {engine()}", flush=True)
+        image = node_image()
+        make_machines, has_containers = lambda: Containers(image, f"{run}{next(numbers):02x}"), True
+    except NoEngine as reason:
+        need_namespaces()
+        print(f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n", flush=True)
+        make_machines, has_containers = lambda: Namespaces(f"{run}{next(numbers):02x}"), False
+    return Harness(
+        make_machines=make_machines, has_containers=has_containers, warm=ForkServerClient.spawn(ENTER)
+    )
 
 
 def print_result(result: CaseResult) -> None:
-    print(
-        f"{result.name}: {'FAILED' if result.problems else 'survived'}, {result.took_s:.0f} s",
-        flush=True,
-    )
+    word = "FAILED" if result.problems else "survived"
+    print(f"{result.name}: {word}, {result.took_s:.0f} s", flush=True)
     for problem in result.problems:
         print(f"    {problem}", flush=True)
     if result.kept is not None:
@@ -213,73 +189,59 @@ def undisturbed_evidence(recipe: Path, *arguments: str) -> Evidence:
     """The evidence of the recipe's run by one worker on this machine, in no container and without
     faults.
     """
-    folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
+    folder = Path(tempfile.mkdtemp(prefix="undisturbed-"))
     samples = folder / "samples"
     samples.mkdir()
     words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
     env = os.environ | {"TINY_SAMPLES": str(samples)}
-    try:
-        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
-        return evidence(RunDir.parse(str(folder / "run")), samples)
-    finally:
-        shutil.rmtree(folder)
+    subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
+    return evidence(RunDir.parse(str(folder / "run")), samples)
 
 
-def run_scenario(
-    scenario: Scenario,
-    make_machines: MakeMachines,
-    warm: ForkServerClient,
-    undisturbed: Evidence,
-    *,
-    update: bool = False,
-) -> CaseResult:
+def run_scenario(scenario: Scenario, harness: Harness, *, update: bool = False) -> CaseResult:
     """A scenario without an expected history is judged without it."""
-    began_s = time.monotonic()
+    undisturbed, began_s = undisturbed_evidence(TINY), time.monotonic()
     verdict, happened, kept = None, [], None
-    limits = Limits(
-        memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib, disk_mib=scenario.disk_mib
-    )
-    kind, idle = (PodCluster, 0) if scenario.has_pods else (Cluster, scenario.nodes)
-    with kind(make_machines(), warm, idle, limits, not scenario.has_store) as cluster:
+    kind = PodCluster if "pods" in scenario.settings else Cluster
+    with kind(
+        harness.make_machines(),
+        harness.warm,
+        memory_mib=scenario.settings.get("memory"),
+        shares_run="store" not in scenario.settings,
+    ) as cluster:
         try:
             found = ScenarioRunner(scenario, cluster).run()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
             problems = list(verdict.problems)
-        except (ScenarioFailed, TimeoutError, RuntimeError, NoEngine, ElasticError) as error:
+        except FAILURES as error:
             problems = [str(error)]
-        if verdict is not None and happened != list(scenario.expected) and (scenario.expected or update):
-            if update:
-                path = SCENARIOS / f"{scenario.name}.txt"
-                path.write_text(rewritten(path.read_text(), happened))
-            else:
-                problems += [
-                    "expected " + " | ".join(scenario.expected),
-                    "found    " + " | ".join(happened),
-                ]
+        if verdict is not None and update:
+            path = SCENARIOS / f"{scenario.name}.txt"
+            path.write_text(rewritten(path.read_text(), happened))
+        elif verdict is not None and scenario.expected and happened != list(scenario.expected):
+            problems += ["expected " + " | ".join(scenario.expected), "found    " + " | ".join(happened)]
         if problems:
             kept = _keep(scenario.name, cluster)
     took_s = time.monotonic() - began_s
     return CaseResult(name=scenario.name, verdict=verdict, problems=problems, took_s=took_s, kept=kept)
 
 
-def _compose(name: str) -> CaseResult:
-    began_s = time.monotonic()
-    verdict = None
+def _compose(name: str, run: str) -> CaseResult:
+    verdict, began_s = None, time.monotonic()
     try:
-        with Compose(PROFILES[name]) as project:
+        with Compose(PROFILES[name], run) as project:
             found = project.run()
         undisturbed = undisturbed_evidence(ROOT / RECIPE, *ARGUMENTS)
         verdict = judge(found, undisturbed, PROFILES[name].within_s)
         problems = list(verdict.problems)
-    except (ScenarioFailed, TimeoutError, RuntimeError, ElasticError) as error:
+    except FAILURES as error:
         problems = [str(error)]
-    took_s = time.monotonic() - began_s
-    return CaseResult(name=name, verdict=verdict, problems=problems, took_s=took_s, kept=None)
+    return CaseResult(name=name, verdict=verdict, problems=problems, took_s=time.monotonic() - began_s)
 
 
 def _keep(name: str, cluster: Cluster) -> Path:
     """Keep the run, and what every node printed. Returns the folder."""
-    folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-", dir=TEMPORARY))
     for there in (cluster.shared, cluster.node_files):
         with suppress(shutil.Error):  # a socket cannot be copied; all else was
             shutil.copytree(there, folder, dirs_exist_ok=True)
@@ -294,15 +256,16 @@ def _table(results: list[CaseResult]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("digest", no_wrap=True)
     for result in results:
-        table.add_row(result.name, "no" if result.problems else "yes", *_measured(result.verdict))
+        found = result.verdict
+        waited_s = None if found is None else found.next_step_s
+        table.add_row(
+            result.name,
+            "no" if result.problems else "yes",
+            "-" if waited_s is None else f"{waited_s:.2f}",
+            "-" if found is None else str(found.lost_steps),
+            "-" if found is None else (found.digest or "none")[:16],
+        )
     return table
-
-
-def _measured(verdict: Verdict | None) -> tuple[str, str, str]:
-    if verdict is None:
-        return "–", "–", "–"  # noqa: RUF001 - the dash of the table
-    waited = "–" if verdict.next_step_s is None else f"{verdict.next_step_s:.2f}"  # noqa: RUF001 - as above
-    return waited, str(verdict.lost_steps), (verdict.digest or "none")[:16]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import fsspec
 import run_records
@@ -20,7 +21,6 @@ from cluster import SCRATCH, SHARED, Cluster
 from image import ROOT, interpreter
 from oracle import Record
 from s3_server import ACCESS
-from scenario import StorageMode
 from storage_server import BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
 
 from elastic.checkpoint.catalog import list_commits
@@ -111,7 +111,7 @@ class ObjectStore:
         deadline = time.monotonic() + START_S
         while True:
             try:
-                self.order(StorageMode.HEAL)
+                self.order("heals")
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
@@ -121,13 +121,13 @@ class ObjectStore:
             else:
                 return
 
-    def order(self, storage: StorageMode) -> None:
-        """Applies to each request that starts after this returns."""
-        if storage is StorageMode.STALE:
+    def order(self, how: str) -> None:
+        """In the words of scenario.py; applies to each request that starts after this returns."""
+        if how == "lists what was":
             # The proxy repeats the last listing that it saw, so one is made now.
             with reached(self.env["AWS_ENDPOINT_URL"]):
                 list_commits(open_store(f"{self.url}/checkpoints"), SystemClock())
-        self._ask("PUT", storage.name)
+        self._ask("PUT", quote(how))
 
     def was_hit(self) -> bool:
         """Whether the newest order has affected a request."""
@@ -164,7 +164,7 @@ class ObjectStore:
 
     @property
     def _address(self) -> str:
-        return self._cluster.address(STORE)
+        return str(self._cluster.address(STORE))
 
     def _runs(self) -> list[Path]:
         return [path for node in self._cluster.nodes for path in self._cluster.scratch(node).glob("runs/*")]

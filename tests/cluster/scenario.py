@@ -1,6 +1,6 @@
-"""A scenario is a text of commands to a group of containers; a line that cannot be read is named.
+"""A scenario is a text of commands to a group of machines; a line that cannot be read is named.
 
-This module parses; `scenario_runner.py` carries the commands out. The language:
+This module has the language; `scenario_runner.py` carries the commands out. Settings:
 
     # The first comment is the scenario's title.
     options --snapshot-every 2      options of every node; {n1}, {etcd}: addresses
@@ -11,6 +11,9 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
     store                           the run lies in an object store, and nodes share nothing else
     pods                            nodes are the first processes of their containers, as in pods
+
+Commands:
+
     start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
     again n1                        start a killed machine, and run the same command on it
     again n1 elsewhere              the same pod with another address, when the old one has ended
@@ -35,12 +38,12 @@ Lines that begin with `>` are the history that is expected.
 Gates: a rank waits before step 10, in generation 2 before it asks which states exist (meet-2), and
 in generation 2 while it loads the state (load-2).
 
-Actions on nodes, named as `node of rank 0`, `nodes of ranks 1 2`, `every node`, `node n1`, `members
+Faults of nodes, named as `node of rank 0`, `nodes of ranks 1 2`, `every node`, `node n1`, `members
 e1 e2`: kill (SIGKILL to the container), terminate (SIGTERM to the agent), pause (all processes
 stop), cut (no packet arrives or leaves), deafen (none arrives), mute (none leaves), unplug (the
 network interface vanishes), jump (the wall clock goes an hour ahead), jump-back (a day back).
 
-Actions on workers, named as `worker of rank 0` (-1 for the last rank): kill, starve (once its gate
+Faults of workers, named as `worker of rank 0` (-1 for the last rank): kill, starve (once its gate
 is open, the worker takes all memory that it can get).
 
 Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
@@ -56,204 +59,70 @@ Faults of the object store, until `storage heals`, which first waits until a req
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from dataclasses import dataclass, field
 
-BOUND_S = 10.0
-NODE = r"n\d+"
-NAME = r"[en]\d+"
-GATE = r"\d+|(?:meet|load)-\d+"
-
-
-class Action(Enum):
-    KILL = "kill"
-    TERMINATE = "terminate"
-    PAUSE = "pause"
-    CUT = "cut"
-    DEAFEN = "deafen"
-    MUTE = "mute"
-    UNPLUG = "unplug"
-    JUMP = "jump"
-    JUMP_BACK = "jump-back"
-    STARVE = "starve"
-
-
-class VolumeFault(Enum):
-    """Faults of the shared folder."""
-
-    FILL = "fill volume"
-    LOCK = "lock volume"
-    FLIP = "flip newest checkpoint"
-    TRUNCATE = "truncate newest checkpoint"
-    EMPTY = "empty newest version"
-
-
-class StorageMode(Enum):
-    """How the object store behaves from now on."""
-
-    ERROR = "storage answers 500"
-    SLOW_DOWN = "storage answers 503"
-    HANG = "storage hangs"
-    LOSE = "storage loses answers to commits"
-    STALE = "storage lists what was"
-    HEAL = "storage heals"
-
-
-WORKER_ACTIONS = (Action.KILL, Action.STARVE)
-CLOCK_ACTIONS = (Action.JUMP, Action.JUMP_BACK)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    nodes: int
-    options: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    node: str
-    is_elsewhere: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    node: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shut:
-    gates: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stands:
-    gate: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    gate: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inject:
-    """An action on the nodes of `ranks`, on their workers only (`is_worker`), or on the nodes
-    `names`. Rank -1 is the last one.
-
-    Without ranks and names: on every node that runs.
-    """
-
-    action: Action
-    ranks: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    is_worker: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
-    """is_uploaded: wait until the event can be read in the object store."""
-
-    event: str
-    fields: dict[str, int | str]
-    is_uploaded: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UntilKnown:
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Says:
-    node: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutPower:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """One node ends, while others may go on."""
-
-    node: str
-    code: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    codes: tuple[int, ...]  # sorted
-
-
-Command = (
-    Start
-    | Again
-    | Probe
-    | Shut
-    | Stands
-    | Open
-    | Inject
-    | VolumeFault
-    | StorageMode
-    | CutPower
-    | Until
-    | UntilKnown
-    | Says
-    | Hold
-    | Release
-    | Ends
-    | End
-)
+NODE, NAME, GATE = r"n\d+", r"[en]\d+", r"(?:\d+|(?:meet|load)-\d+)"
+FIELDS = r"(?P<event>\w+)(?P<fields>(?: \w+=\S+)*)"
+COMMANDS = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "start": r"start (?P<nodes>\d+)(?P<options>(?: \S+)*)",
+        "again": rf"again (?P<node>{NODE})(?P<elsewhere> elsewhere)?",
+        "probe": rf"probe (?P<node>{NODE})",
+        "shut": rf"shut(?P<gates>(?: {GATE})+)",
+        "stands": rf"stands (?P<gate>{GATE})",
+        "open": rf"open (?P<gate>{GATE})",
+        "known": r"until the group knows (?P<step>\d+)",
+        "uploaded": rf"until the store has {FIELDS}",
+        "says": rf"until (?P<node>{NODE}) says (?P<text>.+)",
+        "until": rf"until {FIELDS}",
+        "ends": rf"ends (?P<node>{NODE}) (?P<code>\d+)",
+        "hold": r"hold (?P<seconds>\d+(?:\.\d+)?)s",
+        "release": r"release",
+        "end": r"end(?P<codes>(?: \d+)+)",
+        "cut_power": r"cut power",
+        "damage": r"(?P<fault>(?:fill|lock) volume|(?:flip|truncate) newest checkpoint|empty newest version)",
+        "order": r"storage (?P<how>answers 500|answers 503|hangs|loses answers to commits|lists what was|heals)",
+        "hit_workers": r"(?P<fault>kill|starve) workers? of ranks?(?P<ranks>(?: -?\d+)+)",
+        "hit_nodes": r"(?P<fault>kill|terminate|pause|cut|deafen|mute|unplug|jump|jump-back) "
+        rf"(?:every node|(?:node|member)s?(?P<names>(?: {NAME})+)|nodes? of ranks?(?P<ranks>(?: -?\d+)+))",
+    }.items()
+}
+NEEDS = {"uploaded": "store", "known": "store", "order": "store", "cut_power": "disk", "probe": "pods"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
+    """settings: `memory`, `volume` and `disk` in MiB, the number of `etcd`'s members, and 1 for
+    `store` and `pods`. commands: the name of each, and its words. expected: without their `>`.
+    """
+
     name: str
     title: str
-    options: tuple[str, ...]
-    commands: tuple[Command, ...]
-    expected: tuple[str, ...]  # without their `>`
-    within_s: float = BOUND_S
-    memory_mib: int | None = None
-    volume_mib: int | None = None
-    disk_mib: int | None = None
-    members: int = 0  # of etcd
-    has_store: bool = False
-    has_pods: bool = False
+    options: tuple[str, ...] = ()
+    within_s: float = 10.0
+    settings: dict[str, int] = field(default_factory=dict)
+    commands: tuple[tuple[str, dict[str, str]], ...] = ()
+    expected: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
         """The number of nodes that the scenario starts in all."""
-        return sum(command.nodes for command in self.commands if isinstance(command, Start))
+        return sum(int(words["nodes"]) for name, words in self.commands if name == "start")
 
-    def does(self, *actions: Action) -> bool:
-        return any(isinstance(command, Inject) and command.action in actions for command in self.commands)
+    @property
+    def has_jumps(self) -> bool:
+        return any(words.get("fault", "").startswith("jump") for _, words in self.commands)
 
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    title = ""
+    title, within_s = "", 10.0
     options: tuple[str, ...] = ()
-    settings: dict[str, Any] = {}
-    commands: list[Command] = []
-    expected: list[str] = []
+    settings: dict[str, int] = {}
+    commands, expected = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
-        where = f"{name}, line {number}"
         match word:
             case "":
                 pass
@@ -264,141 +133,34 @@ def parse(name: str, text: str) -> Scenario:
             case "options":
                 options = tuple(shlex.split(rest))
             case "within":
-                settings["within_s"] = _seconds(rest, where)
-            case "memory" | "volume" | "disk":
-                (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
-            case "store" | "pods" if not rest:
-                settings[f"has_{word}"] = True
-            case "etcd":
-                (settings["members"],) = _numbers(rest, where, count=1)
+                within_s = float(rest.removesuffix("s"))
+            case "memory" | "volume" | "disk" | "etcd" | "store" | "pods":
+                settings[word] = int(rest or 1)
             case _:
-                commands.append(_command(word, rest, where))
-                _check_settings(commands[-1], where, settings)
-    if not title or not any(isinstance(command, Start) for command in commands):
+                commands.append(_command(line.strip(), settings, f"{name}, line {number}"))
+    if not title or "start" not in dict(commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
         name=name,
         title=title,
         options=options,
+        within_s=within_s,
+        settings=settings,
         commands=tuple(commands),
         expected=tuple(expected),
-        **settings,
     )
+
+
+def _command(line: str, settings: dict[str, int], where: str) -> tuple[str, dict[str, str]]:
+    for name, pattern in COMMANDS.items():
+        if found := pattern.fullmatch(line):
+            if (needed := NEEDS.get(name, "")) and needed not in settings:
+                raise ValueError(f"{where}: expected this below a line `{needed}`")
+            return name, {key: (word or "").strip() for key, word in found.groupdict().items()}
+    raise ValueError(f"{where}: expected a command of scenario.py, found {line!r}")
 
 
 def rewritten(text: str, happened: list[str]) -> str:
     """The scenario's text, with `happened` as its expected history."""
     kept = [line for line in text.splitlines() if not line.startswith(">")]
     return "\n".join([*kept, *(f"> {line}" for line in happened)]) + "\n"
-
-
-def _command(word: str, rest: str, where: str) -> Command:
-    match word:
-        case "start":
-            nodes, *options = rest.split() or [""]
-            return Start(nodes=_numbers(nodes, where)[0], options=tuple(options))
-        case "again" if again := re.fullmatch(rf"({NODE})( elsewhere)?", rest):
-            return Again(node=again[1], is_elsewhere=again[2] is not None)
-        case "probe" if re.fullmatch(NODE, rest):
-            return Probe(node=rest)
-        case "shut":
-            return Shut(gates=_gates(rest, where))
-        case "stands":
-            (gate,) = _gates(rest, where, count=1)
-            return Stands(gate=gate)
-        case "open":
-            (gate,) = _gates(rest, where, count=1)
-            return Open(gate=gate)
-        case "until" if says := re.fullmatch(rf"({NODE}) says (.+)", rest):
-            return Says(node=says[1], text=says[2])
-        case "until" if known := re.fullmatch(r"the group knows (\d+)", rest):
-            return UntilKnown(step=int(known[1]))
-        case "until":
-            return _until(rest, where)
-        case "cut" if rest == "power":
-            return CutPower()
-        case "ends" if ends := re.fullmatch(rf"({NODE}) (\d+)", rest):
-            return Ends(node=ends[1], code=int(ends[2]))
-        case "hold":
-            return Hold(seconds=_seconds(rest, where))
-        case "release" if not rest:
-            return Release()
-        case "end":
-            return End(codes=tuple(sorted(_numbers(rest, where))))
-        case _ if (line := f"{word} {rest}") in {each.value for each in VolumeFault}:
-            return VolumeFault(line)
-        case "storage" if line in {each.value for each in StorageMode}:
-            return StorageMode(line)
-        case action if action in {each.value for each in Action}:
-            return _inject(Action(action), rest, where)
-        case _:
-            verbs = "start, again, probe, shut, stands, open, until, hold, release, ends, end or an action"
-            raise ValueError(f"{where}: expected {verbs}, found {word!r}")
-
-
-def _inject(action: Action, whom: str, where: str) -> Inject:
-    if whom == "every node" and action is not Action.STARVE:
-        return Inject(action=action)
-    if named := re.fullmatch(rf"(?:node|member)s? ({NAME}(?: {NAME})*)", whom):
-        return Inject(action=action, names=tuple(named[1].split()))
-    found = re.fullmatch(r"(node|worker)s? of ranks? (-1|\d+(?: \d+)*)", whom)
-    if (
-        found is None
-        or (found[1] == "worker" and action not in WORKER_ACTIONS)
-        or (found[1] == "node" and action is Action.STARVE)
-    ):
-        raise ValueError(
-            f"{where}: expected `{action.value} node of rank 0`, `nodes of ranks 0 1`, `every node`, `node n1`, `members e1 e2` "
-            f"or `kill worker of rank 0`, found {whom!r}"
-        )
-    ranks = tuple(int(rank) for rank in found[2].split())
-    return Inject(action=action, ranks=ranks, is_worker=found[1] == "worker")
-
-
-def _check_settings(command: Command, where: str, settings: Mapping[str, Any]) -> None:
-    has_store = "has_store" in settings
-    is_uploaded = isinstance(command, Until) and command.is_uploaded
-    of_store = is_uploaded or isinstance(command, StorageMode | UntilKnown)
-    if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
-        raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
-    if isinstance(command, CutPower) and "disk_mib" not in settings:
-        raise ValueError(f"{where}: expected this below a line `disk`")
-    of_pods = isinstance(command, Probe) or (isinstance(command, Again) and command.is_elsewhere)
-    if of_pods and "has_pods" not in settings:
-        raise ValueError(f"{where}: expected this below a line `pods`")
-
-
-def _until(rest: str, where: str) -> Until:
-    words = rest.split()
-    is_uploaded = words[:3] == ["the", "store", "has"]
-    event, *pairs = words[3 if is_uploaded else 0 :] or [""]
-    fields: dict[str, int | str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"{where}: expected `until EVENT FIELD=VALUE`, found {pair!r}")
-        fields[key] = int(value) if value.isdecimal() else value
-    if not event:
-        raise ValueError(f"{where}: expected the name of an event, found nothing")
-    return Until(event=event, fields=fields, is_uploaded=is_uploaded)
-
-
-def _numbers(text: str, where: str, count: int | None = None) -> tuple[int, ...]:
-    words = text.split()
-    if not words or not all(word.isdecimal() for word in words) or count not in (None, len(words)):
-        raise ValueError(f"{where}: expected {count or 'some'} numbers, found {text!r}")
-    return tuple(int(word) for word in words)
-
-
-def _gates(text: str, where: str, count: int | None = None) -> tuple[str, ...]:
-    words = tuple(text.split())
-    if not words or not all(re.fullmatch(GATE, word) for word in words) or count not in (None, len(words)):
-        raise ValueError(f"{where}: expected {count or 'some'} gates as 10, meet-2, load-2, found {text!r}")
-    return words
-
-
-def _seconds(text: str, where: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)s", text)
-    if found is None:
-        raise ValueError(f"{where}: expected seconds such as 5s, found {text!r}")
-    return float(found[1])

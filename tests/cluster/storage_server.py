@@ -3,7 +3,7 @@ port for orders.
 
     python storage_server.py ADDRESS PRINTED       its output goes to the file PRINTED
 
-PUT /NAME, the name of a `scenario.StorageMode`, is in force when it is answered. GET / answers how
+PUT /HOW, in the words of a scenario, is in force when it is answered. GET / answers how
 many requests the newest order has affected. Orders are answered once the bucket exists. Objects are
 kept in memory only.
 """
@@ -13,10 +13,22 @@ import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 SERVER_PORT, PROXY_PORT, ORDERS_PORT = 9000, 9001, 9002
 BUCKET = "runs"
-_HEAL = "HEAL"
+# The deed of faulty_storage.py for each order, and the requests that it affects, by method, and
+# path with query.
+ORDERS: dict[str, tuple[str, Callable[[str, str], bool]]] = {
+    "answers 500": ("ERROR", lambda method, path: True),
+    "answers 503": ("SLOW_DOWN", lambda method, path: True),
+    "hangs": ("HANG", lambda method, path: True),
+    "loses answers to commits": (
+        "LOSE",
+        lambda method, path: method == "PUT" and path.endswith("/COMMIT.json"),
+    ),
+    "lists what was": ("STALE", lambda method, path: "list-type" in path),
+}
 
 
 def main() -> None:
@@ -45,11 +57,10 @@ def _take_orders(address: str, proxy: Any) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
-            name = self.path.strip("/")
             proxy.heal()
             faults.clear()
-            if name != _HEAL:
-                faults.append(proxy.fail(Deed[name], APPLIES.get(name, lambda method, path: True)))
+            for deed, applies in [ORDERS[how] for how in [unquote(self.path.strip("/"))] if how in ORDERS]:
+                faults.append(proxy.fail(Deed[deed], applies))
             self._say("")
 
         def do_GET(self) -> None:
@@ -66,12 +77,6 @@ def _take_orders(address: str, proxy: Any) -> None:
 
     ThreadingHTTPServer((address, ORDERS_PORT), Handler).serve_forever()
 
-
-# The requests that an order affects, by method, and path with query; all, if it has no entry.
-APPLIES: dict[str, Callable[[str, str], bool]] = {
-    "LOSE": lambda method, path: method == "PUT" and path.endswith("/COMMIT.json"),
-    "STALE": lambda method, path: "list-type" in path,
-}
 
 if __name__ == "__main__":
     main()

@@ -1,64 +1,90 @@
-"""Faults of the shared folder can be undone, except damage to checkpoints: `damaged_steps`."""
+"""Faults of the run's folder: it is full, nothing can be opened, files are damaged, its disk loses
+power. All can be undone, except damage to checkpoints: `damaged_steps`.
+
+A disk whose power can be cut is a file system of its own on a file of this machine. A write of a
+program changes the memory of the file system first; it reaches the file when it is synced, or some
+seconds later. After a cut the file's copy of that moment is mounted in its place, as a disk is
+after a restart. The file system is set to write as late as it may: of what is not synced, nearly
+everything is lost.
+"""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cluster import SHARED, Cluster
-from scenario import VolumeFault
+from commands import command
 
 RUN, ASIDE = f"{SHARED}/run", "/mnt/aside"
-MOUNTS = ("mount", "pid")
+# Commit the journal only when it is asked for, and do not write a file's data early because the
+# file was renamed.
+OPTIONS = "loop,commit=300,noauto_da_alloc"
 FILLER_BYTES = 2**16
 
 
 class Volume:
-    """The folder of the run, as all nodes see it.
+    """The folder of the run, as all nodes see it. Methods raise RuntimeError."""
 
-    `damaged_steps`: of the checkpoints that were damaged.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, volume_mib: int | None, disk_mib: int | None) -> None:
         self._cluster = cluster
         self._run = cluster.shared / "run"
         self._filler = self._run / "filler"
         self._locked: list[str] = []
+        self._cuts = 0
         self.damaged_steps: set[int] = set()
+        if volume_mib is not None:
+            command("mount", "-t", "tmpfs", "-o", f"size={volume_mib}m", "tmpfs", str(self._run))
+        if disk_mib is not None:
+            with self._image.open("xb") as file:
+                file.truncate(disk_mib * 2**20)
+            command("mkfs.ext4", "-q", "-m", "0", str(self._image))
+            self._mount()
+            (self._run / "lost+found").rmdir()
+        cluster.give(self._run)
+        if disk_mib is not None:
+            command("sync", "--file-system", str(self._run))
 
-    def damage(self, fault: VolumeFault) -> None:
+    def damage(self, fault: str) -> None:
         match fault:
-            case VolumeFault.FILL:
-                self._fill()
-            case VolumeFault.LOCK:
+            case "fill volume":
+                # To the last byte: a tmpfs counts whole pages, and a write fails once none is left.
+                with self._filler.open("wb", buffering=0) as file, suppress(OSError):
+                    while True:
+                        file.write(b"x" * FILLER_BYTES)
+            case "lock volume":
                 self._lock()
-            case VolumeFault.FLIP:
+            case "flip newest checkpoint":
                 with self._newest().open("r+b") as file:
                     place = os.fstat(file.fileno()).st_size // 2
-                    file.seek(place)
-                    (byte,) = file.read(1)
-                    file.seek(place)
-                    file.write(bytes([byte ^ 1]))
-            case VolumeFault.TRUNCATE:
+                    (byte,) = os.pread(file.fileno(), 1, place)
+                    os.pwrite(file.fileno(), bytes([byte ^ 1]), place)
+            case "truncate newest checkpoint":
                 newest = self._newest()
                 os.truncate(newest, newest.stat().st_size // 2)
-            case VolumeFault.EMPTY:
+            case _:  # empty newest version
                 os.truncate(max(self._run.glob("rendezvous/state-*.json")), 0)
 
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)
         for node in self._locked:
-            self._cluster.inside(node, MOUNTS, "umount", "--lazy", RUN)
+            self._cluster.inside(node, ["mount", "pid"], "umount", "--lazy", RUN)
         self._locked = []
 
-    def _fill(self) -> None:
-        """Fill the folder to the last byte: a tmpfs counts whole pages, and a write fails once none
-        is left.
-        """
-        with self._filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * FILLER_BYTES)
-            except OSError:
-                pass
+    def cut_power(self) -> None:
+        """No process may use the disk any more; its last writes may still be in memory."""
+        before = self._image
+        self._cuts += 1
+        # The copy comes before `umount`, which would write what is to be lost.
+        command("cp", "--sparse=always", str(before), str(self._image))
+        command("umount", "--lazy", str(self._run))
+        self._mount()
+
+    @property
+    def _image(self) -> Path:
+        return self._cluster.folder / f"disk-{self._cuts}"
+
+    def _mount(self) -> None:
+        command("mount", "-o", OPTIONS, str(self._image), str(self._run))
 
     def _lock(self) -> None:
         """Cover the folder with a read-only mount of itself.
@@ -75,7 +101,7 @@ class Volume:
                 ("mount", "--bind", ASIDE, RUN),
                 ("umount", ASIDE),
             ):
-                self._cluster.inside(node, MOUNTS, *words)
+                self._cluster.inside(node, ["mount", "pid"], *words)
             self._locked.append(node)
 
     def _newest(self) -> Path:

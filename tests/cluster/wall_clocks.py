@@ -3,17 +3,16 @@ clocks stay as they are.
 """
 
 import struct
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
 from cluster import SHARED
+from commands import command
 from engine import need_package
-from scenario import Action
 
 CLOCK = Path(__file__).parent / "clock.c"
 HOUR_S = 3600
-AHEAD_S = {Action.JUMP: HOUR_S, Action.JUMP_BACK: -24 * HOUR_S}
+AHEAD_S = {"jump": HOUR_S, "jump-back": -24 * HOUR_S}
 
 
 class WallClocks:
@@ -23,9 +22,8 @@ class WallClocks:
         """Raises NoEngine where there is no compiler."""
         need_package("cc", "build-essential")
         self._shared = shared
-        words = ("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
-        subprocess.run(words, check=True)
-        self.jumps: defaultdict[str, set[Action]] = defaultdict(set)
+        command("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
+        self.jumps: defaultdict[str, set[str]] = defaultdict(set)
 
     def env(self, node: str) -> dict[str, str]:
         """A machine that starts again has the clock that it had."""
@@ -33,7 +31,7 @@ class WallClocks:
             self._ahead(node).write_bytes(struct.pack("=q", 0))
         return {"LD_PRELOAD": f"{SHARED}/clock.so", "CLOCK_AHEAD_S": f"{SHARED}/{self._ahead(node).name}"}
 
-    def jump(self, node: str, how: Action) -> None:
+    def jump(self, node: str, how: str) -> None:
         # Written in place, because the node's processes have the file mapped.
         with self._ahead(node).open("r+b") as file:
             file.write(struct.pack("=q", AHEAD_S[how]))
@@ -43,11 +41,11 @@ class WallClocks:
         return self._shared / f"clock-{node}"
 
 
-def jump_of(written: float, now: float) -> Action | None:
+def jump_of(written: float, now: float) -> str | None:
     """Which jump a time shows that a node has written within the twelve hours before `now`."""
     if written > now:
-        return Action.JUMP
-    return Action.JUMP_BACK if written < now - 12 * HOUR_S else None
+        return "jump"
+    return "jump-back" if written < now - 12 * HOUR_S else None
 
 
 def true_time(written: float, now: float) -> float:

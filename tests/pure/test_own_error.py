@@ -9,8 +9,8 @@ from botocore.exceptions import EndpointConnectionError
 
 from elastic.errors import PeerLost, StoreFailed, UsageError
 from elastic.faults.inject import InjectedFault
-from elastic.system.raised_error import BEFORE_THE_LOOP, ErrorPlace
 from elastic.system.untrusted import decode
+from elastic.system.worker_error import BEFORE_THE_LOOP, ErrorPlace
 from elastic.worker import own_error
 
 PLACE = ErrorPlace(where="in step 9", resumed=8)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent.repeated_error import came_back, told_at_the_end
-from elastic.system.raised_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError
+from elastic.system.worker_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError
 
 PLACES = st.builds(
     ErrorPlace,

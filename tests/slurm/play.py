@@ -79,7 +79,7 @@ def _watched(play: Callable[[], int]) -> int:
         for number in INTERRUPTS:
             signal.signal(number, partial(_pass_on, child))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        kill_children(set())
+        kill_children()
         return code if code >= 0 else 128 - code
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)

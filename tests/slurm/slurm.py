@@ -104,7 +104,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     write_commands(usr, found.commands, configuration)
     adopt_orphans()
     with ExitStack() as stack:
-        stack.callback(kill_children, set())
+        stack.callback(kill_children)
         daemons: list[subprocess.Popen[bytes]] = []
         stack.callback(_stop, daemons)
         daemons.append(_start(found, "slurmctld", "-D"))

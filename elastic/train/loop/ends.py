@@ -23,7 +23,7 @@ from typing import Self
 
 from elastic.errors import ElasticError, PeerLost, UsageError
 from elastic.system import forked_child
-from elastic.system.raised_error import ErrorPlace
+from elastic.system.worker_error import ErrorPlace
 from elastic.train.loop.leaving import explain_loss
 from elastic.train.loop.loop import Loop
 from elastic.train.step.step import Step

@@ -27,7 +27,7 @@ from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.phase import Phase
-from elastic.system.raised_error import ErrorPlace
+from elastic.system.worker_error import ErrorPlace
 from elastic.train import refuse
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts

@@ -81,7 +81,6 @@ class StepRecorder:
         self._replay.check(line, parts.groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
-            parts.page.lines_wait = parts.metrics.waits
         # At once: a peer that is lost in what follows must not leave a step that has its line, and
         # was reported to no tracker.
         self._report(line)

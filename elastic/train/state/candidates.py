@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
-from elastic.system.raised_error import RESTORES_OF_ONE_STATE
+from elastic.system.worker_error import RESTORES_OF_ONE_STATE
 
 MOST_LISTED = 5
 VOID = "it was taken while the ranks' states differed"
