@@ -59,12 +59,6 @@ def test_the_first_entry_in_the_order_of_computing_is_named(found):
     assert f"differs is {different[0]}, {len(different)} of {len(NAMES)}" in audited(found).sentence()
 
 
-def test_an_entry_that_one_of_the_two_lacks_differs():
-    """As a gradient that a layer gives at one call and not at the next."""
-    found = audited(tuple(map(Evidence, ({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))))
-    assert (found.node, found.different) == ("n1", ["b"])
-
-
 @given(st.sets(st.integers(0, 12), min_size=1).map(sorted))
 def test_every_rank_audits_one_rank_and_is_audited_by_one(ranks):
     """A ring of the ranks that have shards: the two functions are each other's inverse."""
@@ -97,31 +91,3 @@ def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
     assert text.startswith("step 40, shard 5")
     assert "the gradient of m.weight" in text
     assert expected in text
-
-
-def test_where_gradients_alone_differ_the_backward_is_named():
-    """A hook that counts its calls. Where what was returned differs, it is the forward."""
-    text = audited(of_one("the gradient of m.weight", "abcd")).sentence()
-    assert "something in the backward, such as a hook, remembers" in text
-    text = audited(of_one("what call 1 returned", "abcd")).sentence()
-    assert "The function remembers something from call to call" in text
-
-
-def test_other_data_are_the_data_sets_fault():
-    """Here no advice about the forward would help."""
-    text = audited(of_one(DATA, "abcd"), owner=0, auditor=0).sentence()
-    assert "again on the same rank" in text
-    assert "The data set, or collate, gave something else for the same samples" in text
-
-
-@given(four)
-def test_what_came_before_is_said_to_be_either(found):
-    """Three of four agree, and the same came in the generation before, as many steps after its
-    beginning: a machine that is often wrong, or a function with a memory. No node is named.
-    """
-    again = audited(found, came_before=True)
-    assert again.node is None
-    text = again.sentence()
-    assert "n1" not in text and "n2" not in text
-    if audited(found).node is not None and again.different[0] != DATA:
-        assert "a machine that is often wrong" in text

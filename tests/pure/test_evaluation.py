@@ -116,27 +116,6 @@ def evaluate_network(member, samples):
     return {"found": bits(found), "seen": seen}
 
 
-def evaluate_robustly(member, samples):
-    """The function leaves evaluation mode behind, for the blocks that come after it."""
-    torch.set_num_threads(1)
-    net = network()
-
-    def sums(batch):
-        noisy = net(batch.data[0]).double().sum()
-        return noisy - net.eval()(batch.data[0]).double().sum()
-
-    found = bits(evaluation(member, Noisy(samples), [net]).sum(sums))
-    return [found, [module.training for module in net.modules()]]
-
-
-def test_each_block_begins_in_the_modes_that_the_evaluation_began_with(ranks):
-    """With 5 ranks one has no block, and would keep the modes that the others have left."""
-    ((expected, modes),) = ranks.run(1, evaluate_robustly, 19)
-    assert all(modes)
-    for world_size in (2, 5):
-        assert ranks.run(world_size, evaluate_robustly, 19) == [[expected, modes]] * world_size
-
-
 @pytest.mark.parametrize("samples", [3, 19, 60])
 def test_an_evaluation_has_the_same_bits_at_every_world_size(ranks, samples):
     """1, 4 and 12 blocks over 1, 2, 3 and 5 ranks: with 5 ranks some have none. Each sample counts
@@ -223,31 +202,6 @@ def test_values_that_cannot_be_added_are_refused(value, says):
     with pytest.raises(UsageError) as refused:
         evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
     assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (lambda _b: {"n": -(10**400)}, "a larger number"),
-        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "a larger n"),
-        (lambda b: {"a": 0, "n": [torch.tensor([1, -(2**62) * b.shard])]}, str(-(2**62))),
-        (lambda b: [3, 2**62 - (not b.shard)], str(2**62)),
-    ],
-)
-def test_whole_numbers_whose_sum_may_not_fit_are_refused(value, found):
-    """Each of the two blocks' values fits into 64 bits, and the sum would silently be another."""
-    with pytest.raises(UsageError, match=f"in each part, so that the sum fits, found {found}"):
-        evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
-def test_whole_numbers_of_every_width_are_added_in_64_bits(dtype):
-    """Fourteen blocks of the type's largest number; its own type would wrap at the second."""
-    most = True if dtype is torch.bool else min(torch.iinfo(dtype).max, (2**63 - 1) // 14)
-    found = evaluation(ALONE, TensorDataset(torch.zeros(14)), size=1).sum(
-        lambda _b: torch.tensor([most], dtype=dtype)
-    )
-    assert found.tolist() == [14 * most]
 
 
 @given(

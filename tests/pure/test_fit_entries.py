@@ -76,14 +76,6 @@ def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent
     assert moments["optimizer.state.0.step"] == 3
 
 
-def test_a_rate_that_is_a_tensor_is_the_recipes_too():
-    """It is saved among the tensors, where it would come back with the moments."""
-    saved, _ = pair(adam(lr=torch.tensor(0.1)))
-    state = State(**adam(lr=torch.tensor(0.25))(net(1)))
-    assert load_entries(saved, state, ())[0] == []
-    assert state.objects["optimizer"].param_groups[0]["lr"] == 0.25
-
-
 @pytest.mark.parametrize(
     "build",
     [lambda o: CosineAnnealingLR(o, T_max=10), lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)],
@@ -94,14 +86,6 @@ def test_a_schedule_that_is_taken_goes_on_with_what_it_has_set(build):
     saved, state = pair(scheduled(build))
     assert load_entries(saved, state, ()) == ([], [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
-
-
-def test_a_schedule_that_is_left_out_begins_anew_with_the_recipes_rate():
-    """The optimizer's moments are taken, the rate that the old schedule had set is not."""
-    saved, state = pair(scheduled(lambda o: CosineAnnealingLR(o, T_max=10)))
-    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
-    assert state.objects["optimizer"].param_groups[0]["lr"] == 0.1
-    assert state.objects["scheduler"].last_epoch == 0
 
 
 def in_turn(first: int):
@@ -150,16 +134,6 @@ def test_what_does_not_fit_is_named(there, here, says):
     train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
     problems, _ = load_entries(kept(State(**objects)), State(**here(net(1))), ())
     assert any(says in words for words in problems)
-
-
-@pytest.mark.parametrize("scheduler", [None, lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)])
-@pytest.mark.parametrize("gone", ["decoupled_weight_decay", "fused"])
-def test_an_optimizer_of_another_version_of_torch_fits(scheduler, gone):
-    """An older one had fewer hyperparameters; a scheduler that is left out adds some there."""
-    saved, state = pair(adam() if scheduler is None else scheduled(scheduler))
-    groups = next(each for key, each in saved.document["optimizer"]["dict"] if key == "param_groups")["list"]
-    groups[0]["dict"] = [field for field in groups[0]["dict"] if field[0] != gone]
-    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
 
 
 class OwnOptimizer:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from elastic.errors import PeerLost, UsageError
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.ends import LEFT, LoopEnd, end_process_with_thread
-from elastic.train.loop.leaving import agree, explain_loss
+from elastic.train.loop.leaving import explain_loss
 from elastic.train.step.parts import StepPlace
 from elastic.worker import script_end
 
@@ -57,18 +57,6 @@ def by_break(loop, steps):
     loop.weight = 1
 
 
-def by_return(loop, steps):
-    def train():
-        for number in steps():
-            for other in range(9):
-                if number == other == 3:
-                    return number, other
-        return None
-
-    train()
-    loop.weight = 1
-
-
 def by_break_inside_a_generator(loop, steps):
     """As tqdm wraps it."""
 
@@ -86,7 +74,7 @@ def by_break_inside_a_generator(loop, steps):
     loop.weight = 1
 
 
-SEEN_AT_ONCE = [by_break, by_return, by_break_inside_a_generator]
+SEEN_AT_ONCE = [by_break, by_break_inside_a_generator]
 
 
 def by_an_exception_that_is_caught(_loop, steps):
@@ -94,18 +82,6 @@ def by_an_exception_that_is_caught(_loop, steps):
         for number in steps():
             if number == 3:
                 raise Stop
-
-
-def by_an_argument(_loop, steps):
-    def train(held):
-        for number in held:
-            if number == 3:
-                break
-
-    train(steps())
-
-
-SEEN_LATER = [by_an_exception_that_is_caught, by_an_argument]
 
 
 def ending():
@@ -123,22 +99,20 @@ def test_a_break_or_return_ends_the_run_before_the_next_line(way):
     assert len(ended) == 1
 
 
-@pytest.mark.parametrize("way", SEEN_LATER)
-def test_any_other_way_out_of_the_loop_ends_the_run_when_the_script_ends(way):
+def test_any_other_way_out_of_the_loop_ends_the_run_when_the_script_ends():
     """Until then an exception may have been on its way. Ranks that meet before end it too."""
     for settle in (LoopEnd.script_ended, LoopEnd.settle):
         loop, end, ended = ending()
-        way(loop, end.steps)
+        by_an_exception_that_is_caught(loop, end.steps)
         assert ended == []
         settle(end)
         assert ended == [(LEFT, 0)]
 
 
-@pytest.mark.parametrize("way", SEEN_LATER)
-def test_a_state_that_changed_before_the_end_was_seen_is_refused(way):
+def test_a_state_that_changed_before_the_end_was_seen_is_refused():
     """The change is the recipe's first line after the loop."""
     loop, end, ended = ending()
-    way(loop, end.steps)
+    by_an_exception_that_is_caught(loop, end.steps)
     loop.weight = 1
     with pytest.raises(UsageError, match="changed the state"):
         end.script_ended()
@@ -189,19 +163,6 @@ def test_an_error_of_the_iterator_that_the_recipe_catches_is_raised_again_at_the
     assert (raised.value, ended) == (error, [])
 
 
-def test_an_iterator_that_a_variable_holds_ends_with_the_script_which_is_said():
-    loop, end, ended = ending()
-    steps = end.steps()
-    for number in steps:
-        if number == 3:
-            break
-    end.settle()
-    assert ended == []
-    end.script_ended()
-    assert ended == [(LEFT, 0)]
-    assert "still holds the iterator" in loop.said[0]
-
-
 def two_loops(steps):
     for _ in range(2):
         for number in steps:
@@ -215,13 +176,6 @@ def test_a_second_loop_over_the_steps_is_refused():
     steps = end.steps()
     with pytest.raises(UsageError, match="a second loop"):
         two_loops(steps)
-
-
-def test_a_loop_that_reaches_its_last_step_is_not_left():
-    loop, end, ended = ending()
-    assert list(enumerate(iter(iter(end.steps())), 1)) == [(n, n) for n in range(1, END + 1)]
-    end.script_ended()
-    assert (ended, loop.left) == ([None], None)
 
 
 def test_an_error_at_an_early_end_ends_the_process_there(monkeypatch):
@@ -266,11 +220,6 @@ def test_a_rank_that_passed_the_place_where_another_left_is_told_so(left, mine, 
     assert explain_loss(second, here) is None
     if found is not None:
         assert f"rank 1 left the loop in step {left[0]}, " in str(found)
-
-
-def test_one_rank_alone_agrees_with_itself():
-    groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
-    assert agree(groups, StepPlace(1, passes=0, computed=False)) is groups
 
 
 def test_an_error_of_this_library_that_ends_a_thread_ends_the_process(monkeypatch):

@@ -7,6 +7,7 @@ import threading
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,10 +122,10 @@ def test_evidence_counts_once_and_a_damaged_file_for_nothing(tmp_path):
     assert (NOTHING.step, earlier.step) == (0, 3)
 
 
-def again_at(path, earlier=NOTHING):
+def again_at(path, earlier=NOTHING, member=ALONE):
     return StepAgain(
         path=path,
-        groups=groups_of(ALONE),
+        groups=groups_of(member),
         clock=FakeClock(),
         generation=2,
         log=None,
@@ -133,6 +134,17 @@ def again_at(path, earlier=NOTHING):
         accepts=False,
         earlier=earlier,
     )
+
+
+def newest_of(member, folder):
+    path = Path(folder) / str(member.rank)
+    write(path, Earlier(is_rehearsal=False, found=[computed(generation=(2, 5)[member.rank])]))
+    return again_at(path, member=member).look().found[-1].generation
+
+
+def test_evidence_of_an_older_generation_gives_way_on_every_rank(ranks, tmp_path):
+    """A node that was away for a generation still has what it left before."""
+    assert ranks.run(2, newest_of, str(tmp_path)) == [5, 5]
 
 
 def test_no_generation_ends_for_evidence_that_a_full_disk_does_not_take(tmp_path):

@@ -566,3 +566,31 @@ def test_every_transition_follows_an_arrow_of_the_documented_diagram(
     for name, changed in after.items():
         assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name
         assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
+
+
+def test_silence_does_not_count_while_its_observer_cannot_beat_itself() -> None:
+    """The store is away for this node alone: what it sees of the others says nothing."""
+    seen = FailureDetector(keep_alive_s=2.0).observe({"b": 1}, now_s=0.0)
+    for poll in range(1, 20):
+        seen = seen.observe({"b": 1}, now_s=0.4 * poll, counts=False)
+    assert seen.alive == {"b"}
+    for poll in range(20, 40):
+        seen = seen.observe({"b": 1}, now_s=0.4 * poll)
+    assert seen.alive == set()
+
+
+def test_a_failure_with_which_a_node_was_lost_gives_its_restart_back() -> None:
+    """The workers of a machine that is taken away die before its agent does."""
+    group = transitions.evict(closed(formed("a", "b")), alive={"a"})
+    assert (group.cause, group.restarts, group.member_ids) == (transitions.NODE_LOST, 0, {"a"})
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "alive", "goes"), [(True, "ab", True), (True, "a", False), (False, "ab", False)]
+)
+def test_a_leaver_stays_a_member_until_a_live_one_has_its_state(
+    is_shared: bool, alive: str, goes: bool
+) -> None:
+    group = transitions.withdraw(formed("a", "b"), "a", alive=set(alive), is_shared=is_shared)
+    assert not group.open
+    assert ("a" not in group.member_ids) == goes

@@ -57,14 +57,6 @@ def test_a_backward_of_the_recipes_own_before_the_steps_is_refused():
         step.mean_loss(loss_of(net))
 
 
-def test_a_gradient_from_before_the_loop_is_refused():
-    """A search for the learning rate leaves it; in plain PyTorch it would be added to."""
-    net, _, coming = recipe()
-    net(torch.ones(2, FEATURES)).sum().backward()
-    with pytest.raises(UsageError, match="zero_grad"):
-        next(coming).mean_loss(loss_of(net))
-
-
 def gradients_at_the_top(member, form):
     """Whether any parameter has a gradient, before each step's computation and after it."""
     net = layers()

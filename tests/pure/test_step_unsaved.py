@@ -160,18 +160,3 @@ def train_a_trainer(member):
         step.mean_loss(loss_of(trainer.net), trainer.scaler)
         trainer.update()
     return [float(value.double().sum()).hex() for value in trainer.net.state_dict().values()]
-
-
-def test_an_optimizer_of_something_else_may_train_it_in_the_loop():
-    """A probe that is fitted in the loop, from the features of the moment."""
-    net, probe = net_of(), nn.Linear(CLASSES, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    of_probe = torch.optim.Adam(probe.parameters())
-
-    def update():
-        optimizer.step()
-        of_probe.zero_grad()
-        probe(torch.ones(2, CLASSES)).sum().backward()
-        of_probe.step()
-
-    train(State(net=net, optimizer=optimizer), net, update)

@@ -148,14 +148,6 @@ def test_a_slip_of_the_pen_makes_no_new_value():
             elastic.Values(**{taken: 0})
 
 
-def test_a_copy_of_values_is_its_own():
-    """`copy.deepcopy` asks objects for methods that Values do not have."""
-    values = elastic.Values(best=1)
-    kept = copy.deepcopy(values)
-    values.best = 2
-    assert (kept.best, repr(values)) == (1, "Values(best=2)")
-
-
 def test_the_weights_of_a_model_come_back_as_its_load_state_dict_wants_them():
     """What is advised for an OrderedDict: BatchNorm's count of batches became a number, and the
     load of the best weights at the end of the run a raw error.
@@ -187,11 +179,3 @@ def test_a_list_or_dict_at_two_places_is_refused_where_the_state_is_taken(kind):
         values.state_dict()
     values.epochs[0] = kind(values.current)
     assert values.state_dict() == {"current": kind(), "epochs": [kind()]}
-
-
-def test_a_list_that_is_put_into_itself_is_refused():
-    """Python's own answer is a RecursionError, which names nothing."""
-    ring = []
-    ring.append(ring)
-    with pytest.raises(UsageError, match=r"at ring\[0\], found the one at ring"):
-        elastic.Values(ring=ring)
