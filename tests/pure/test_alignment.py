@@ -96,19 +96,3 @@ def test_a_load_puts_every_tensor_where_it_was():
     third = built()
     third.load(through_bytes(after.flatten()))
     assert places(third) == expected
-
-
-def test_a_tensor_that_began_on_a_boundary_does_so_again():
-    """The script builds it as a part of a vector, and a step had replaced it."""
-    before, after = built(), built()
-    after.objects["net"].covariance = torch.randn(17)[1:].view(4, 4)
-    after.load(through_bytes(before.flatten()))
-    assert places(after) == places(before)
-
-
-def test_one_that_another_tensor_uses_too_stays_there():
-    """The name of the script would belong to other memory."""
-    before, after = trained(), built()
-    alias = after.objects["net"].covariance.view(16)
-    after.load(through_bytes(before.flatten()))
-    assert alias.data_ptr() == after.objects["net"].covariance.data_ptr()

@@ -93,16 +93,6 @@ def test_what_one_step_of_the_loop_unfroze_and_added_is_there_after_a_restart():
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
-def test_a_recipe_that_was_edited_to_freeze_others_means_it():
-    state, _, grow = unfrozen_in_the_loop("abcd")
-    grow()
-    other, _, _ = unfrozen_in_the_loop("abcd")
-    other.objects["model"]["a"].requires_grad_(False)
-    other.begin()
-    other.load(saved(state))
-    assert [other.objects["model"][name].requires_grad for name in "abcd"] == [False, True, False, False]
-
-
 def test_a_module_that_one_step_of_the_loop_put_into_evaluation_mode_stays_there():
     """A backbone's BatchNorm, for instance. A recipe that was edited to do so at once means it."""
 
@@ -189,56 +179,3 @@ def test_a_model_that_the_loop_reshapes_is_refused_when_its_state_is_taken(chang
     change(state.objects["model"])
     with pytest.raises(StateNotSavable, match=r"state entry model\.\d\..*, as when the loop began, found"):
         state.flatten()
-
-
-def test_a_module_that_is_swapped_for_one_of_its_shape_is_followed():
-    state = begun(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    state.objects["model"][0] = nn.Linear(2, 2)
-    state.objects["model"][0].register_buffer("cache", torch.zeros(4), persistent=False)
-    assert "model.0.weight" in state.flatten().tensors
-
-
-class Growing(nn.Module):
-    """It builds the layers that a saved state has, as the refusal advises."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(2, 2)])
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-    def load_state_dict(self, state_dict, *args, **options):
-        while f"layers.{len(self.layers)}.weight" in state_dict:
-            self.layers.append(nn.Linear(2, 2))
-        return super().load_state_dict(state_dict, *args, **options)
-
-
-def test_a_model_that_builds_what_it_loads_may_grow_with_its_optimizer():
-    """A layer and its group are added in the loop; after a restart both are there, and go on."""
-
-    def make():
-        torch.manual_seed(0)
-        model = Growing()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        state = begun(model, optimizer=optimizer)
-
-        def step():
-            optimizer.zero_grad()
-            model(torch.ones(3, 2)).square().sum().backward()
-            optimizer.step()
-
-        return state, step
-
-    state, step = make()
-    step()
-    layer = nn.Linear(2, 2)
-    state.objects["model"].layers.append(layer)
-    state.objects["optimizer"].add_param_group({"params": list(layer.parameters()), "lr": 0.01})
-    step()
-    other, other_step = make()
-    other.load(saved(state))
-    step(), other_step()
-    assert checksum_of(other.flatten()) == checksum_of(state.flatten())

@@ -1,6 +1,5 @@
 """Which parameters require a gradient is the loop's to say; a function leaves it as it found it."""
 
-import random
 import re
 
 import pytest
@@ -95,25 +94,3 @@ def test_a_gan_that_freezes_its_critic_in_the_body_is_exact_and_in_its_losses_is
     assert ranks.run(3, adversarial, "body") == [adversarial(ALONE, "body")] * 3
     with pytest.raises(UsageError, match=r"step 1: the function .* has frozen critic\.weight, critic\.bias"):
         adversarial(ALONE, "function")
-
-
-def train_with_a_frozen_block(member):
-    torch.set_num_threads(1)
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    state = State(net=net, optimizer=optimizer)
-
-    def loss(batch):
-        block = net[2 * random.randrange(2)].requires_grad_(requires_grad=False)
-        found = loss_of(net, batch)
-        block.requires_grad_(requires_grad=True)
-        return found
-
-    for step in steps(member, state):
-        step.mean_loss(loss)
-        optimizer.step()
-    return checksum_of(state.flatten()).whole
-
-
-def test_a_function_may_freeze_a_block_for_itself(ranks):
-    assert ranks.run(3, train_with_a_frozen_block) == [train_with_a_frozen_block(ALONE)] * 3

@@ -50,17 +50,6 @@ def test_a_module_that_cannot_be_exact_is_refused_by_name(module, says):
         refuse.modules(State(model=model), CPU)
 
 
-def test_ordinary_modules_are_not_refused():
-    """Among them a compiled one, an embedding, BatchNorm, and a copy that is not trained and stays
-    on another device.
-    """
-    model = nn.Sequential(nn.Embedding(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
-    copy = torch.optim.swa_utils.AveragedModel(model, device="meta")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compiled = torch.compile(model, backend="eager")
-    refuse.modules(State(model=compiled, optimizer=optimizer, copy=copy), CPU)
-
-
 @pytest.mark.parametrize(
     "kind", [nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel]
 )
@@ -104,14 +93,6 @@ def test_draws_of_an_unseeded_generator_are_refused(generator):
     torch.rand(1, generator=generator)
     with pytest.raises(UsageError, match=r"torch\.manual_seed"):
         refuse.early_draws()
-
-
-def test_draws_of_a_generator_that_the_recipe_seeded_are_not_refused(generator):
-    """Before and after what a worker does at its first line."""
-    global_random._seed_torch(torch)
-    generator.manual_seed(2**32 - 1)
-    torch.rand(1, generator=generator)
-    refuse.early_draws()
 
 
 def test_a_seed_that_the_recipe_set_before_it_imported_the_library_is_kept(generator):

@@ -7,7 +7,6 @@ import torch
 from committed import DATA, commit_state
 from torch import nn
 
-from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.record import commit_name
 from elastic.config.environment import AgentLink
 from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
@@ -119,14 +118,6 @@ def test_a_snapshot_whose_bytes_changed_never_starts_the_run_over():
         NothingLoads, match="none of them loads: snapshot step=3: its bytes changed in memory"
     ):
         restorer(slots).restore(State(model=model(0.0)))
-
-
-def test_a_state_that_another_version_saved_is_no_state():
-    """It says nothing of the data that it was trained on."""
-    slots = memory_with(State(model=model(3.0)), 3, data="")
-    with pytest.raises(NothingLoads, match="expected a state as this version saves it"):
-        restorer(slots).restore(State(model=(built := model(0.0))))
-    assert built.weight[0, 0].item() == 0.0
 
 
 def restored_where_one_is_damaged(member):
@@ -274,20 +265,6 @@ def test_a_whole_state_of_other_objects_ends_the_restore_with_the_reason():
     assert "verify" not in text and "step=8" not in text
 
 
-def test_another_optimizer_is_a_state_that_does_not_fit():
-    """Exit 76, with which a newest state that is in memory alone is saved first."""
-
-    def optimized(make):
-        layers = nn.ModuleDict({"a": model(1.0), "b": model(2.0)})
-        state = State(model=layers, optimizer=make([layers[name].weight for name in "ab"]))
-        state.begin()
-        return state
-
-    memory = memory_with(optimized(lambda weights: torch.optim.SGD(weights, lr=0.1)), 3)
-    with pytest.raises(StateDoesNotFit, match=r"found model\.b\.weight in group 0"):
-        restorer(memory).restore(optimized(lambda weights: torch.optim.SGD(weights[::-1], lr=0.1)))
-
-
 def does_not_fit_one_rank(member):
     store = store_with(9)
     mine = model(0.0) if member.rank == 0 else nn.Linear(3, 1, bias=False)
@@ -298,20 +275,3 @@ def does_not_fit_one_rank(member):
 
 def test_a_state_that_does_not_fit_one_rank_ends_the_restore_on_all(ranks):
     assert ranks.run(2, does_not_fit_one_rank) == [True] * 2
-
-
-def test_the_reason_of_each_refusal_is_told_in_order():
-    """Newest first: a payload that is gone, and one that was changed."""
-    store = store_with(8, 9)
-    for name, data in list(store.objects.items()):
-        if name.endswith("state.safetensors") and "009/" in name:
-            del store.objects[name]
-        if name.endswith("state.safetensors") and "008/" in name:
-            store.objects[name] = data[:-1] + bytes([data[-1] ^ 1])
-    with pytest.raises(
-        NothingLoads, match=r"step=9: .* is missing.*step=8: .* its bytes were changed"
-    ) as raised:
-        restorer(None, store=store).restore(State(model=model(0.0)))
-    damage = verify(store, FakeClock())
-    assert [each.step for each in damage] == [9, 8]
-    assert all(each.reason in str(raised.value) for each in damage)

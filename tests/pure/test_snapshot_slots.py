@@ -191,6 +191,16 @@ def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
     slots.close()
 
 
+def test_what_was_invalidated_is_never_the_name_of_other_bytes():
+    """A lease that is held names a slot and a number: no later snapshot may have both."""
+    slots = SnapshotSlots.create(PAGE, 1)
+    first = slots.publish(slots.begin(), size_bytes=1, info=info(1))
+    slots.invalidate(first.slot)
+    second = slots.publish(slots.begin(), size_bytes=1, info=info(2))
+    assert not slots.is_whole(first.slot, first.seq)
+    assert slots.is_whole(second.slot, second.seq)
+
+
 def test_the_size_is_sealed():
     """A process that cut the file would kill every process that reads behind its new end."""
     slots = SnapshotSlots.create(1, 2)

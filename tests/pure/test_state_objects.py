@@ -28,11 +28,9 @@ OPTIMIZERS = {
 }
 SCHEDULERS = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=9),
-    "onecycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=20),
     "warmup": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
     ),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
 }
 
 
@@ -62,12 +60,7 @@ def training(optimizer, scheduler):
 
 @pytest.mark.parametrize(
     ("optimizer", "scheduler"),
-    [
-        ("sgd", "cosine"),
-        ("sgd", "onecycle"),
-        ("adam-groups", "lambda"),
-        ("adamw", "warmup"),
-    ],
+    [("sgd", "cosine"), ("adam-groups", "cosine"), ("adamw", "warmup")],
 )
 def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the
@@ -87,17 +80,6 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     other_draw.set_state(place)
     other_step(), other_step()
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
-
-
-@pytest.mark.parametrize(("optimizer", "scheduler"), [("adamw", "warmup"), ("adam-groups", "onecycle")])
-def test_a_trial_load_of_real_objects_leaves_no_trace(optimizer, scheduler):
-    """As built, and after a step: the twin is never loaded, and both go on alike."""
-    (state, step, _), (twin, its_step, _) = training(optimizer, scheduler), training(optimizer, scheduler)
-    state.load_as_built()
-    step(), its_step()
-    state.load_as_built()
-    step(), its_step()
-    assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
 
 
 class Average:

@@ -203,21 +203,8 @@ class Outside(nn.Module):
         return self.layer(x)
 
 
-def grow(net, x):
-    net.extra = torch.arange(len(x) + 5.0)
-
-
 def make_anew(net, _x):
     net.extra = torch.zeros(4)
-
-
-def test_a_cache_that_forward_makes_anew_is_its_own_business():
-    """Tables of positions grow with the longest sequence."""
-    net = Outside(grow)
-    for step in steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))):
-        step.mean_loss(energy(net))
-        net.zero_grad()
-    assert len(net.extra) == 8
 
 
 def counted_apart(member):
@@ -241,30 +228,3 @@ def test_integers_that_differ_between_shards_are_refused_by_name_on_every_rank(r
     """Shard 0's count was taken for that of the whole batch."""
     for said in ranks.run(world_size, counted_apart):
         assert "same after every shard" in said and "net.seen" in said
-
-
-class SizedByData(nn.Module):
-    """As an observer of quantization: its first forward gives it a range of each channel."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, 4)
-        self.register_buffer("range", torch.zeros(size))
-
-    def forward(self, x):
-        y = self.layer(x)
-        if self.range.shape != (4,):
-            self.range.resize_(4)
-        self.range.copy_(y.detach().amax(0))
-        return y
-
-
-@pytest.mark.parametrize("size", [0, 1], ids=["empty", "of one number"])
-def test_a_buffer_that_the_first_forward_gives_its_size_is_refused_by_name(size):
-    """torch says that a storage is not resizable, or that sizes do not fit, and names no buffer."""
-    net = SizedByData(size)
-    step = next(steps(ALONE, State(net=net)))
-    with pytest.raises(
-        UsageError, match=r"forward gave buffer net\.range another size.*before elastic\.State"
-    ):
-        computed(step, net, "mean")

@@ -109,22 +109,6 @@ def test_a_sum_whose_backward_was_forgotten_ends_no_step(update):
         step.end_by_hand()
 
 
-def test_a_graph_that_appears_in_a_later_step_is_refused():
-    """Another rank may not have it, and then would not take part in the backward."""
-    net, optimizer, coming = recipe()
-
-    def output(batch):
-        total = squares(net)(batch)
-        return total if net.training else total.detach()
-
-    net.eval()
-    next(coming).sum(output)
-    optimizer.step()
-    net.train()
-    with pytest.raises(UsageError, match=r"as in the steps before, found .* with a graph for shard 0"):
-        next(coming).sum(output)
-
-
 @pytest.mark.parametrize("between", ["mean_loss", "backward", "step"])
 def test_a_sum_that_a_later_computation_has_ended_is_refused_in_a_loss(between):
     """It was a KeyError, or a gradient that went nowhere."""

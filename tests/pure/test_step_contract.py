@@ -118,24 +118,6 @@ def test_an_update_that_a_scaler_skips_is_not_refused():
     assert step.number == 4
 
 
-def test_gradients_of_a_frozen_player_wait_for_its_optimizer():
-    """Both players' gradients first, then both updates: the second computation freezes the first
-    player.
-    """
-    one, other = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, 1)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, other)]
-    state = State(one=one, other=other, first=optimizers[0], second=optimizers[1])
-    for step in steps(ALONE, state):
-        one.requires_grad_(requires_grad=True)
-        step.mean_loss(lambda batch: one(batch.data[0]).square().mean())
-        one.requires_grad_(requires_grad=False)
-        kept = one.weight.grad.clone()
-        step.mean_loss(lambda batch: other(batch.data[0]).square().mean())
-        assert torch.equal(one.weight.grad, kept)
-        for optimizer in optimizers:
-            optimizer.step()
-
-
 def test_an_update_with_gradients_of_the_step_before_is_refused():
     """Gradients are no part of the state: a resume between the two steps would lose them."""
     net, optimizer, coming = recipe()

@@ -7,7 +7,7 @@ import torch
 from steps import CPU, NO_REQUESTS, auditor_of, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
@@ -61,24 +61,6 @@ def test_sums_over_samples_give_the_gradient_of_the_whole_batch():
     assert step.audit.found.difference < 1e-6
 
 
-def test_rows_that_shards_place_for_a_memory_bank_leave_the_gradient_comparable():
-    """The function takes the whole batch too: its place follows from the number of its rows."""
-    model = net()
-
-    def placed(batch):
-        rows, keys = model(batch.data[0]).detach(), torch.zeros(24, 3)
-        keys[len(rows) * batch.shard :][: len(rows)] = rows
-        return keys
-
-    step = first_step(model)
-
-    keys = step.sum(placed)
-    step.mean_loss(lambda batch: mean(model, batch) + (model(batch.data[0]) @ keys.T).mean())
-
-    assert step.audit.found.obstacle == ""
-    assert step.audit.found.difference < 1e-6
-
-
 def test_a_sum_in_the_place_of_a_mean_is_found():
     """The mean of the shards' sums is a fourth of the sum over the batch."""
     model = net()
@@ -88,16 +70,6 @@ def test_a_sum_in_the_place_of_a_mean_is_found():
 
     assert step.audit.found.difference == pytest.approx(0.75)
     assert step.audit.found.parameter.startswith("net.")
-
-
-def test_a_loss_that_couples_samples_is_found():
-    """The variance within a shard is not that within the batch."""
-    model = net()
-    step = first_step(model)
-
-    step.mean_loss(lambda batch: model(batch.data[0]).var(0).sum())
-
-    assert step.audit.found.difference > 0.01
 
 
 @pytest.mark.parametrize(
@@ -162,22 +134,6 @@ def test_what_cannot_be_compared_is_said(layer, loss, says):
 
     assert says in step.audit.found.obstacle
     assert step.audit.found.difference is None
-
-
-def mixed(samples):
-    x, y = default_collate(samples)
-    share = torch.rand(())
-    return share * x + (1 - share) * x.flip(0), y
-
-
-def test_a_collate_that_draws_gives_the_whole_batch_other_samples():
-    """Mixup by shard is exact at every world size, and no whole batch is mixed like its shards."""
-    model = net()
-    step = first_step(model, collate=mixed)
-
-    step.mean_loss(lambda batch: mean(model, batch))
-
-    assert step.audit.found.obstacle == "random numbers are drawn for each shard, by collate"
 
 
 @pytest.mark.parametrize("layer", [nn.Identity, nn.Dropout, partial(nn.BatchNorm1d, 8)])

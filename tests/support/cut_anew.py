@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from audited import BATCH, SAMPLES, auditor_of, tensors
-from steps import CPU, NO_REQUESTS, parts_of
+from audited import BATCH, SAMPLES, tensors
+from steps import CPU, NO_REQUESTS, auditor_of, parts_of
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader

@@ -1,0 +1,206 @@
+"""Each line of MUTANTS breaks one decision of the core, and the tests named for it must fail.
+
+    python tests/support/mutants.py [PART OF A PATH ...]
+
+In copies of the working tree: first the tests that are named must pass there, then each mutant is
+made, one at a time, and each test file named for it must fail. So a test can be deleted as long as
+this passes: another one sees what it saw. Exit code 1 where a mutant survives; a sentence where a
+text is not found exactly once, or a test file is gone, and then whoever renames it mends the row.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parent.parent.parent
+AT_ONCE = 2
+LIMIT_S = 240.0  # of one test file; one that hangs has failed
+WHOLE_LIMIT_S = 1200.0
+PASSED, FAILED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """file: below elastic/. old: a text that stands there once. tests: below tests/."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    @property
+    def of_file(self) -> Path:
+        return Path("elastic", self.file)
+
+    @property
+    def test_files(self) -> list[str]:
+        return [f"tests/{name}" for name in self.tests.split()]
+
+
+MUTANTS = (
+    # The sum is one tree, whoever holds which leaves.
+    Mutant("reduce/tree.py", "reversed(stack.parts.values())", "stack.parts.values()", "pure/test_tree.py"),
+    Mutant("reduce/tree.py", "(rank + 1) * shards // world_size", "(rank + 1) * (shards // world_size)", "pure/test_tree.py"),
+    Mutant("reduce/tree.py", "(leaf // 2, leaf == alone)", "((leaf + 1) // 2, leaf == alone)", "pure/test_tree.py"),
+    Mutant("reduce/exchange.py", "if self.world_size == 2:", "if self.world_size >= 2:", "pure/test_exchange.py"),
+    Mutant("train/step/buffers.py", "values[i] = values[i].clone()", "pass", "pure/test_buffers.py"),
+    # Which samples a step trains.
+    Mutant("data/permutation.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_permutation.py"),
+    Mutant("data/order.py", '"order", epoch', '"order", 0', "pure/test_order.py"),
+    Mutant("data/order.py", "positions % len(of_epoch)", "positions.clip(max=len(of_epoch) - 1)", "pure/test_order.py"),
+    Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_order.py"),
+    # A checkpoint is whole, or is none.
+    Mutant("checkpoint/commit.py", "if self._limits.is_fenced():", "if False:", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/commit.py", "if stored_bytes != payload.size_bytes:", "if False:", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/commit.py", "self._check_is_there(name, committed)", "pass", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "(step, place is None, entry", "(step, place is not None, entry", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "written_by < generation and", "", "pure/test_retention.py"),
+    Mutant("uploader/fence.py", "if must_be_fresh:", "if False:", "pure/test_fence.py"),
+    Mutant("uploader/fence.py", "max(self._generation, self._shown())", "self._shown()", "pure/test_fence.py"),
+    # A snapshot is whole, or is none.
+    Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_snapshot_slots.py"),
+    Mutant("snapshot/slots.py", "seq + 1 if _is_whole(seq) else seq", "seq - 1 if _is_whole(seq) else seq", "pure/test_snapshot_slots.py"),
+    Mutant("snapshot/image.py", "-stored[name].dtype.itemsize", "stored[name].dtype.itemsize", "pure/test_image.py"),
+    Mutant("snapshot/image.py", "if first != name and form.size_bytes:", "if False:", "pure/test_image.py"),
+    # Who takes part.
+    Mutant("rendezvous/failure_detector.py", "counter in (last.counter, NO_HEARTBEAT)", "counter == last.counter", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/failure_detector.py", "is None or not counts else", "is None else", "pure/test_rendezvous_transitions.py"),
+    Mutant("system/silence.py", "min(elapsed_s, longest_gap_s(limit_s))", "elapsed_s", "pure/test_silence.py"),
+    Mutant("rendezvous/membership.py", "*(waiting[name] for name in previous),\n", "", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/membership.py", "workers + node.nproc <= policy", "workers <= policy", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/transitions.py", "0 if step > group.high_step else group.restarts", "group.restarts", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/transitions.py", "max(0, group.restarts - 1)", "group.restarts", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/transitions.py", "(is_shared and others)", "is_shared", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/transitions.py", "if group.member_ids - set(reported_done.done):", "if False:", "pure/test_rendezvous_transitions.py"),
+    # What an agent decides.
+    Mutant("agent/decide.py", "iter(by_itself + failures)", "iter(failures)", "pure/test_decide.py"),
+    Mutant("agent/decide.py", "o.has_failed and o.leaving, Action.LEAVE", "o.has_failed and o.leaving, Action.FAIL", "pure/test_decide.py"),
+    Mutant("agent/decide.py", "self.code == EXIT_COMPLETE and self.open_step is not None", "False", "pure/test_decide.py"),
+    Mutant("agent/hangs/hang_detector.py", "return WAITING_FACTOR * usual_s", "return usual_s", "pure/test_hang_detector.py"),
+    # Ranks agree on a state before it counts.
+    Mutant("proof/agreement.py", "if all(ballot & _KEPT for", "if any(ballot & _KEPT for", "pure/test_agreement.py"),
+    Mutant("proof/agreement.py", "        undo()\n", "", "pure/test_agreement.py"),
+    Mutant("proof/agreement.py", "self.snapshotting.discard_newer(self.step)", "pass", "pure/test_agreement.py"),
+    # Two executions, compared.
+    Mutant("proof/evidence.py", "for each in found for name in each.entries)", "for each in found[:1] for name in each.entries)", "pure/test_proof.py"),
+    Mutant("proof/verdict.py", "Verdict.HIDDEN if later[0] == later[1]", "Verdict.HIDDEN if False", "pure/test_proof.py"),
+    Mutant("proof/evidence.py", "if name not in unsteady and all(", "if all(", "pure/test_proof.py"),
+    Mutant("proof/step_again.py", "max(of_ranks, key", "min(of_ranks, key", "pure/test_proof.py"),
+    Mutant("proof/rehearsals.py", "else 2 * before[-1]", "else before[-1] + 1", "pure/test_proof.py"),
+    Mutant("proof/replay.py", "and line.generation > ended", "", "pure/test_replay.py"),
+    Mutant("proof/replay.py", "and last.chain == chain[:CHAIN_DIGITS]", "", "pure/test_replay.py"),
+    Mutant("proof/verdict.py", "self.again == self.owners_second == self.auditors_second", "self.again == self.auditors_second", "pure/test_audit_verdict.py"),
+    # Which state training goes on from.
+    Mutant("train/state/candidates.py", "each.step > known.agreed", "each.step >= known.agreed", "pure/test_restore_order.py"),
+    Mutant("train/state/candidates.py", "(-each.step, each.is_stored)", "(-each.step, not each.is_stored)", "pure/test_restore_order.py"),
+    Mutant("train/state/candidates.py", "if newest < committed_step and not is_there:", "if False:", "pure/test_restore_order.py"),
+    Mutant("train/loop/schedule.py", "if current is not None and wanted <= current", "if current is not None and 0 <= current", "pure/test_schedule.py"),
+)  # fmt: skip
+
+
+def check_texts(root: Path, mutants: tuple[Mutant, ...]) -> None:
+    """Raises SystemExit with one sentence for each mutant that cannot be made, and SyntaxError."""
+    wrong = []
+    for each in mutants:
+        path = root / each.of_file
+        count = path.read_text().count(each.old) if path.exists() else 0
+        if count != 1:
+            wrong.append(f"{each.of_file}: expected {each.old!r} once, found it {count} times; mend its row")
+        else:
+            compile(path.read_text().replace(each.old, each.new), str(path), "exec")
+        wrong += [
+            f"{each.of_file}: expected {name} to see {each.old!r}, found no such file; name the test that does"
+            for name in each.test_files
+            if not (root / name).exists()
+        ]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+def copy_tree(to: Path) -> None:
+    """The files that git tracks, or would."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def fails(root: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[bool, str]:
+    """Whether these tests fail, and what pytest printed. SystemExit where they do not run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *words]
+    # The copy comes before the checkout that the environment has installed.
+    env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=root,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True, f"they hang for {limit_s:g} s"
+    if ended.returncode not in (PASSED, FAILED):
+        raise SystemExit(f"{' '.join(words)} does not run:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    return ended.returncode == FAILED, ended.stdout[-2000:]
+
+
+def survives(mutant: Mutant, roots: "Queue[Path]") -> list[str]:
+    """The test files that should see the mutant, and do not."""
+    root = roots.get()
+    path = root / mutant.of_file
+    text = path.read_text()
+    try:
+        path.write_text(text.replace(mutant.old, mutant.new))
+        return [name for name in mutant.test_files if not fails(root, name)[0]]
+    finally:
+        path.write_text(text)
+        roots.put(root)
+
+
+def main() -> int:
+    parts, began_s = sys.argv[1:], time.monotonic()
+    mutants = tuple(
+        each for each in MUTANTS if not parts or any(part in f"{each.file} {each.tests}" for part in parts)
+    )
+    check_texts(ROOT, mutants)
+    with tempfile.TemporaryDirectory() as folder:
+        roots: Queue[Path] = Queue()
+        for number in range(AT_ONCE):
+            copy_tree(Path(folder, str(number)))
+            roots.put(Path(folder, str(number)))
+        names = sorted({name for each in mutants for name in each.test_files})
+        failed, printed = fails(Path(folder, "0"), "-n", str(AT_ONCE), *names, limit_s=WHOLE_LIMIT_S)
+        if failed:
+            raise SystemExit(f"expected these tests to pass before anything is broken:\n{printed}")
+        survived = 0
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for each, blind in zip(
+                mutants, pool.map(lambda each: survives(each, roots), mutants), strict=True
+            ):
+                survived += bool(blind)
+                what = f"survives {', '.join(blind)}" if blind else "is seen"
+                print(f"{each.of_file}: {each.old.strip()!r} -> {each.new.strip()!r} {what}", flush=True)
+                if time.monotonic() - began_s > WHOLE_LIMIT_S:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise SystemExit(f"not all of them were made within {WHOLE_LIMIT_S:g} s")
+    print(f"{len(mutants)} mutants, {survived} survive, {time.monotonic() - began_s:.0f} s")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
