@@ -11,10 +11,9 @@ by the share of its task at most.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.health import AgentHealth
@@ -111,10 +110,8 @@ class AgentParts:
             # waits for the save, which must not be fenced by this one.
             self.uploader.enter(done.generation)
         with self.shutdown.task("the save of the last step"):
-            self.final_checkpoint.ensure_committed(
-                others=others, meanwhile=self.revive_uploader, before_retry=self.group.show_generation
-            )
-            self.commits.poll(at_once=True)
+            self.final_checkpoint.ensure_committed(others=others, meanwhile=self.revive_uploader)
+            self.commits.poll()
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
             # whichever generation it is by now.
@@ -170,7 +167,7 @@ class NodeGeneration:
     def report_done(self) -> None:
         """All workers of this node finished: report it to the group, if the backend answers."""
         # The last step was committed a moment ago; once the run has ended, no report counts.
-        self._parts.commits.poll(at_once=True)
+        self._parts.commits.poll()
         self.is_done = self._parts.group.report_done()
         if not self.is_done:
             self._parts.clock.sleep(GROUP_POLL_S)

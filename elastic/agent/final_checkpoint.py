@@ -7,40 +7,58 @@ a node that leaves is lost with it, and exit code 75 promises that no step is lo
 
 A checkpoint that the run has passed over, because it is damaged, does not count: training fell back
 behind it. It does not promise that the storage accepts the checkpoint. The exit code follows from
-`newest_checkpoint` (exit_report.py), which reads no payload that this run has written itself.
+`newest_checkpoint` (exit_report.py).
 """
 
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 
 from elastic.agent.calls import GivenUp
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
 from elastic.checkpoint.commit import other_state_text
-from elastic.checkpoint.payload_check import check_once
 from elastic.checkpoint.record import CommitRecord
-from elastic.errors import CheckpointDamaged, StoreFailed
+from elastic.errors import StoreFailed
 from elastic.events import CheckpointDiffers
 from elastic.observe.log import EventLog
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.store import READ_LIMIT_S, Store
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
-from elastic.uploader.client import (
-    FINAL_OFFER_S,
-    SAY_AFTER_S,
-    UploaderClient,
-    UploaderProcess,
-    finish_limit_s,
-)
-from elastic.uploader.protocol import SaveState
+from elastic.uploader.client import FINAL_OFFER_S, UploaderClient, UploaderProcess
+from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
 LOOK_SHARE = 0.25  # of the time that is left for a save: how long to look whether it is needed
 RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
+
+
+class CommitWatch:
+    """The group remembers the newest step that was committed, whichever node committed it.
+
+    A restore that finds only older states then knows that it misses one. It does not promise that
+    the newest commit is known: a node may die between it and the report.
+    """
+
+    def __init__(
+        self, uploader: UploaderProcess, saved: Callable[[int], object], report: Callable[[int], bool]
+    ) -> None:
+        """saved: takes each step. report: takes the newest; whether the group has it now."""
+        self._uploader = uploader
+        self._saved = saved
+        self._report = report
+        self._seen = (0, 0)
+        self._newest = self._reported = 0
+
+    def poll(self) -> None:
+        if (last := self._uploader.last_commit) != self._seen:
+            self._seen, step = last, last[1]
+            self._saved(step)
+            self._newest = max(self._newest, step)
+        if self._newest > self._reported and self._report(self._newest):
+            self._reported = self._newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,40 +76,36 @@ class FinalCheckpoint:
     report: Callable[[str], None]
     log: EventLog
     differences: list[str] = field(default_factory=list)
-    _loads: dict[str, bool] = field(default_factory=dict)  # by the payload's name
     _reported: set[str] = field(default_factory=set)
 
     def newest_checkpoint(self, *, step: int, generation: int, is_new: bool = False) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
 
         step: the last that was trained, in this generation; 0 where this node does not know it.
-        is_new: it was trained, and not only restored: a checkpoint of it from an older generation
-        may be one that the run passed over, so it counts only if it loads. The storage is asked,
-        and not the event log: an uploader may die after its commit and before it records the event.
+        is_new: it was trained, and not only restored: then a checkpoint of it from an older
+        generation is one that the run passed over, unless a save of this node has found it whole.
+        The storage is asked, and not the event log: an uploader may die after its commit and before
+        it records the event.
         """
 
         def counts(record: CommitRecord) -> bool:
             if not step or record.step < step or record.generation >= generation:
-                return self._loads.get(record.payload, True)
-            if record.step > step:
-                return False
-            return self._is_whole(record, Share.REPORT) if is_new else self._loads.get(record.payload, True)
+                return True
+            return record.step == step and (not is_new or step == self.shutdown.saved_step)
 
         found = self._records(Share.REPORT, READ_LIMIT_S, step=step)
         return max(filter(counts, found), key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        if problem := self._commit(None).reason:
-            self.report(f"the newest state is not saved: {problem}")
+        if (newest := self.memory.newest) is not None:
+            with closing(UploaderClient(self.uploader_socket)) as uploader:
+                try:
+                    self._offer(uploader, newest, FINAL_OFFER_S)
+                except StoreFailed as error:
+                    self.report(f"the newest state is not saved: {error}")
 
-    def ensure_committed(
-        self,
-        *,
-        others: bool,
-        meanwhile: Callable[[], object] = lambda: None,
-        before_retry: Callable[[], object] = lambda: None,
-    ) -> None:
+    def ensure_committed(self, *, others: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Return once a checkpoint holds the newest step in memory, or the time for it is over.
 
         A save that fails is tried again: the uploader may have been killed, or the disk full for a
@@ -100,74 +114,75 @@ class FinalCheckpoint:
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
         and a second upload of the same bytes would only compete with theirs. Where their generation
-        fences the save of this node, they are given the rest. What they commit is compared with
-        what this node has. meanwhile: called several times a second. before_retry: after a save
-        that failed.
+        fences the save of this node, they are given the rest. meanwhile: called several times a
+        second.
         """
-        newest, now_s = self.memory.newest, self.clock.monotonic()
+        newest, began_s = self.memory.newest, self.clock.monotonic()
         if newest is None:
             return
         step, pause_s = newest.info.step, RETRY_S
-        last: _Try | None = None
 
         def end_s() -> float:
-            return self.shutdown.end_s(Share.SAVE, now_s, self.shutdown.grace_s)
+            return self.shutdown.end_s(Share.SAVE, began_s, self.shutdown.grace_s)
 
         def is_over() -> bool:
             return self.clock.monotonic() >= end_s()
 
-        def look() -> list[CommitRecord]:
-            # A store that does not answer this may still take a save.
-            return self._records(Share.SAVE, (end_s() - self.clock.monotonic()) * LOOK_SHARE)
-
-        next_try_s = (now_s + end_s()) / 2 if others else now_s
-
-        records = look()
-        while not any(self._has(record, newest) for record in records):
+        next_try_s = (began_s + end_s()) / 2 if others else began_s
+        last: SaveResult | None = None
+        # A store that does not answer this may still take a save.
+        while not self._is_saved_by_others(newest, (end_s() - self.clock.monotonic()) * LOOK_SHARE):
             is_fenced = last is not None and last.state is SaveState.FENCED
             if last is not None and (is_over() or (is_fenced and not others)):
                 self.report(f"checkpoint step={step} is not saved: {last.reason}")
                 return
             # One try is made also where no time is left: a save that is handed over may still end.
             if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
-                is_first, last = last is None, self._commit(is_over, meanwhile)
+                is_first, last = last is None, self._save(newest, is_over, meanwhile)
                 if last.state is SaveState.COMMITTED:
                     self.shutdown.saved(step)
-                if last.state in (SaveState.COMMITTED, SaveState.DIFFERS):
+                    return
+                if last.state is SaveState.DIFFERS:
+                    self.differences.append(last.reason)
                     return
                 if is_first and not is_over() and last.state is not SaveState.FENCED:
                     self.report(f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}")
                 next_try_s, pause_s = self.clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
-                if last.state is not SaveState.FENCED and not is_over():
-                    before_retry()
             meanwhile()
             self.clock.sleep(POLL_S)
-            records = look()
-        # Retention may have deleted the step for a newer one: then there is nothing to compare.
-        same = (record for record in records if record.step == step)
-        if found := next((record for record in same if self._loads.get(record.payload, True)), None):
-            self._compare(newest, found)
         if not self.differences:
             self.shutdown.saved(step)
 
     def finish_saves(self, uploader: UploaderProcess) -> None:
         """Stop the uploader once it has finished its saves, or has had the time that they take."""
-        slots, began_s, is_said = self.memory.slots, self.clock.monotonic(), False
-        limit_s = finish_limit_s(0 if slots is None else slots.capacity_bytes)
-        while (
-            self.clock.monotonic() < self.shutdown.end_s(Share.SAVE, began_s, limit_s)
-            and uploader.ends(POLL_S) is None
-        ):
-            if (
-                not is_said
-                and self.shutdown.reason is None
-                and self.clock.monotonic() >= began_s + SAY_AFTER_S
-            ):
-                is_said = True
-                self.report(
-                    f"this node waits for its save in progress, {limit_s:.0f} s at most; SIGTERM or Ctrl-C shortens that to --grace"
-                )
-        uploader.stop(0.0)
+        slots, began_s = self.memory.slots, self.clock.monotonic()
+        uploader.finish(
+            lambda line: None if self.shutdown.reason else self.report(line),
+            ended_by="SIGTERM or Ctrl-C shortens that to --grace",
+            size_bytes=0 if slots is None else slots.capacity_bytes,
+            is_over=lambda: self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s),
+        )
+
+    def _is_saved_by_others(self, newest: Snapshot, longest_s: float) -> bool:
+        """Whether the run can go on from a checkpoint without losing a step of `newest`.
+
+        A checkpoint of an older generation is behind this one, or was passed over. One of the very
+        step is compared by the checksum of its image: the uploader, which would say the same, would
+        upload the state first, and a newer generation fences it.
+        """
+        info = newest.info
+        found = [
+            each
+            for each in self._records(Share.SAVE, longest_s)
+            if each.step >= info.step and each.generation >= info.generation
+        ]
+        # Retention may have deleted the step for a newer one: then there is nothing to compare.
+        same = next((each for each in found if each.step == info.step), None)
+        if same is not None and info.checksum not in ("", same.checksum):
+            reason = other_state_text(same)
+            self.log.record(CheckpointDiffers(step=info.step, reason=reason))
+            self.differences.append(reason)
+        return bool(found)
 
     def _records(self, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
         """step: asked for by name where the listing, which may be old, has none as new as it."""
@@ -183,80 +198,32 @@ class FinalCheckpoint:
         try:
             return self.shutdown.within(share, look, longest_s=longest_s)
         except StoreFailed as error:
-            self._report_once(f"the checkpoints cannot be listed: {error}")
+            problem = str(error)
         except GivenUp:
-            self._report_once("the checkpoints cannot be listed: the storage does not answer")
+            problem = "the storage does not answer"
+        if problem not in self._reported:
+            self._reported.add(problem)
+            self.report(f"the checkpoints cannot be listed: {problem}")
         return []
 
-    def _report_once(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
-            self.report(text)
-
-    def _has(self, record: CommitRecord, newest: Snapshot) -> bool:
-        """Whether the run can go on from this checkpoint without losing a step of `newest`.
-
-        One of an older generation is behind this one, or was passed over. At the very step it may
-        be either, so it is read.
-        """
-        if record.step < newest.info.step or record.generation >= newest.info.generation:
-            return record.step >= newest.info.step
-        return record.step == newest.info.step and self._is_whole(record, Share.SAVE)
-
-    def _is_whole(self, record: CommitRecord, share: Share) -> bool:
-        if record.payload not in self._loads:
-            go_on = partial(self._go_on, share)
-            try:
-                self.shutdown.within(share, partial(check_once, self.store, record, go_on))
-                self._loads[record.payload] = True
-            except CheckpointDamaged:
-                self._loads[record.payload] = False
-            except (StoreFailed, GivenUp):
-                return False
-        return self._loads[record.payload]
-
-    def _compare(self, newest: Snapshot, found: CommitRecord) -> None:
-        """Look whether the committed state is the one in this memory, as the uploader would.
-
-        The uploader itself would upload the state first, and a newer generation fences it.
-        """
-        if newest.info.checksum not in ("", found.checksum):
-            reason = other_state_text(found)
-            self.log.record(CheckpointDiffers(step=found.step, reason=reason))
-            self.differences.append(reason)
-
-    def _go_on(self, share: Share) -> None:
-        if self.shutdown.is_over(share):
-            raise GivenUp
-
-    def _commit(
-        self, is_over: Callable[[], bool] | None, meanwhile: Callable[[], object] = lambda: None
-    ) -> "_Try":
-        """Offer the newest snapshot, and wait for its result until `is_over`; None: not at all."""
-        slots, newest = self.memory.slots, self.memory.newest
-        if slots is None or newest is None:
-            return _Try(reason="")
+    def _save(
+        self, newest: Snapshot, is_over: Callable[[], bool], meanwhile: Callable[[], object]
+    ) -> SaveResult:
+        """Offer the newest snapshot, and wait for its result until `is_over`."""
+        step, problem = newest.info.step, "its save had not ended"
         with closing(UploaderClient(self.uploader_socket)) as uploader:
-            # A short time where it is tried again: an uploader that died is started in between.
-            within_s = FINAL_OFFER_S if is_over is None else POLL_S
             try:
-                uploader.offer(slots, newest, resumed_from=None, final=True, within_s=within_s)
-            except StoreFailed as error:
-                return _Try(reason=str(error))
-            while is_over is not None and not is_over():
-                result = uploader.wait(newest.info.step, POLL_S)
-                if result is None:
+                # A short time, as it is tried again: an uploader that died is started in between.
+                self._offer(uploader, newest, POLL_S)
+                while not is_over():
+                    if (result := uploader.wait(step, POLL_S)) is not None:
+                        return result
                     meanwhile()
-                    continue
-                if result.state is SaveState.DIFFERS:
-                    self.differences.append(result.reason)
-                return _Try(state=result.state, reason=result.reason)
-        return _Try(reason="" if is_over is None else "its save had not ended")
+            except StoreFailed as error:
+                problem = str(error)
+        return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
 
-
-@dataclass(frozen=True, slots=True)
-class _Try:
-    """Of a save. state: None where no answer came. reason: why it is not known to be committed."""
-
-    reason: str
-    state: SaveState | None = None
+    def _offer(self, uploader: UploaderClient, newest: Snapshot, within_s: float) -> None:
+        """Raises StoreFailed."""
+        assert self.memory.slots is not None, "a snapshot lies in a slot"
+        uploader.offer(self.memory.slots, newest, resumed_from=None, final=True, within_s=within_s)

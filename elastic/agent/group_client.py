@@ -20,7 +20,7 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.errors import Interrupted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.group import Group, GroupDamaged, RunEnd, WorkerFailure
+from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, REHEARSAL
@@ -215,11 +215,6 @@ class GroupClient:
         """
         alone = Withdrawal(others_go_on=False, generation=None)
         return self._answer(Share.GROUP, partial(self._rendezvous.withdraw, is_shared), alone)
-
-    def show_generation(self) -> None:
-        """Write the number that fences saves again where it was removed; nothing else changes."""
-        with suppress(GroupDamaged):
-            self._asked(Share.SAVE, self._rendezvous.show_generation)
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""

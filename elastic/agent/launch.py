@@ -6,6 +6,7 @@ parts of one node together around its agent.
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,10 +19,9 @@ from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
 from elastic.agent.clouds.watch import open_cloud
-from elastic.agent.commit_watch import CommitWatch
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing, is_complete
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
@@ -51,7 +51,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
-from elastic.rendezvous.group import Node
+from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.lease import LeaseRenewal, RunLease
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probes import Probes
@@ -69,7 +69,6 @@ from elastic.system.output import print_if_read
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
-from elastic.uploader.fence import Mirror
 from elastic.uploader.protocol import UploaderConfig
 
 PROBES_PER_KEEP_ALIVE = 8
@@ -146,7 +145,7 @@ def _run(
             return _finished(settings, monitor)
         renewal = _take_lease(settings, rendezvous, shutdown)
         stack.callback(lambda: shutdown.tidy(lambda: renewal.stop(releases=rendezvous.is_deserted)))
-        uploader = _start_uploader(settings, backend, stack)
+        uploader = _start_uploader(settings, backend)
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
         parts = _parts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
@@ -254,21 +253,33 @@ def _rendezvous(
     )
 
 
-def _start_uploader(settings: Settings, backend: Backend, stack: ExitStack) -> UploaderProcess:
-    options, mirror = settings.options, settings.scratch / "generation"
-    fence = settings.rendezvous.fence(mirror)
-    if fence == f"mirror:{mirror}":  # the uploader cannot ask this backend itself
-        assert isinstance(backend, PublishesGeneration)
-        stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
+def _start_uploader(settings: Settings, backend: Backend) -> UploaderProcess:
     config = UploaderConfig.of(
         settings.run,
         settings.scratch,
         run_id=settings.run_id,
         node=settings.node,
-        keep=options.keep,
+        keep=settings.options.keep,
         uid=settings.uid,
     )
-    return UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
+    config = replace(config, faults=settings.options.faults)
+    return UploaderProcess.start(config, shown=_shown_generation(settings, backend))
+
+
+def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]:
+    """A call that asks the rendezvous now for the newest generation."""
+    if isinstance(backend, PublishesGeneration):
+        return backend.shown_generation
+    from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+
+    # The number is in the group's newest version, read without the intervals at which agents poll.
+    objects = ObjectStoreBackend(settings.rendezvous.endpoint, intervals=NO_DELAY)
+
+    def newest() -> int:
+        found = objects.read()
+        return 0 if found is None else Group.parse(found[1]).generation
+
+    return newest
 
 
 def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
@@ -342,9 +353,7 @@ def _parts(
     return AgentParts(
         settings=settings,
         group=group,
-        commits=CommitWatch(
-            run.events / f"{settings.node}-uploader.jsonl", shutdown.saved, group.report_commit, _CLOCK
-        ),
+        commits=CommitWatch(uploader, shutdown.saved, group.report_commit),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,

@@ -88,7 +88,6 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     not take the checkpoint before the deadline, and what `hashed` raises.
     """
     write = _Write(store, save, limits, clock)
-    write.may_go_on()
     try:
         write.upload(payload, reached)
         record = write.record(hashed(), payload.size_bytes)

@@ -6,7 +6,7 @@ recipe can tell.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import partial
 
 from elastic.checkpoint.record import CommitRecord
@@ -23,21 +23,7 @@ def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
 
     Raises CheckpointDamaged for a payload that a restore would not accept; StoreFailed.
     """
-    reading(lambda: check_once(store, record, lambda: None), clock)
-
-
-def check_once(store: Store, record: CommitRecord, between: Callable[[], None]) -> None:
-    """The same in one try.
-
-    between: called before each piece, by several threads; an exception of it ends the check.
-    """
-
-    def pieces(start: int, end: int) -> Pieces:
-        for piece in _payload_bytes(store, record, start, end):
-            between()
-            yield piece
-
-    _check(pieces, record)
+    reading(lambda: _check(partial(_payload_bytes, store, record), record), clock)
 
 
 def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory | OwnMemory:

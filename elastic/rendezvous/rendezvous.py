@@ -314,11 +314,6 @@ class Rendezvous:
             generation=group.generation if keeps_place else None,
         )
 
-    def show_generation(self) -> None:
-        """A poll, if one is due; it publishes the newest generation where that is not shown."""
-        if self._clock.monotonic() - self._observer.timing.now_s >= self.poll_s:
-            self._observer.poll()
-
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
         return self._writer.change_by(lambda _group: Verb.LEAVE)

@@ -210,7 +210,9 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3, uid=uid)
     uploader = UploaderProcess.start(config)
-    _at_end.extend((remove, partial(uploader.finish, partial(print, flush=True))))
+    _at_end.extend(
+        (remove, partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
+    )
     _at_ctrl_c.extend((remove, partial(uploader.stop, 0.0)))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()

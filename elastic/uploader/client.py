@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from elastic.checkpoint.record import save_limit_s
@@ -22,7 +22,8 @@ from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.fence import FencePage
+from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -30,6 +31,7 @@ STOP_S = 30.0
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
+POLL_S = 0.1
 STABLE_S = 2.0  # a process that lived so long did not die of its start
 LONGEST_PAUSE_S = 30.0
 MANY_DEATHS = 5  # from here on it is said that nothing is saved
@@ -37,11 +39,6 @@ _CLOCK = SystemClock()
 
 
 _offered_bytes: dict[str, int] = {}  # the largest state that this process has offered, by socket
-
-
-def finish_limit_s(size_bytes: int) -> float:
-    """How long an owner waits at its end for saves of states of this size."""
-    return save_limit_s(STOP_S, 2 * size_bytes)  # a save may wait for another one of the same size
 
 
 class UploaderClient:
@@ -162,12 +159,12 @@ class UploaderDeath:
     pause_s: float
 
     def __str__(self) -> str:
+        when = f"in {self.pause_s:g} s" if self.pause_s else "now"
         if self.deaths >= MANY_DEATHS:
             return (
-                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again. It is started "
-                f"ever more rarely, now in {self.pause_s:g} s, and training goes on; its own messages, above, and the memory of this machine may say why"
+                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again, {when}."
+                " Training goes on; look at the uploader's messages above and at this machine's memory"
             )
-        when = f"in {self.pause_s:g} s" if self.pause_s else "now"
         return f"the uploader died ({self.reason}) and is started again {when}; a save in progress is lost, training goes on"
 
 
@@ -175,24 +172,31 @@ class UploaderProcess:
     """The owner's end: the uploader stays while its owner holds its standard input open."""
 
     def __init__(
-        self, config: UploaderConfig, process: "subprocess.Popen[bytes]", clock: Clock = _CLOCK
+        self,
+        config: UploaderConfig,
+        process: "subprocess.Popen[bytes]",
+        fence: FencePage | None = None,
+        clock: Clock = _CLOCK,
     ) -> None:
         self._config = config
         self._process = process
+        self._fence = fence
         self._clock = clock
         self._started_s = clock.monotonic()
         self._deaths = 0  # in a row, each within STABLE_S of its start
         self._due_s = 0.0  # of the next start
-        self._is_mourned = False  # its death was taken note of
-        self._knows_generation = True
+        self._is_recorded = False  # the death of the process
 
     @staticmethod
-    def start(config: UploaderConfig) -> "UploaderProcess":
+    def start(config: UploaderConfig, *, shown: Callable[[], int] | None = None) -> "UploaderProcess":
         """Spawn it, in a session of its own, out of reach of a terminal's signals; see
-        `wait_ready`. Raises CannotStart.
+        `wait_ready`. shown: the newest generation, for an agent (fence.py). Raises CannotStart.
         """
+        fence = None if shown is None else FencePage(shown)
+        if fence is not None:
+            config = replace(config, fence=fence.path)
         try:
-            return UploaderProcess(config, _spawn(config))
+            return UploaderProcess(config, _spawn(config), fence)
         except OSError as error:
             raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
@@ -203,24 +207,22 @@ class UploaderProcess:
         """
         code, news = self._process.poll(), None
         if code is None:
-            if not self._knows_generation:
-                self.enter(self._config.entered)
             return None
-        if not self._is_mourned:
-            news = self._mourn(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
+        if not self._is_recorded:
+            news = self._record(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
         if self._clock.monotonic() < self._due_s:
             return news
         try:
             self._process = _spawn(self._config)
         except OSError as error:
             # No memory or no process left: the moment in which an uploader is likely to be killed.
-            return self._mourn(f"it cannot be started: {error}", lived_s=0.0)
-        self._started_s, self._is_mourned, self._knows_generation = self._clock.monotonic(), False, True
+            return self._record(f"it cannot be started: {error}", lived_s=0.0)
+        self._started_s, self._is_recorded = self._clock.monotonic(), False
         return news
 
-    def _mourn(self, reason: str, *, lived_s: float) -> UploaderDeath:
+    def _record(self, reason: str, *, lived_s: float) -> UploaderDeath:
         """The first start comes at once, as most deaths are single ones; then 0.5, 1, 2, ... s."""
-        self._is_mourned, pause_s = True, 0.0
+        self._is_recorded, pause_s = True, 0.0
         self._deaths = 1 if lived_s >= STABLE_S else self._deaths + 1
         if self._deaths > 1:
             pause_s = min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(self._deaths - 2, 10))
@@ -260,24 +262,15 @@ class UploaderProcess:
                 f"expected the uploader to be ready within {READY_LIMIT_S:.0f} s, found it silent; see its messages above"
             )
 
-    def enter(self, generation: int) -> bool:
-        """Tell it that this node is a member of `generation`, which then does not fence the saves
-        in hand.
+    def enter(self, generation: int) -> None:
+        """Record that this node is a member of `generation`: it fences no save in hand."""
+        if self._fence is not None:
+            self._fence.enter(generation)
 
-        False when it does not acknowledge that now; then `revive` tells it again, or tells its
-        successor.
-        """
-        self._config = replace(self._config, entered=max(generation, self._config.entered))
-        self._knows_generation = False
-        message, deadline = asdict(Entered(entered=self._config.entered)), _CLOCK.monotonic() + 0.5
-        with suppress(OSError, ValueError), closing(_connect(self.socket_path, deadline)) as connection:
-            connection.send(message, timeout_s=_left_s(deadline))
-            while not connection.has_ended and _CLOCK.monotonic() < deadline:
-                connection.wait(_left_s(deadline))
-                if message in connection.receive():
-                    self._knows_generation = True
-                    break
-        return self._knows_generation
+    @property
+    def last_commit(self) -> tuple[int, int]:
+        """(number of commits, step of the last one), of an agent's uploaders; (0, 0) for none."""
+        return (0, 0) if self._fence is None else self._fence.last_commit
 
     def release(self) -> None:
         """In a child that the owner forked: the pipe is the owner's alone."""
@@ -294,16 +287,29 @@ class UploaderProcess:
             return self._process.wait(within_s) == os.EX_OK
         return None
 
-    def finish(self, report: Callable[[str], None]) -> None:
-        """Stop it once it has finished the saves that this process offered, or has had the time
-        that they take.
+    def finish(
+        self,
+        report: Callable[[str], None],
+        *,
+        ended_by: str,
+        size_bytes: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Stop it once it has finished its saves, or has had the time that they take.
+
+        ended_by: how a person shortens the wait. size_bytes: of a state; None: of the largest that
+        this process has offered. is_over: ends the wait earlier.
         """
-        limit_s = finish_limit_s(_offered_bytes.get(self.socket_path, 0))
-        within_s = SAY_AFTER_S
-        if self.ends(within_s) is None:
-            report(f"this process waits for its save in progress, {limit_s:.0f} s at most; Ctrl-C ends that")
-            within_s = limit_s - SAY_AFTER_S
-        self.stop(within_s)
+        size_bytes = _offered_bytes.get(self.socket_path, 0) if size_bytes is None else size_bytes
+        limit_s = save_limit_s(STOP_S, 2 * size_bytes)  # a save may wait for another one of the same size
+        began_s, is_said = self._clock.monotonic(), False
+        while not is_over() and (waited_s := self._clock.monotonic() - began_s) < limit_s:
+            if self.ends(min(POLL_S, limit_s - waited_s)) is not None:
+                break
+            if waited_s >= SAY_AFTER_S and not is_said:
+                is_said = True
+                report(f"waiting for the save in progress, {limit_s:.0f} s at most; {ended_by}")
+        self.stop(0.0)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, kill it after `timeout_s`; True if it finished everything."""
@@ -311,6 +317,8 @@ class UploaderProcess:
         if is_done is None:
             self._process.kill()
             self._process.wait()
+        if self._fence is not None:
+            self._fence.close()
         return bool(is_done)
 
 

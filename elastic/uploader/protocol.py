@@ -3,12 +3,12 @@
 It does not promise who is at the other end: the folder and the mode of the socket decide that.
 
 client     Offer, with the descriptor of the memory that holds the snapshot
-owner      Entered
-uploader   SaveResult, one for each offer, once its save is over; Entered, sent back as it came;
-           {"error": reason} before it hangs up
+uploader   SaveResult, one for each offer, once its save is over; {"error": reason} before it hangs
+           up
 """
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,42 +22,32 @@ from elastic.system.untrusted import Count, Positive, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSource:
-    """A file of metrics that a node keeps for itself, and the URL of the run it belongs to."""
-
-    url: str
-    metrics: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
     """The settings of one uploader.
 
     `keep`: the number of checkpoints that retention leaves. `save_deadline_s`: for a save, beside
-    what its size takes (record.py).
-
-    `fence` says where the newest generation is shown, in the words of fence.py; None fences
-    nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
-    have struck. `entered`: the newest generation that this node had entered when the uploader
-    started. `metrics`: what is uploaded before each commit; None where the run directory is a
-    folder. `uid`: of the run directory, in which nothing is saved once it has another one; empty
-    without an agent. `boot_wall_s`: of the command that starts the uploader (system/clock.py).
+    the time that its size takes (record.py). `uid`: of the run directory, in which nothing is saved
+    once it has another one; empty without an agent. `metrics`: a file that is uploaded before each
+    commit; empty where the run directory is a folder. `fence`: of the agent's FencePage; empty
+    without an agent. `faults` is a fault plan, `faults_path` the folder that remembers which of its
+    faults have struck. `owner`, `boot_wall_s` (system/clock.py): of the process that starts the
+    uploader.
     """
 
     checkpoints_url: str
+    run_url: str
     run_id: str
     node: str
     keep: int
-    save_deadline_s: float
     socket_path: str
     events_path: str
     faults_path: str
-    fence: str | None = None
-    faults: str | None = None
-    entered: int = 0
-    metrics: MetricsSource | None = None
-    run_url: str = ""
     uid: str = ""
+    metrics: str = ""
+    fence: str = ""
+    faults: str | None = None
+    save_deadline_s: float = SAVE_S
+    owner: int = field(default_factory=os.getpid)
     boot_wall_s: float = field(default_factory=boot_wall_s)
 
     @staticmethod
@@ -67,16 +57,15 @@ class UploaderConfig:
         """For `node`, with a socket in the folder `scratch`; without a fence and without faults."""
         return UploaderConfig(
             checkpoints_url=run.checkpoints_url,
+            run_url=run.url,
             run_id=run_id,
             node=node,
             keep=keep,
-            save_deadline_s=SAVE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
             faults_path=str(run.faults),
-            run_url=run.url,
             uid=uid,
-            metrics=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
+            metrics=str(run.metrics_of(node)) if run.is_remote else "",
         )
 
     def to_json(self) -> str:
@@ -93,7 +82,7 @@ class SaveState(StrEnum):
     DROPPED = "dropped"  # a newer save took its place
     FENCED = "fenced"
     DIFFERS = "differs"  # this step was committed before, with another state
-    LOST = "lost"  # its uploader died, and nothing records what became of it
+    LOST = "lost"  # its uploader died, and nothing records how the save ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,20 +147,11 @@ class Offer:
             is_final=is_final,
         )
 
+    @staticmethod
+    def parse(message: dict[str, Any]) -> "Offer":
+        """Raises ValueError that says which value is wrong."""
+        return decode(Offer, message, what="the offer")
+
     def result(self, state: SaveState, reason: str) -> SaveResult:
         """For a save that committed nothing."""
         return SaveResult(step=self.step, state=state, reason=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
-    """The owner's node is a member of generation `entered`."""
-
-    entered: Count
-
-
-def parse_request(message: dict[str, Any]) -> Offer | Entered:
-    """Raises ValueError that says which value is wrong."""
-    if "entered" in message:
-        return decode(Entered, message, what="the request")
-    return decode(Offer, message, what="the request")

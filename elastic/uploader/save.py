@@ -1,74 +1,60 @@
 """Each save ends in one result with a reason, whatever its storage does.
 
-Deleting old checkpoints never changes that result. It does not promise to return in time: a storage
-call that hangs holds its thread, and `Jobs` watches the deadline.
+A snapshot is hashed while it is written, and the commit record has the hashes of what was
+published. Deleting old checkpoints never changes the result of a save. It does not promise to
+return in time: a storage call that hangs holds its thread, and `Jobs` watches the deadline.
 """
 
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import numpy as np
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
-from elastic.checkpoint.record import Save, save_limit_s
+from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.snapshot.slots import SnapshotSlots
+from elastic.snapshot.checksum import ImageChecksum
+from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
-from elastic.storage.store import Payload, Store, StoreUnavailable, read_small, retrying
+from elastic.storage.store import Payload, Store, read_small
 from elastic.system.clock import Clock, processor_s
-from elastic.uploader.fence import MirrorStale, NewestGeneration, open_fence
-from elastic.uploader.hash_beside import hash_beside
+from elastic.system.parallel import Task, num_threads, run_all
+from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
-# From the moment when a generation is formed: to its members' next look at the group, and the
-# connection to its TCPStore.
-ENTERING_S = 1.0
-FENCE_PATIENCE_S = 5.0
 OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"
-
-
-class _FenceRemoved(StoreUnavailable):
-    """The fence shows no generation."""
 
 
 class Saver:
     def __init__(
-        self, store: Store, config: UploaderConfig, clock: Clock, reached: Callable[[str, int], None]
+        self,
+        store: Store,
+        config: UploaderConfig,
+        fence: Fence,
+        clock: Clock,
+        reached: Callable[[str, int], None],
     ) -> None:
         """reached: called with a point of the commit protocol and the step, where faults can be
         injected.
         """
         self._store = store
         self._config = config
+        self._fence = fence
         self._clock = clock
         self._reached = reached
         policy = RetentionPolicy(
             run_id=config.run_id, keep=config.keep, save_deadline_s=config.save_deadline_s
         )
         self._pruner = Pruner(store, policy, clock)
-        self._membership = threading.Condition()
-        self._entered = config.entered
-        self._fence = open_fence(config.fence)
-        self._fence_of_deletion = open_fence(config.fence, must_be_fresh=True)
         self._run_dir: Store | None = None
         self._difference = ""  # why nothing more is saved
-
-    def enter(self, generation: int) -> None:
-        """Let saves of older generations go on now that this node is a member of `generation`.
-
-        Without this every change of membership would fence the save in hand, although its state is
-        good. It is safe for two reasons. The agent killed the workers of the older generation
-        before it entered this one, so nothing of theirs is written any more. And their state lies
-        on the run's one trajectory, which does not depend on who trains it. A node that is not a
-        member of the newest generation never says that it is. If it was evicted, its saves are
-        fenced until it has joined again; then they go on as those of any member.
-        """
-        with self._membership:
-            self._entered = max(self._entered, generation)
-            self._membership.notify_all()
 
     def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
@@ -91,6 +77,8 @@ class Saver:
             self._difference = f"{done.reason}. Nothing more is saved"
             report_problem(self._difference)
             return offer.result(SaveState.DIFFERS, self._difference)
+        if done.is_ours:
+            self._fence.record_commit(offer.step)
         return SaveResult(
             step=offer.step,
             state=SaveState.COMMITTED,
@@ -122,7 +110,7 @@ class Saver:
             if not slots.is_whole(offer.slot, offer.seq):
                 raise StoreFailed(OVERWRITTEN.format(step=offer.step))
             self._check_run_dir()
-            return self._is_fenced(offer.generation)
+            return not self._fence.admits(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
         with hash_beside(image, snapshot.info) as hashed:
@@ -150,64 +138,14 @@ class Saver:
                 f"{config.run_url} was set aside or moved, and another run has begun there; nothing of this one is saved in it"
             )
 
-    def _is_fenced(self, generation: int) -> bool:
-        """Whether a newer generation exists of which this node is not a member.
-
-        A generation is formed a moment before its members enter it, so a newer one fences only if
-        this node has not entered it within ENTERING_S.
-        """
-        # An object store may take half a minute to show the fence. It is read without the lock,
-        # which `enter` needs: that runs in the loop that also takes offers. After each wait the
-        # fence is read again, because a still newer generation may have been formed meanwhile.
-        while (newest := self._newest_generation(self._fence, generation)) > max(generation, self._entered):
-            if not self._wait_until_entered(newest):
-                return True
-        return False
-
-    def _newest_generation(self, fence: NewestGeneration, known: int) -> int:
-        """What the fence shows, which was raised before `known`, a generation of 1 or more, began.
-
-        Raises StoreFailed where it shows nothing: it was removed, and its next number may be any.
-        Then the save fails, long before its deadline: who waits for it at the end of a node writes
-        the number before the next try. Raises what the fence raises.
-        """
-
-        def shown() -> int:
-            newest = fence()
-            if not newest and known and self._config.fence is not None:
-                raise _FenceRemoved(
-                    f"expected {self._config.fence} to show generation {known} or a newer one, found none: it was removed; "
-                    "nothing is committed until an agent has written it again"
-                )
-            return newest
-
-        # A poll of an agent, or of its mirror, is a fraction of a second away.
-        try:
-            return retrying(shown, clock=self._clock, deadline=self._clock.monotonic() + FENCE_PATIENCE_S)
-        except _FenceRemoved as error:
-            raise StoreFailed(str(error)) from error
-
-    def _wait_until_entered(self, generation: int) -> bool:
-        with self._membership:
-            return self._membership.wait_for(lambda: generation <= self._entered, ENTERING_S)
-
     def prune(self, offer: Offer) -> None:
-        """Delete old checkpoints after `offer` was committed; report problems, never raise them.
-
-        None is deleted while it is not known which generation is the newest.
-        """
-
-        def is_newest() -> bool:
-            with suppress(MirrorStale):
-                return self._newest_generation(self._fence_of_deletion, offer.generation) <= offer.generation
-            return False
-
+        """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
             self._pruner.after_commit(
                 step=offer.step,
                 generation=offer.generation,
                 resumed_from=offer.resumed_from,
-                is_newest=is_newest,
+                is_newest=lambda: self._fence.is_newest(offer.generation),
             )
         except Fenced:
             # The group that goes on deletes them after its next commit.
@@ -218,6 +156,42 @@ class Saver:
             report_problem(
                 f"old checkpoints could not be deleted ({error}); trying again after the next save"
             )
+
+
+@contextmanager
+def hash_beside(image: memoryview, info: SnapshotInfo) -> Iterator[Callable[[], Hashes]]:
+    """A context in which an image is hashed; leaving it ends that.
+
+    image: uint8 [size_bytes], in a slot that is leased for as long. info: what stands beside it,
+    with the checksum that it was published with. Yields a call that waits for the hashes; it raises
+    StoreFailed where the image is not what was published, CheckpointDamaged where it is none.
+    """
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1, f"hash-{info.step}") as thread:
+        hashing = thread.submit(_hashes, image, info, is_over)
+        try:
+            yield hashing.result
+        finally:
+            is_over.set()
+
+
+def _hashes(image: memoryview, info: SnapshotInfo, is_over: threading.Event) -> Hashes:
+    def pieces(start: int, end: int) -> Pieces:
+        for piece in in_memory(image)(start, end):
+            if is_over.is_set():
+                raise StoreFailed(f"the save of step {info.step} ended before it was hashed")
+            yield piece
+
+    def summed() -> Task:
+        for offset, piece in checksum.pieces(0, np.frombuffer(image, dtype=np.uint8)):
+            checksum.add(offset, piece)
+            yield
+
+    hashes, checksum = ImageHash(pieces, image.nbytes), ImageChecksum(image.nbytes)
+    run_all([summed(), *hashes.tasks()], num_threads())
+    if info.checksum not in ("", checksum.hexdigest()):
+        raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")
+    return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256(), checksum=checksum.hexdigest())
 
 
 def report_problem(text: str) -> None:

@@ -1,173 +1,127 @@
-"""How an uploader learns the newest generation, above all through the mirror of its agent."""
+"""An uploader asks its agent for the newest generation, over a page of memory that both map."""
 
-import errno
 import threading
-import time
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
-from elastic.errors import StoreFailed, UsageError
-from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.select import RendezvousConfig
-from elastic.system.files import replace_whole
+from elastic.errors import StoreFailed
+from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.uploader import fence
-from elastic.uploader.fence import Mirror, MirrorStale, open_fence, read_mirror
+from elastic.uploader import fence as module
+from elastic.uploader.fence import Fence, FencePage
 
 
-def stamped(path, generation, *, age_s):
-    path.write_text(f"{generation} {int((time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * 1e9)}")
+class Rendezvous:
+    """Shows `newest`, or raises it; `hang` holds up the answer."""
+
+    def __init__(self, newest):
+        self.newest = newest
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Event()
+
+    def __call__(self):
+        self.asked.set()
+        assert self.may_answer.wait(60)
+        if isinstance(self.newest, Exception):
+            raise self.newest
+        return self.newest
 
 
-def test_a_fresh_mirror_is_used_at_once(tmp_path):
-    """The clock of the reader does not move."""
-    clock = FakeClock()
-    stamped(tmp_path / "m", 7, age_s=0.0)
-    assert read_mirror(tmp_path / "m", clock) == 7
-    assert clock.now == 1000.0
+@pytest.fixture
+def shown():
+    return Rendezvous(3)
 
 
-def test_after_a_sleep_the_agents_next_number_counts(tmp_path):
-    """Agent and uploader were frozen for a minute, in which generation 8 began; the uploader wakes
-    first.
+@pytest.fixture
+def page(shown):
+    with closing(FencePage(shown)) as page:
+        yield page
+        shown.may_answer.set()
+
+
+def fence_of(page, clock=None, *, is_orphan=False):
+    return Fence(page.path, clock or SystemClock(), is_orphan=lambda: is_orphan)
+
+
+@pytest.mark.parametrize(
+    ("generation", "entered", "is_admitted", "is_newest"),
+    [(3, 0, True, True), (2, 3, True, False), (2, 2, False, False), (2, 0, False, False), (4, 0, True, True)],
+)
+def test_the_newest_generation_admits_its_members(
+    page, monkeypatch, generation, entered, is_admitted, is_newest
+):
+    monkeypatch.setattr(module, "ENTERING_S", 0.1)
+    page.enter(entered)
+    fence = fence_of(page)
+    assert fence.admits(generation) is is_admitted
+    assert fence.is_newest(generation) is is_newest
+
+
+def test_a_save_waits_for_its_node_to_enter_a_new_generation(page, shown, monkeypatch):
+    """Generation 3 was formed, and the node enters it a moment later."""
+    monkeypatch.setattr(module, "ENTERING_S", 60.0)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(fence_of(page).admits(2)))
+    asking.start()
+    assert shown.asked.wait(60)
+    page.enter(3)
+    asking.join(60)
+    assert answers == [True]
+
+
+def test_a_number_from_before_the_question_does_not_count(page, shown):
+    """The machine was suspended: the page shows generation 3, and the agent's next read shows 4."""
+    fence = fence_of(page)
+    page.enter(3)
+    assert fence.admits(3)
+    shown.may_answer.clear()
+    shown.asked.clear()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append((fence.admits(3), fence.is_newest(3))))
+    asking.start()
+    assert shown.asked.wait(60)
+    assert answers == []
+    shown.newest = 4
+    shown.may_answer.set()
+    asking.join(60)
+    assert answers == [(False, False)]
+
+
+def test_a_silent_agent_stops_the_save_and_the_deletion(page, shown):
+    """It is stopped: it neither answers nor fails."""
+    shown.may_answer.clear()
+    fence = fence_of(page, clock := FakeClock())
+    with pytest.raises(StoreFailed, match="found it silent"):
+        fence.admits(3)
+    assert not fence.is_newest(3)
+    assert clock.now <= 1000.0 + 2 * module.SILENT_S + 1.0
+
+
+@pytest.mark.parametrize("is_orphan", [True, False], ids=["dead agent", "no rendezvous"])
+def test_the_last_number_counts_for_saves_where_none_can_be_had(page, shown, monkeypatch, is_orphan):
+    """The host of the rendezvous may be dead with its node: the state must be saved all the same.
+    Nothing is deleted, because a newer generation may rely on it.
     """
-    clock = FakeClock()
-    stamped(tmp_path / "m", 7, age_s=60.0)
-    nap = clock.sleep
-
-    def sleep(seconds):
-        nap(seconds)
-        if clock.now > 1000.3:
-            stamped(tmp_path / "m", 8, age_s=0.0)
-
-    clock.sleep = sleep
-    assert read_mirror(tmp_path / "m", clock) == 8
+    monkeypatch.setattr(module, "ENTERING_S", 0.1)
+    monkeypatch.setattr(module, "SILENT_S", 0.3)
+    assert fence_of(page).admits(3)
+    shown.newest = ConnectionError("cut off")
+    if is_orphan:
+        page.close()
+    fence = fence_of(page, is_orphan=is_orphan)
+    assert (fence.admits(3), fence.admits(2), fence.is_newest(3)) == (True, False, False)
 
 
-def test_the_last_number_of_a_dead_agent_counts(tmp_path):
-    """The mirror is not written any more."""
-    clock = FakeClock()
-    stamped(tmp_path / "m", 7, age_s=60.0)
-    assert read_mirror(tmp_path / "m", clock) == 7
-    assert fence.FRESH_S <= clock.now - 1000.0 < 2 * fence.FRESH_S
+def test_the_number_only_grows(page, shown):
+    """The rendezvous lost its data."""
+    assert fence_of(page).is_newest(3)
+    shown.newest = 0
+    assert not fence_of(page).is_newest(2)
 
 
-def test_what_deletes_relies_on_no_number_of_a_dead_agent(tmp_path):
-    """A newer generation may have resumed from what it would delete."""
-    clock = FakeClock()
-    stamped(tmp_path / "m", 7, age_s=60.0)
-    with pytest.raises(MirrorStale, match="generation 7"):
-        read_mirror(tmp_path / "m", clock, must_be_fresh=True)
-    stamped(tmp_path / "m", 7, age_s=0.0)
-    assert read_mirror(tmp_path / "m", clock, must_be_fresh=True) == 7
-
-
-def test_a_mirror_shows_the_newest_answer_of_the_store(tmp_path):
-    """The store answers, fails, answers with an older number, and with a newer one."""
-    answers = [3, BackendFailed("away"), 1, 5]
-    came = threading.Event()
-
-    def shown():
-        if not answers:
-            came.set()
-            return 0
-        answer = answers.pop(0)
-        if isinstance(answer, BackendFailed):
-            raise answer
-        return answer
-
-    mirror = Mirror(shown, tmp_path / "m")
-    assert read_mirror(tmp_path / "m", FakeClock()) in (0, 3)
-    assert came.wait(timeout=60)
-    mirror.close()
-    number, _, written = (tmp_path / "m").read_text().partition(" ")
-    assert (number, written.isdecimal()) == ("5", True)
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-def test_an_agent_that_does_not_reach_the_store_leaves_its_mirror_to_age(tmp_path):
-    """The others may be in a newer generation: the old number must not look fresh. The third
-    failure comes after the second was taken up.
-    """
-    answers, failed = [7], threading.Semaphore(0)
-
-    def shown():
-        if answers:
-            return answers.pop()
-        failed.release()
-        raise BackendFailed("cut off")
-
-    mirror = Mirror(shown, tmp_path / "m")
-    assert failed.acquire(timeout=60)
-    before = (tmp_path / "m").read_text()
-    assert failed.acquire(timeout=60)
-    assert failed.acquire(timeout=60)
-    mirror.close()
-    assert before.startswith("7 ")
-    assert (tmp_path / "m").read_text() == before
-
-
-def test_a_mirror_goes_on_once_a_full_disk_has_room_again(tmp_path, monkeypatch):
-    """Writing fails twice; afterwards the newest number must still reach the mirror."""
-    refused, written = [], threading.Event()
-
-    def full(*arguments, **options):
-        if len(refused) < 2:
-            refused.append(arguments)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace_whole(*arguments, **options)
-        written.set()
-
-    mirror = Mirror(lambda: 5, tmp_path / "m")
-    monkeypatch.setattr(fence, "replace_whole", full)
-    assert written.wait(timeout=60)
-    mirror.close()
-    assert (tmp_path / "m").read_text().split()[0] == "5"
-
-
-@pytest.mark.parametrize("text", ["", "7", "7 x", "x 7", "7 7 7"])
-def test_a_malformed_mirror_stops_the_save(tmp_path, text):
-    (tmp_path / "m").write_text(text)
-    with pytest.raises(StoreFailed, match="expected the number"):
-        open_fence(f"mirror:{tmp_path / 'm'}")()
-
-
-@pytest.mark.parametrize(("text", "newest"), [("1", 1), ("2\n", 2), ("0", 0), (None, 0)])
-def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
-    """The file holds a generation, one with a line's end, or does not exist yet."""
-    if text is not None:
-        (tmp_path / "fence").write_text(text)
-    assert open_fence(f"file:{tmp_path / 'fence'}")() == newest
-
-
-@pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
-def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
-    """Taking it for 0 would let an old writer commit."""
-    (tmp_path / "fence").write_text(text)
-    with pytest.raises(StoreFailed, match="expected the number"):
-        open_fence(f"file:{tmp_path / 'fence'}")()
-
-
-def test_no_fence_fences_nothing_and_an_unknown_fence_is_refused():
-    assert open_fence(None)() == 0
-    with pytest.raises(UsageError, match="expected a fence"):
-        open_fence("smoke:signal")
-
-
-@pytest.mark.parametrize("group", ["my run", "a,b", "a/b x:1,y:2", "größe ∅", "per%20cent"])
-def test_the_fence_of_etcd_names_any_group(group, monkeypatch):
-    """A name with a space was taken apart there: its end became the address of a server."""
-    opened = []
-
-    class FakeEtcd:
-        def __init__(self, endpoints, group, _access):
-            opened.append((endpoints, group))
-
-        def shown_generation(self):
-            return 3
-
-    monkeypatch.setattr("elastic.rendezvous.backends.etcd.EtcdBackend", FakeEtcd)
-    config = RendezvousConfig(kind="etcd", endpoint="one:2379,two:2379", group=group)
-    assert fence.open_fence(config.fence(Path("unused")))() == 3
-    assert opened == [("one:2379,two:2379", group)]
+def test_without_an_agent_nothing_is_fenced():
+    fence = Fence("", FakeClock(), is_orphan=lambda: True)
+    assert fence.admits(1)
+    assert fence.is_newest(1)

@@ -9,7 +9,7 @@ from payloads import hashes_of, payload_of
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.snapshot import checksum
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.uploader.hash_beside import hash_beside
+from elastic.uploader.save import hash_beside
 
 IMAGE = memoryview(payload_of(bytes(range(250)) * 100))
 INFO = SnapshotInfo(step=3, epoch=0, generation=1, world_size=1, torch="2", checksum=checksum.of_image(IMAGE))
@@ -44,7 +44,7 @@ def test_a_save_that_ends_early_ends_its_hashing(monkeypatch):
 
         return of
 
-    monkeypatch.setattr("elastic.uploader.hash_beside.in_memory", endless)
+    monkeypatch.setattr("elastic.uploader.save.in_memory", endless)
     with hash_beside(IMAGE, INFO) as hashed:
         assert begun.wait(60)
     with pytest.raises(StoreFailed, match="ended before"):

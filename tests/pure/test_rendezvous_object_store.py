@@ -9,7 +9,6 @@ from faulty_storage import Deed, FaultyStorage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.errors import StoreFailed
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.rendezvous.backends.object_store import (
     NO_DELAY,
@@ -17,9 +16,6 @@ from elastic.rendezvous.backends.object_store import (
     PollIntervals,
     newest_version,
 )
-from elastic.rendezvous.group import Group
-from elastic.uploader import fence as fence_module
-from elastic.uploader.fence import open_fence
 
 SHORT_S = 0.5
 
@@ -235,36 +231,3 @@ def test_answers_are_reused_for_a_while_and_own_writes_are_seen_at_once(s3_bucke
     assert theirs.read() is None
     assert not theirs.compare_and_set(None, b"two")
     assert theirs.read() == (1, b"one")
-
-
-def test_the_fence_sees_a_new_generation_at_once(storage, monkeypatch):
-    """The group goes from generation to generation; then the store is away for longer than the
-    fence tries.
-    """
-    backend, fence = opened(storage), open_fence(f"objects:{storage.url}")
-    assert fence() == 0
-    for number in range(1, 4):
-        group = Group.parse(Group().to_json().replace(b'"generation": 0', b'"generation": %d' % number))
-        assert group.generation == number
-        assert backend.compare_and_set(number - 1 or None, group.to_json())
-        assert fence() == number
-    storage.fail(Deed.ERROR, reads, times=3)
-    assert fence() == 3
-    monkeypatch.setattr(fence_module, "SystemClock", _Hurried)
-    storage.fail(Deed.ERROR, reads)
-    with pytest.raises(StoreFailed, match="nothing is committed without it"):
-        fence()
-
-
-class _Hurried:
-    """A clock on which each look takes a minute."""
-
-    def __init__(self):
-        self._now = 0.0
-
-    def monotonic(self):
-        self._now += 60.0
-        return self._now
-
-    def sleep(self, seconds):
-        self._now += seconds

@@ -24,7 +24,7 @@ from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
 from elastic.divergence import Divergence
-from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
+from elastic.errors import CheckpointDamaged, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
@@ -46,8 +46,7 @@ from elastic.snapshot import image_hash, safetensors_header
 from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
-from elastic.uploader.fence import open_fence
-from elastic.uploader.protocol import parse_request
+from elastic.uploader.protocol import Offer
 
 DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
 LINK = environment.AgentLink(
@@ -100,7 +99,7 @@ def decode(data: bytes) -> None:
 
 def offers(data: bytes) -> None:
     for message in JsonLines().feed(data + b"\n"):
-        parse_request(message)
+        Offer.parse(message)
 
 
 def agent_link(text: str) -> environment.AgentLink:
@@ -186,7 +185,7 @@ def test_a_corrupted_group_is_refused_or_every_decision_about_it_works(record):
 def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
     """Every number of an offer becomes a place in memory or a field of a commit record."""
     with suppress(ValueError):
-        offer = asdict(parse_request(message))
+        offer = asdict(Offer.parse(message))
         assert isinstance(offer.pop("torch"), str) and isinstance(offer.pop("is_final"), bool)
         assert all(value is None or 0 <= value < 10**12 for value in offer.values())
 
@@ -217,10 +216,6 @@ def test_any_bytes_in_the_files_of_a_rendezvous_are_a_number_or_a_failure(data):
         assert list(backend.requests()) == ["\udcff"]
         assert read_generation(folder) == backend.shown_generation() >= 0
         backend.publish_generation(10**17)
-        for fence in ("file", "mirror"):
-            (folder / fence).write_bytes(data)
-            with suppress(StoreFailed):
-                assert open_fence(f"{fence}:{folder / fence}")() >= 0
 
 
 RIGHT = {

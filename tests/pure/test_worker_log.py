@@ -5,11 +5,7 @@ import sys
 
 import pytest
 
-from elastic.agent.commit_watch import CommitWatch
 from elastic.config.run_dir import RunDir
-from elastic.events import CheckpointCommitted
-from elastic.observe.log import EventLog
-from elastic.testing.fakes import FakeClock
 from elastic.worker.main import unbuffered
 
 
@@ -34,24 +30,6 @@ def test_a_folder_of_logs_that_cannot_be_looked_at_ends_no_agent(tmp_path):
     with pytest.raises(OSError, match="File name too long"):
         run.logs.stat()
     assert run.free_log(generation=2, rank=0) == run.log(generation=2, rank=0)
-
-
-def test_events_that_cannot_be_read_for_a_while_end_no_agent(tmp_path):
-    """Their folder is a file, and then a folder again."""
-    reported, events = [], tmp_path / "events"
-    events.write_text("")
-
-    def report(step):
-        reported.append(step)
-        return True
-
-    watch = CommitWatch(events / "uploader.jsonl", lambda _step: None, report, FakeClock())
-    watch.poll(at_once=True)
-    events.unlink()
-    log = EventLog(events / "uploader.jsonl", node="n1", clock=FakeClock())
-    log.record(CheckpointCommitted(step=4, size_bytes=1, seconds=0.1, digest="d"))
-    watch.poll(at_once=True)
-    assert reported == [4]
 
 
 def test_what_is_printed_is_in_the_log_without_a_flush(tmp_path):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import quote
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
@@ -70,18 +69,6 @@ class RendezvousConfig:
                 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 
                 return TcpStoreBackend(self.endpoint, self.group)
-
-    def fence(self, mirror: Path) -> str:
-        """Where `uploader.fence`, in another process of this node, reads the newest generation.
-
-        mirror: a file in which the agent shows it, for a store that only torch can read.
-        """
-        return {
-            "dir": f"file:{Path(self.endpoint) / 'generation'}",
-            "objects": f"objects:{self.endpoint}",
-            "etcd": f"etcd:{quote(self.group, safe='')} {self.endpoint}",
-            "c10d": f"mirror:{mirror}",
-        }[self.kind]
 
 
 def wait_for(

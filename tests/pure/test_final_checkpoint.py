@@ -1,0 +1,203 @@
+"""A node that leaves sees the newest state in its memory committed, within its grace."""
+
+from types import SimpleNamespace
+
+import pytest
+import run_records
+from committed import commit_image
+from payloads import payload_of
+
+from elastic.agent import final_checkpoint
+from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
+from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.errors import StoreFailed
+from elastic.observe.log import EventLog
+from elastic.snapshot import checksum
+from elastic.snapshot.slots import Snapshot, SnapshotInfo
+from elastic.storage.store import StoreUnavailable
+from elastic.system.leave_page import LeavePage
+from elastic.testing.fakes import FakeClock, FakeStore
+from elastic.uploader.client import UploaderProcess
+from elastic.uploader.protocol import SaveResult, SaveState
+
+GRACE_S = 60.0
+
+
+def image_of(state):
+    return payload_of(f"state {state}".encode() * 9)
+
+
+def snapshot(step, generation=1, state="a"):
+    said = checksum.of_image(memoryview(image_of(state)))
+    info = SnapshotInfo(step=step, epoch=0, generation=generation, world_size=1, torch="2", checksum=said)
+    return Snapshot(slot=0, seq=2, offset=4096, size_bytes=9, info=info)
+
+
+class Node:
+    """A node that leaves, with an uploader that answers what it is told to, or runs `commits`."""
+
+    def __init__(self, tmp_path, monkeypatch, newest, answers=()):
+        self.clock, self.store, self.said, self.offers = FakeClock(), FakeStore(), [], []
+        self.answers = list(answers)
+        self.shutdown = ShutdownRequest(LeavePage(GRACE_S), self.clock)
+        self.events = tmp_path / "events"
+        monkeypatch.setattr(final_checkpoint, "UploaderClient", lambda _path: self)
+        self.final = FinalCheckpoint(
+            memory=SimpleNamespace(slots=object(), newest=newest),
+            store=self.store,
+            run_id="r",
+            uploader_socket="",
+            shutdown=self.shutdown,
+            clock=self.clock,
+            report=self.said.append,
+            log=EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
+        )
+
+    def offer(self, _slots, newest, *, resumed_from, final, within_s):
+        assert final
+        assert resumed_from is None
+        self.offers.append(self.clock.now)
+        if isinstance(answer := self.answers.pop(0), Exception):
+            raise answer
+        self.answer = SaveResult(step=newest.info.step, state=answer, reason=f"it {answer}")
+
+    def wait(self, _step, timeout_s):
+        self.clock.now += timeout_s
+        return self.answer
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def leaving(tmp_path, monkeypatch):
+    return lambda newest, *answers: Node(tmp_path, monkeypatch, newest, answers)
+
+
+@pytest.mark.parametrize("state", ["a", "b"])
+def test_the_checkpoint_of_another_node_is_compared_with_its_own_state(leaving, state):
+    node = leaving(snapshot(7))
+    commit_image(node.store, "r", 7, bytearray(image_of(state)))
+    node.final.ensure_committed(others=False)
+    assert node.offers == node.said == []
+    if state == "a":
+        assert node.shutdown.saved_step == 7
+        assert node.final.differences == []
+    else:
+        assert node.shutdown.saved_step == 0
+        assert "step 7 was already committed by generation 1 with another state" in node.final.differences[0]
+        assert run_records.events(node.events)[-1]["event"] == "checkpoint_differs"
+
+
+def test_a_difference_that_only_its_uploader_sees_is_one(leaving):
+    """The listing is older than the commit."""
+    node = leaving(snapshot(7), SaveState.DIFFERS)
+    node.final.ensure_committed(others=False)
+    assert node.final.differences == ["it differs"]
+    assert node.shutdown.saved_step == 0
+
+
+@pytest.mark.parametrize("passed_over", [7, 9])
+def test_it_relies_on_no_checkpoint_that_its_run_passed_over(leaving, passed_over):
+    """Generation 2 fell back behind it, because it is damaged, and is at step 7 now."""
+    node = leaving(snapshot(7, generation=2), SaveState.COMMITTED)
+    record = commit_image(node.store, "r", passed_over, bytearray(image_of("a")))
+    assert node.final.newest_checkpoint(step=7, generation=2, is_new=True) is None
+    assert node.final.newest_checkpoint(step=0, generation=2) == record
+    node.final.ensure_committed(others=False)
+    assert len(node.offers) == 1
+    assert node.shutdown.saved_step == 7
+    commit_image(node.store, "r", 8, bytearray(image_of("c")), generation=2)
+    assert node.final.newest_checkpoint(step=8, generation=2, is_new=True).step == 8
+
+
+def test_a_save_that_fails_is_tried_again(leaving):
+    """The uploader is being started, then the disk is full for a moment."""
+    node = leaving(snapshot(7), StoreFailed("no uploader"), SaveState.FAILED, SaveState.COMMITTED)
+    node.final.ensure_committed(others=False)
+    assert node.shutdown.saved_step == 7
+    assert node.said == ["checkpoint step=7 is not saved yet, and is tried again: no uploader"]
+    assert node.offers[2] - node.offers[1] > node.offers[1] - node.offers[0]
+
+
+def test_the_others_have_half_of_the_time_and_all_where_they_fence_it(leaving):
+    node = leaving(snapshot(7), SaveState.FENCED)
+    node.shutdown.request("SIGTERM asks this node to leave")
+    began_s = node.clock.now
+    node.final.ensure_committed(others=True)
+    assert len(node.offers) == 1
+    assert node.offers[0] - began_s > 5.0
+    assert node.said == ["checkpoint step=7 is not saved: it fenced"]
+
+
+def test_a_fenced_save_without_others_is_lost_at_once(leaving):
+    node = leaving(snapshot(7), SaveState.FENCED)
+    node.final.ensure_committed(others=False)
+    assert node.said == ["checkpoint step=7 is not saved: it fenced"]
+    assert node.clock.now < 1001.0
+
+
+def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(leaving, monkeypatch):
+    """Each listing fails after three seconds, and may be tried again for two minutes."""
+    node = leaving(snapshot(7), *[SaveState.FAILED] * 99)
+
+    def away():
+        node.clock.sleep(3.0)
+        raise StoreUnavailable("read timeout")
+
+    monkeypatch.setattr(node.store, "list", away)
+    node.shutdown.request("SIGTERM asks this node to leave")
+    node.final.ensure_committed(others=True)
+    assert node.final.newest_checkpoint(step=7, generation=1) is None
+    assert node.clock.now <= 1000.0 + GRACE_S + 3 * 3.0  # the calls themselves are not cut off
+    assert sum("cannot be listed" in line for line in node.said) == 1
+    assert "checkpoint step=7 is not saved" in node.said[-1]
+
+
+def test_the_last_step_counts_also_where_the_listing_is_older(leaving):
+    """An object store lists step 6, and gives the record of step 7 by its name."""
+    node = leaving(None)
+    for step in (6, 7):
+        commit_image(node.store, "r", step, bytearray(image_of("a")))
+    listing = [each for each in node.store.list() if "6/" in each.name]
+    node.store.list = lambda: listing
+    assert node.final.newest_checkpoint(step=7, generation=2).step == 7
+    assert node.final.newest_checkpoint(step=8, generation=2).step == 6
+
+
+@pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
+def test_the_saves_at_the_end_have_the_time_that_their_size_takes(leaving, capacity_bytes, limit_s):
+    """The storage never answers. A save may wait for another one of the same size."""
+    node, ended = leaving(None), []
+
+    class Hangs(UploaderProcess):
+        def __init__(self):
+            self._clock = node.clock
+
+        def ends(self, within_s):
+            node.clock.sleep(within_s)
+
+        def stop(self, timeout_s):
+            ended.append(node.clock.now + timeout_s)
+
+    node.final.memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
+    node.final.finish_saves(Hangs())
+    assert ended[0] - 1000.0 == pytest.approx(limit_s, abs=0.3)
+    (line,) = node.said
+    assert f"waiting for the save in progress, {limit_s:.0f} s at most" in line
+
+
+def test_the_group_is_told_of_each_newer_commit_until_it_knows():
+    uploader, saved, reported = SimpleNamespace(last_commit=(0, 0)), [], []
+    answers = [False, True, True]
+
+    def report(step):
+        reported.append(step)
+        return answers.pop(0)
+
+    watch = CommitWatch(uploader, saved.append, report)
+    for commit in ((0, 0), (1, 4), (1, 4), (1, 4), (2, 2), (4, 8)):
+        uploader.last_commit = commit
+        watch.poll()
+    assert saved == [4, 2, 8]
+    assert reported == [4, 4, 8]
