@@ -25,6 +25,8 @@ class ReadStep(Protocol):
     @property
     def step(self) -> int: ...
     @property
+    def epoch(self) -> int: ...
+    @property
     def loss(self) -> Any: ...
     @property
     def chain(self) -> Any: ...
@@ -56,6 +58,7 @@ class StepBatch:
     """
 
     step: Ints
+    epoch: list[int]
     loss: list[Any]
     chain: list[Any]
     world_size: list[int]
@@ -89,6 +92,7 @@ class StepBatch:
     def _part(self, part: slice) -> "StepBatch":
         return StepBatch(
             step=self.step[part],
+            epoch=self.epoch[part],
             loss=self.loss[part],
             chain=self.chain[part],
             world_size=self.world_size[part],
@@ -105,6 +109,7 @@ class StepBatch:
 def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None = None) -> StepBatch:
     return StepBatch(
         step=np.array([line.step for line in lines], np.int64),
+        epoch=[line.epoch for line in lines],
         loss=[line.loss for line in lines],
         chain=[line.chain for line in lines],
         world_size=[line.world_size for line in lines],

@@ -15,16 +15,15 @@ from typing import Any
 from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
-from elastic.observe.log import read_events
-from elastic.observe.one_clock import ahead_of_generations
-from elastic.observe.step_reader import read_columns
+from elastic.observe.reader import read_newest, read_run
+from elastic.observe.run_view import view_of
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import parent_of
 from elastic.report.compare_runs import compare_runs
 from elastic.report.download import readable, unreadable
 from elastic.report.picture.draw import draw, draw_pair, write_page
-from elastic.report.report import summarise
-from elastic.report.run_reader import newest_step, status_now
+from elastic.report.report import report_of
+from elastic.report.status import status_of
 from elastic.report.verify import verify_run
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock
@@ -68,19 +67,17 @@ def _draw(html: str, runs: list[RunDir]) -> int:
 
 
 def _report(run: RunDir) -> Answer:
-    events = read_events(run.events)
-    trained = read_columns(run.metrics, ahead_of_generations(events))
+    record = read_run(run)
     ages_s: Mapping[str, float] = {}
     with suppress(StoreFailed):  # what it would say is how long the run has stood still
         ages_s = heartbeat_ages_s(run.rendezvous_url)
-    state, now_s = status_now(run, events, newest_step(run, events), ages_s)
-    found = summarise(events, trained, parent_of(run), now_s if state.state == "running" else None)
+    found = report_of(view_of(record, ages_s, parent_of(run)))
     return found, lambda tables: tables.report_tables(run.url, found), True
 
 
 def _status(run: RunDir) -> Answer:
-    events, ages_s = read_events(run.events), heartbeat_ages_s(run.rendezvous_url)
-    found, _ = status_now(run, events, newest_step(run, events), ages_s)
+    record = read_newest(run)
+    found = status_of(view_of(record, heartbeat_ages_s(run.rendezvous_url)))
     return found, lambda tables: tables.status_tables(run.url, found), True
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, StepDiffered, Stopped
 from elastic.observe.loss_words import loss_words
+from elastic.observe.plain_script import PlainScript
+from elastic.observe.run_view import ComparedSteps
 from elastic.observe.slow_ranks import SlowRank
-from elastic.report.plain_script import plain_facts
-from elastic.report.report import ComparedSteps, Report
+from elastic.report.report import Report
 from elastic.report.shards import shards_text
 
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
@@ -130,3 +131,14 @@ def value_text(value: object, unit: str = "") -> str:
     if value is None:
         return "-"
     return f"{value:.3f}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
+def plain_facts(script: PlainScript) -> dict[str, str]:
+    """By label."""
+    causes = ", ".join(f"{number} {cause}" for cause, number in script.restarts.items())
+    return {
+        "script": "does not import elastic: its steps and states are its own",
+        "restarts": f"{sum(script.restarts.values())}{f' ({causes})' if causes else ''}",
+        "last exit": script.last_exit or "-",
+        "time": f"{script.running_s:.1f} s with workers",
+    }

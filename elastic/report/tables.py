@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.observe.loss_words import loss_words
+from elastic.observe.run_view import ScheduledNode
 from elastic.report.diff import ComparedRun, Difference
-from elastic.report.facts import ended, report_facts, value_text
-from elastic.report.plain_script import plain_facts
-from elastic.report.report import GenerationSummary, Report, ScheduledNode
+from elastic.report.facts import ended, plain_facts, report_facts, value_text
+from elastic.report.report import GenerationSummary, Report
 from elastic.report.runs import Runs
 from elastic.report.status import Status
 from elastic.report.verify import Verification

@@ -28,9 +28,9 @@ from elastic.observe.slow_ranks import SlowRank, slow_ranks
 from elastic.observe.step_columns import StepColumns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
+from elastic.report.facts import plain_facts
 from elastic.report.picture.marks import text_of
 from elastic.report.picture.words import count, duration, short
-from elastic.report.plain_script import plain_facts
 from elastic.report.polling import folder_id, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader, status_now
 from elastic.report.shards import shards_by_rank, shards_text

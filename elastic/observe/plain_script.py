@@ -30,7 +30,7 @@ def plain_script(events: Events, now_s: float | None = None) -> PlainScript | No
         until_s[newest] = now_s
     return PlainScript(
         restarts=dict(Counter(each.event.cause for each in starts[1:])),
-        last_exit="exit code 0" if finished(events) else _last_exit(events),
+        last_exit="exit code 0" if end_of_run(events) else _last_exit(events),
         running_s=sum(max(0.0, until_s[each.generation] - each.time) for each in starts),
     )
 
@@ -47,19 +47,8 @@ def _last_exit(events: Events) -> str:
     return ""
 
 
-def finished(events: Events) -> LoggedEvent[kinds.RunFinished] | None:
+def end_of_run(events: Events) -> LoggedEvent[kinds.RunFinished] | None:
     """The end of the run; of a plain script, that of its newest start: other arguments go on."""
     found, start = last(events, kinds.RunFinished), last(events, kinds.GenerationStarted)
     is_over = found and start and start.event.plain and found.generation < start.generation
     return None if is_over else found
-
-
-def plain_facts(script: PlainScript) -> dict[str, str]:
-    """By label."""
-    causes = ", ".join(f"{number} {cause}" for cause, number in script.restarts.items())
-    return {
-        "script": "does not import elastic: its steps and states are its own",
-        "restarts": f"{sum(script.restarts.values())}{f' ({causes})' if causes else ''}",
-        "last exit": script.last_exit or "-",
-        "time": f"{script.running_s:.1f} s with workers",
-    }

@@ -1,0 +1,419 @@
+"""All that is shown of a run, as one frozen value: a pure function of what its files say.
+
+Report, status, watch, page, Prometheus and TensorBoard render it, and compute nothing of their own:
+a new figure is a field here and a line in each of them. What no event tells is None, never a guess.
+Times are seconds since 1970 by one clock (one_clock.py); no duration is negative.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from elastic import events as kinds
+from elastic.config.parent import Ancestor, Parent
+from elastic.observe.doubts import logged_by_rank, not_restored
+from elastic.observe.generation_end import Start
+from elastic.observe.generations import Generation, generations
+from elastic.observe.goodput import TimeSpent, time_spent
+from elastic.observe.incidents import Fault, Incident, faults, incidents
+from elastic.observe.logged_event import Events, in_generation, last, of_kind
+from elastic.observe.newest_checkpoint import newest_checkpoint
+from elastic.observe.plain_script import PlainScript, end_of_run, plain_script
+from elastic.observe.recovery import Recovery, recoveries
+from elastic.observe.series import Curves
+from elastic.observe.slow_ranks import SlowRank, slow_ranks
+from elastic.observe.step_columns import StepColumns
+from elastic.observe.step_line import StepLine
+
+ALIVE_WITHIN_S = 10.0
+_RECENT_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What the files of a run say (reader.py).
+
+    steps: what counts of the lines of metrics; curves: the same as curves, None where the reader
+    was not asked for them. newest: the last line. age_s: for how long no file has changed.
+    """
+
+    events: Events
+    steps: StepColumns
+    newest: StepLine | None
+    age_s: float = 0.0
+    curves: Curves | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    rank: int
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds; None before the first step."""
+
+    median: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    step: int
+    time: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """newest: the one that a restore would try first, and that none has rejected since.
+
+    saving_s: seconds of each committed save. times: when they were committed, ascending.
+    """
+
+    committed: int
+    failed: int
+    fenced: int
+    newest: Commit | None
+    saving_s: list[float]
+    times: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSteps:
+    """Steps that were done twice, by other workers. alike: of which both results were the same."""
+
+    count: int
+    alike: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCounts:
+    """done: audited steps that count, all without a difference. failed: shards that differed."""
+
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledNode:
+    """An agent that a scheduler started; the fields are those of the event `node_scheduled`."""
+
+    node: str
+    scheduler: str
+    job: str
+    array_job: str | None
+    array_task: int | None
+    restarts: int | None
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The ranks' states differed after a step.
+
+    node: the one that was wrong, or one of several of which one was; None if it is not known or no
+    machine was. verdict: machine or recipe; None while the step was not done again.
+    """
+
+    step: int
+    node: str | None
+    entry: str
+    verdict: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """state: `finished`; `running` while an agent is alive; else what became of the newest
+    generation: `failed`, `drained` (an agent left it as planned, and saved what it could) or
+    `interrupted` (its agents died without a last event, or waited in vain for others). The same
+    command resumes a run that is drained or interrupted. now_s: the present, by the clock of what
+    was recorded. is_finished, end: whether the run is complete, and the event that says so.
+
+    stopped: where the recipe ended the run before its last step. failed, traceback: how the newest
+    generation ended, if training failed. plain: of a script without this library, which has no
+    steps, saves and goodput here.
+
+    step: the newest one that counts; length: the step with which the run ends, None until the
+    recipe has said it; highest_step: the newest one that ever was. epochs: that are complete.
+    generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
+    in a row without a new step.
+
+    lost_steps: that were done again. recent_step_s: the median of the newest steps. slow_ranks: for
+    which the group waited. shards_by_rank: how many each rank of the newest generation computes,
+    empty where all have as many, but for one. snapshots: what `--snapshot-every auto` chose last.
+    lineage: the states of other runs that this one descends from, the oldest first. not_restored:
+    variables that a restart did not bring back, with both values. accepted: steps that differed
+    when they were done again, after which the run went on. replays: steps that gave another result
+    when they were done again. edits: where a process with another text of the recipe went on.
+    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. unreadable_lines:
+    of the metrics, whose steps no figure has.
+    """
+
+    state: str
+    now_s: float
+    end: kinds.RunFinished | None
+    stopped: kinds.Stopped | None
+    failed: kinds.RunFailed | None
+    traceback: str
+    plain: PlainScript | None
+    newest: StepLine | None
+    step: int
+    length: int | None
+    highest_step: int
+    epochs: int
+    generation: int
+    world_size: int
+    workers: list[Worker]
+    restarts: int
+    lost_steps: int
+    time: TimeSpent | None
+    step_time_s: StepTime
+    recent_step_s: float | None
+    generations: list[Generation]
+    recoveries: list[Recovery]
+    incidents: list[Incident]
+    faults: list[Fault]
+    checkpoints: Checkpoints
+    audits: AuditCounts
+    rehearsals: ComparedSteps
+    overlaps: ComparedSteps
+    not_restored: dict[str, str]
+    accepted: list[kinds.StepDiffered]
+    divergences: list[Divergence]
+    replays: list[kinds.ReplayDiffered]
+    edits: list[kinds.RecipeEdited]
+    logged_by_rank: list[str]
+    snapshots: kinds.SnapshotInterval | None
+    slow_ranks: list[SlowRank]
+    shards_by_rank: list[int]
+    lineage: list[Ancestor]
+    scheduled: list[ScheduledNode]
+    unreadable_lines: int
+    curves: Curves | None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.end is not None
+
+    @property
+    def began_s(self) -> float | None:
+        """When the first generation began."""
+        return self.generations[0].begins_s if self.generations else None
+
+
+def view_of(
+    record: Record, beat_ages_s: Mapping[str, float] | None = None, parent: Parent | None = None
+) -> RunView:
+    """beat_ages_s: seconds since the last heartbeat, by node; empty where the place to meet does
+    not show them. parent: what the run began from, if that was another run.
+    """
+    events, trained, newest = record.events, record.steps, record.newest
+    ages_s = beat_ages_s or {}
+    now_s = _now_s(record)
+    start, end = last(events, kinds.GenerationStarted), end_of_run(events)
+    state = _state(events, newest, now_s, ages_s)
+    running_s = now_s if state == "running" else None
+    stopped, started, failed = stopped_early(events), last(events, kinds.RunStarted), last_failure(events)
+    step = trained.last_step if newest is None else newest.step
+    workers, world_size = _training(events, start, ages_s) if start and state == "running" else ([], 0)
+    plain = plain_script(events, running_s)
+    each_generation = generations(events, trained, running_s)
+    restores = [each.event for each in of_kind(events, kinds.Restored)]
+    error = last(events, kinds.WorkerFailed) if failed and end is None else None
+    snapshots = last(events, kinds.SnapshotInterval)
+    return RunView(
+        state=state,
+        now_s=now_s,
+        end=end.event if end else None,
+        stopped=stopped,
+        failed=failed if end is None else None,
+        traceback=error.event.traceback if error else "",
+        plain=plain,
+        newest=newest,
+        step=end.event.steps if end else step,
+        length=_length(events) if stopped is None else stopped.steps,
+        highest_step=max([step, *(each.step + each.lost_steps for each in restores)]),
+        epochs=end.event.epochs if end else started.event.epochs_done(step) if started else 0,
+        generation=start.generation if start else 0,
+        world_size=world_size,
+        workers=workers,
+        restarts=_restarts(events, start),
+        lost_steps=sum(each.lost_steps for each in restores),
+        time=time_spent(events, trained, running_s),
+        step_time_s=_step_time(trained),
+        recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
+        generations=each_generation,
+        recoveries=[] if plain else recoveries(events, trained),
+        incidents=incidents(events, each_generation, state),
+        faults=faults(events, each_generation, state),
+        checkpoints=_checkpoints(events),
+        audits=AuditCounts(done=trained.num_audited, failed=len(of_kind(events, kinds.AuditFailed))),
+        rehearsals=_compared(events, kinds.Rehearsed),
+        overlaps=_compared(events, kinds.Overlapped),
+        not_restored=not_restored(events),
+        accepted=[each.event for each in of_kind(events, kinds.StepDiffered) if each.event.accepted],
+        divergences=_divergences(events),
+        replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
+        edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
+        logged_by_rank=logged_by_rank(events),
+        snapshots=snapshots.event if snapshots else None,
+        slow_ranks=slow_ranks(events, trained.paces),
+        shards_by_rank=_shards(events, start),
+        lineage=[] if parent is None else [*parent.lineage],
+        scheduled=_scheduled(events),
+        unreadable_lines=trained.num_unreadable,
+        curves=record.curves,
+    )
+
+
+def stopped_early(events: Events) -> kinds.Stopped | None:
+    """Where the recipe ended the run, if the run ended there."""
+    finished, stopped = last(events, kinds.RunFinished), last(events, kinds.Stopped)
+    ended_there = finished and stopped and finished.event.steps == stopped.event.step
+    return stopped.event if stopped and ended_there else None
+
+
+def last_failure(events: Events) -> kinds.RunFailed | None:
+    """How the newest generation ended, if it failed.
+
+    Not by time: an agent that leaves alone writes its last event once the others have committed its
+    state, in their next generation.
+    """
+    start = last(events, kinds.GenerationStarted)
+    failed = last(in_generation(events, start.generation if start else 0), kinds.RunFailed)
+    return failed.event if failed else None
+
+
+def _now_s(record: Record) -> float:
+    """By the clock of what was recorded; a wall clock that was set since is another one."""
+    times_s = [each.time for each in record.events]
+    if record.newest is not None and record.newest.time is not None:
+        times_s.append(record.newest.time)
+    return max(times_s, default=0.0) + record.age_s
+
+
+def _state(events: Events, newest: StepLine | None, now_s: float, beat_ages_s: Mapping[str, float]) -> str:
+    if end_of_run(events):
+        return "finished"
+    # Perhaps after a failure, and waiting for others.
+    if _is_stepping(events, newest, now_s) or _is_beating(events, beat_ages_s):
+        return "running"
+    if last_failure(events):
+        return "failed"
+    start = last(events, kinds.GenerationStarted)
+    left = of_kind(in_generation(events, start.generation if start else 0), kinds.RunInterrupted)
+    return "drained" if left and not any(each.event.gave_up for each in left) else "interrupted"
+
+
+def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
+    """A node whose agent wrote its last event is gone, however young its heartbeat.
+
+    A node that comes back has a new name, because each agent process is a node of its own.
+    """
+    gone = {each.node for each in events if isinstance(each.event, kinds.GOODBYES)}
+    return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
+
+
+def _is_stepping(events: Events, newest: StepLine | None, now_s: float) -> bool:
+    """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
+    if newest is None or newest.time is None or now_s - newest.time >= ALIVE_WITHIN_S:
+        return False
+    later = [each for each in events if each.time >= newest.time and each.generation >= newest.generation]
+    return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
+
+
+def _training(events: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
+    """The workers that train in the newest generation; none while nodes wait for others."""
+    own = in_generation(events, start.generation)
+    if last(own, kinds.GenerationEnded):
+        return [], 0
+    alive = {node for node, age_s in beat_ages_s.items() if age_s < ALIVE_WITHIN_S}
+    dead = {*start.event.nodes} - alive if beat_ages_s else set()
+    gone = {(each.node, each.event.pid) for each in of_kind(own, kinds.WorkerExited)}
+    workers = [
+        Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
+        for each in of_kind(own, kinds.WorkerStarted)
+        if (each.node, each.event.pid) not in gone and each.node not in dead
+    ]
+    return sorted(workers, key=lambda each: each.rank), len(workers) if dead else start.event.world_size
+
+
+def _length(events: Events) -> int | None:
+    """Each generation says how long the run is when it begins to train, and the last at its end."""
+    lengths = (
+        each.event.steps
+        for each in events[::-1]
+        if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
+    )
+    return next(lengths, None) or None
+
+
+def _restarts(events: Events, start: Start | None) -> int:
+    """In a row without a new step, up to now."""
+    has_new_step = start is None or last(in_generation(events, start.generation), kinds.FirstStep)
+    return 0 if start is None or has_new_step else start.event.restarts
+
+
+def _step_time(trained: StepColumns) -> StepTime:
+    count = len(trained.seconds)
+    if not count:
+        return StepTime(median=None, p99=None)
+    places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
+    below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
+    return StepTime(median=(below + above) / 2, p99=p99)
+
+
+def _checkpoints(events: Events) -> Checkpoints:
+    commits, newest = of_kind(events, kinds.CheckpointCommitted), newest_checkpoint(events)
+    return Checkpoints(
+        committed=len(commits),
+        failed=len(of_kind(events, kinds.CheckpointFailed)),
+        fenced=len(of_kind(events, kinds.CheckpointFenced)),
+        newest=None
+        if newest is None
+        else Commit(step=newest.event.step, time=newest.time, size_bytes=newest.event.size_bytes),
+        saving_s=[each.event.seconds for each in commits],
+        times=sorted(each.time for each in commits),
+    )
+
+
+def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped]) -> ComparedSteps:
+    found = [each.event for each in of_kind(events, kind)]
+    alike = sum(each.verdict == "alike" for each in found)
+    return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
+
+
+def _divergences(events: Events) -> list[Divergence]:
+    """One for each node that was wrong; differences without a verdict come last."""
+    found, judged = [], set()
+    for each in of_kind(events, kinds.DivergenceJudged):
+        event = each.event
+        judged.add(event.step)
+        nodes: list[str | None] = [*event.nodes] or [None]
+        found += [
+            Divergence(step=event.step, node=node, entry=event.entry, verdict=event.verdict) for node in nodes
+        ]
+    return found + [
+        Divergence(step=each.event.step, node=None, entry=each.event.entry, verdict=None)
+        for each in of_kind(events, kinds.DivergenceDetected)
+        if each.event.step not in judged
+    ]
+
+
+def _shards(events: Events, start: Start | None) -> list[int]:
+    moved = last(events, kinds.ShardsMoved)
+    is_old = moved is not None and start is not None and moved.generation < start.generation
+    return [] if moved is None or is_old else moved.event.shards
+
+
+def _scheduled(events: Events) -> list[ScheduledNode]:
+    return [
+        ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)
+    ]

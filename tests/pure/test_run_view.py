@@ -1,0 +1,150 @@
+"""The view of a run is what its files say, and the same however they are read."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from drawn_runs import BEGAN, line, started, write
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.config.run_dir import RunDir
+from elastic.observe.reader import RunReader, read_newest, read_run
+from elastic.observe.run_view import view_of
+from elastic.observe.series import Thinned
+
+NODES = ["n1", "n2"]
+KILLED = [
+    started(BEGAN, 1, "start", NODES),
+    logged("worker_started", BEGAN + 1, 1, "n2", rank=2, pid=7),
+    logged("run_started", BEGAN + 1, 1, steps=40, epochs=4, steps_per_epoch=10),
+    logged("restored", BEGAN + 1, 1, step=0, source="none", lost_steps=0, last_step_s=None),
+    logged("first_step", BEGAN + 2, 1, step=1),
+    logged("checkpoint_committed", BEGAN + 3, 1, step=5, size_bytes=9, seconds=0.5),
+    logged("worker_exited", BEGAN + 12, 1, "n2", rank=2, pid=7, code=None, signal="SIGKILL"),
+    logged("generation_ended", BEGAN + 12.5, 1, cause="rank 2 ended with signal 9", step=11),
+    started(BEGAN + 13, 2, "failure", NODES),
+    logged("restored", BEGAN + 14, 2, step=10, source="snapshot", lost_steps=1, last_step_s=None),
+    logged("first_step", BEGAN + 16, 2, step=12),
+    logged("rehearsed", BEGAN + 17, 2, step=12, seconds=0.5, verdict="alike", not_restored={"cache": "1, 2"}),
+    logged("overlapped", BEGAN + 18, 2, step=13, seconds=0.25, verdict="once", not_restored={}),
+    logged("checkpoint_failed", BEGAN + 19, 2, step=14, reason="disk full"),
+    logged("run_interrupted", BEGAN + 30, 2, "n1", step=20, gave_up=False),
+    logged("run_interrupted", BEGAN + 30, 2, "n2", step=20, gave_up=False),
+]
+STEPS = [
+    *(line(step, BEGAN + 1 + step, 1) for step in range(1, 11)),
+    *(line(step, BEGAN + 4 + step, 2) for step in range(11, 21)),
+]
+FINISHED = [*KILLED[:-2], logged("run_finished", BEGAN + 30, 2, steps=20, epochs=2, digest="d")]
+
+
+def view(folder, beats=None, points=0):
+    return view_of(read_run(RunDir.parse(str(folder)), points=points), beats)
+
+
+def test_a_run_that_was_killed_and_drained(tmp_path):
+    found = view(write(tmp_path / "run", KILLED, STEPS))
+    assert (found.state, found.step, found.length, found.generation) == ("drained", 20, 40, 2)
+    assert (found.lost_steps, found.epochs, found.restarts, found.world_size) == (1, 2, 0, 0)
+    assert [(each.first_step, each.last_step, each.why) for each in found.generations] == [
+        (1, 11, "start"),
+        (11, 20, "rank 2 was killed by SIGKILL"),
+    ]
+    assert [(each.cause, each.total_s, each.source) for each in found.recoveries] == [
+        ("failure", 4.0, "snapshot")
+    ]
+    assert [(each.node, each.what, each.step) for each in found.faults] == [
+        ("n2", "rank 2 was killed by SIGKILL", 11)
+    ]
+    assert (found.rehearsals.alike, found.overlaps.count, found.overlaps.alike) == (1, 1, 0)
+    assert found.not_restored == {"cache": "1, 2"}
+
+
+def test_checkpoints_and_incidents_are_told(tmp_path):
+    found = view(write(tmp_path / "run", KILLED, STEPS))
+    saved = found.checkpoints
+    assert (saved.committed, saved.failed, saved.newest.step, saved.saving_s) == (1, 1, 5, [0.5])
+    assert [each.kind for each in found.incidents] == ["fault", "save", "drain", "drain"]
+    assert found.incidents[1].text == "save of step 14 failed: disk full"
+
+
+def test_a_run_with_a_young_heartbeat_runs(tmp_path):
+    folder = write(tmp_path / "run", KILLED[:-2], STEPS)
+    assert view(folder, {"n2": 1.0}).state == "running"
+    assert view(folder, {"n2": 1000.0}).state in ("running", "interrupted")  # its files are young
+
+
+def test_a_finished_run_has_no_failure(tmp_path):
+    found = view(write(tmp_path / "run", FINISHED, STEPS))
+    assert (found.state, found.end.digest, found.failed, found.workers) == ("finished", "d", None, [])
+
+
+def test_parts_of_the_time_make_up_the_whole(tmp_path):
+    found = view(write(tmp_path / "run", FINISHED, STEPS))
+    whole_s = found.generations[-1].ends_s - found.generations[0].begins_s
+    assert abs(found.time.useful_s + sum(found.time.badput_s.values()) - whole_s) < 1e-6
+
+
+def test_the_newest_step_alone_gives_the_same_state(tmp_path):
+    run = RunDir.parse(str(write(tmp_path / "run", KILLED, STEPS)))
+    whole, newest = view_of(read_run(run)), view_of(read_newest(run))
+    assert (whole.state, whole.step, whole.length) == (newest.state, newest.step, newest.length)
+
+
+def test_what_a_new_file_has_lost_counts_no_more(tmp_path):
+    folder = write(tmp_path / "run", KILLED, STEPS)
+    reader = RunReader(RunDir.parse(str(folder)), points=10)
+    assert view_of(reader.read()).step == 20
+    write(tmp_path / "next", KILLED, STEPS[:12])
+    (tmp_path / "next" / "metrics.jsonl").replace(folder / "metrics.jsonl")
+    found = view_of(reader.read())
+    reader.close()
+    assert (found.step, found.curves.step_s.at[-1], found.highest_step) == (12, 12, 12)
+
+
+def test_lines_that_are_appended_are_read_once(tmp_path):
+    folder = write(tmp_path / "run", KILLED, STEPS[:5])
+    reader = RunReader(RunDir.parse(str(folder)), points=10)
+    first = [len(batch) for batch in reader.new_steps()]
+    write(tmp_path / "more", [], STEPS[5:])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write((tmp_path / "more" / "metrics.jsonl").read_text())
+    second = [len(batch) for batch in reader.new_steps()]
+    assert (sum(first), sum(second)) == (5, 15)
+    once = view(folder, points=10)
+    assert replace(view_of(reader.record()), now_s=0.0) == replace(once, now_s=0.0)
+    reader.close()
+
+
+def test_values_without_a_number_have_no_curve(tmp_path):
+    lines = [
+        replace(each, values={"lr": 0.5, "note": "x", "late": 1 if each.step > 9 else "x"}) for each in STEPS
+    ]
+    curves = view(write(tmp_path / "run", KILLED, lines), points=100).curves
+    assert [each.name for each in curves.logged] == ["lr", "late"]
+    assert (curves.without_number, curves.logged[1].gaps, curves.logged[1].first_gap) == (["note"], 9, 1)
+
+
+@given(
+    st.lists(st.floats(-3, 3) | st.just(float("nan")), min_size=1, max_size=300),
+    st.lists(st.integers(1, 40), min_size=1, max_size=20),
+)
+def test_a_curve_is_the_same_however_many_points_come_at_once(values, sizes):
+    """Its lowest and highest values and its gaps are those of all points."""
+    at, points = np.arange(1, len(values) + 1), np.array(values)
+    parts, whole, begin = Thinned(12), Thinned(12), 0
+    while begin < len(values):
+        end = begin + sizes[begin % len(sizes)]
+        parts.add(at[begin:end], points[begin:end])
+        begin = end
+    whole.add(at, points)
+    found = parts.series("x")
+    assert found == whole.series("x")
+    assert len(found.at) <= 13
+    assert found.at[-1] == len(values)
+    known = [value for value in values if not math.isnan(value)]
+    shown = [value for value in found.values if value is not None]
+    assert (min(known, default=0), max(known, default=0)) == (min(shown, default=0), max(shown, default=0))
+    assert found.gaps == len(values) - len(known)
