@@ -165,7 +165,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     from elastic.agent import preflight
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
-    from elastic.monitoring.open_monitors import check_monitoring, open_monitors
+    from elastic.report.monitors import check_monitoring, open_monitors
     from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)

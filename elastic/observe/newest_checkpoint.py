@@ -7,8 +7,6 @@ restore loads one of them. It does not promise that the checkpoint is still ther
 ones were rejected, retention may have deleted it.
 """
 
-from collections.abc import Sequence
-
 from elastic.events import CheckpointCommitted, CheckpointRejected, Restored
 from elastic.observe.logged_event import Events, LoggedEvent, of_kind
 
@@ -35,8 +33,3 @@ def newest_checkpoint(events: Events) -> Commit | None:
     # A newer generation may have gone back behind a step that an older one committed.
     good = [each for each in commits if good_in(each) >= rejected.get(each.event.step, 0)]
     return max(good, key=lambda each: (good_in(each), each.event.step, each.generation), default=None)
-
-
-def newest_commits(commits: Sequence[Commit], most: int) -> list[Commit]:
-    """Of a long run: those among which the newest checkpoint is, if `most` are not all rejected."""
-    return sorted(commits, key=lambda each: (each.generation, each.event.step))[-most:]

@@ -9,6 +9,7 @@ that both are of one moment.
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files
@@ -28,27 +29,34 @@ from elastic.system.files import listing
 class RunReader:
     """Calls raise OSError for what cannot be read."""
 
-    def __init__(self, run: RunDir, *, node: str = "", points: int = 0) -> None:
+    def __init__(self, run: RunDir, *, node: str = "", points: int = 0, with_values: bool = False) -> None:
         """run: in a folder. node: whose own metrics are read where the run is at a URL. points: of
-        each curve; 0 for none, which takes less time.
+        each curve; 0 for none, which takes less time. with_values: what the recipe logged comes
+        with the new steps.
         """
         self._run, self._points = run, points
         self._path = run.metrics_of(node) if node else run.metrics
+        self._columns = StepColumns()
         self._events = EventsReader(run.events)
-        self._steps = StepReader(self._path, with_values=points > 0)
+        self._steps = StepReader(self._path, with_values=with_values or points > 0)
         self._events_now: Events = []
         self._newest: StepLine | None = None
         self._begin()
 
     def read(self) -> Record:
         """All up to now."""
+        self.read_events()
         for _ in self.new_steps():
             pass
         return self.record()
 
+    def read_events(self) -> Events:
+        """All of them; before the steps."""
+        self._events_now = self._events.read()
+        return self._events_now
+
     def new_steps(self) -> Iterator[StepBatch]:
         """What was completed since the last call, in order: of a file that has begun since, all."""
-        self._events_now = self._events.read()
         ahead = ahead_of_generations(self._events_now)
         for raw in self._steps.batches():
             if raw is None:
@@ -68,7 +76,7 @@ class RunReader:
             events=self._events_now,
             steps=self._columns,
             newest=self._newest,
-            age_s=_age_s(self._run),
+            age_s=_age_s(self._run, self._path),
             curves=self._curves.curves() if self._points else None,
         )
 
@@ -76,7 +84,8 @@ class RunReader:
         self._steps.close()
 
     def _begin(self) -> None:
-        self._columns, self._curves = StepColumns(), CurvesOfRun(self._points)
+        self._columns = StepColumns(durations=self._columns.durations)
+        self._curves = CurvesOfRun(self._points)
         self._newest = None
 
 
@@ -92,13 +101,13 @@ def read_newest(run: RunDir) -> Record:
     line = metrics.newest(run.metrics)
     if line is not None and line.time is not None:
         line = replace(line, time=line.time - ahead_of_generations(events).get(line.generation, 0.0))
-    return Record(events=events, steps=StepColumns(), newest=line, age_s=_age_s(run))
+    return Record(events=events, steps=StepColumns(), newest=line, age_s=_age_s(run, run.metrics))
 
 
-def _age_s(run: RunDir) -> float:
+def _age_s(run: RunDir, lines: Path) -> float:
     """How long ago the newest of its files was changed."""
     ages_s = []
-    for path in (*listing(run.events), metrics_files.newest_file(run.metrics)):
+    for path in (*listing(run.events), metrics_files.newest_file(lines)):
         with suppress(FileNotFoundError):
             ages_s.append(file_time_s() - path.stat().st_mtime)
     return max(0.0, min(ages_s, default=0.0))

@@ -51,6 +51,7 @@ from elastic.observe.step_columns import StepColumns
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
+PHASES = ("detect", "rendezvous", "down", "restore", "first_step")
 SIGNS = (
     kinds.WorkerExited,
     kinds.WorkerFailed,
@@ -66,7 +67,9 @@ class Recovery:
 
     down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
     generations there were since the last one that brought a new step, this one included; the phases
-    and the lost steps are those of this one, the total is that of all of them.
+    and the lost steps are those of this one, the total is that of all of them. generation: the one
+    that it led to. step, ended_s: its first new step, and when that ended, in seconds since 1970;
+    None while there is none.
     """
 
     cause: str
@@ -79,6 +82,9 @@ class Recovery:
     first_step_s: float | None
     total_s: float | None
     tries: int
+    generation: int
+    step: int | None
+    ended_s: float | None
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
@@ -142,6 +148,9 @@ def recovery_of(
         first_step_s=first_step_s,
         total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
         tries=tries,
+        generation=start.generation,
+        step=new_step.event.step if new_step else None,
+        ended_s=_time(new_step),
     )
 
 

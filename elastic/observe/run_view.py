@@ -25,7 +25,7 @@ from elastic.observe.plain_script import PlainScript, end_of_run, plain_script
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
-from elastic.observe.step_columns import StepColumns
+from elastic.observe.step_columns import Durations, StepColumns
 from elastic.observe.step_line import StepLine
 
 ALIVE_WITHIN_S = 10.0
@@ -146,14 +146,15 @@ class RunView:
     in a row without a new step.
 
     lost_steps: that were done again. recent_step_s: the median of the newest steps. slow_ranks: for
-    which the group waited. shards_by_rank: how many each rank of the newest generation computes,
-    empty where all have as many, but for one. snapshots: what `--snapshot-every auto` chose last.
-    lineage: the states of other runs that this one descends from, the oldest first. not_restored:
-    variables that a restart did not bring back, with both values. accepted: steps that differed
-    when they were done again, after which the run went on. replays: steps that gave another result
-    when they were done again. edits: where a process with another text of the recipe went on.
-    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone. unreadable_lines:
-    of the metrics, whose steps no figure has.
+    which the group waited, slow_now: in the newest generation that has steps. shards_by_rank: how
+    many each rank of the newest generation computes, empty where all have as many, but for one.
+    snapshots: what `--snapshot-every auto` chose last. lineage: the states of other runs that this
+    one descends from, the oldest first. not_restored: variables that a restart did not bring back,
+    with both values. accepted: steps that differed when they were done again, after which the run
+    went on. replays: steps that gave another result when they were done again. edits: where a
+    process with another text of the recipe went on. logged_by_rank: names in the metrics whose
+    numbers are those of rank 0 alone. unreadable_lines: of the metrics, whose steps no figure has.
+    durations: of the steps, each once.
     """
 
     state: str
@@ -192,10 +193,12 @@ class RunView:
     logged_by_rank: list[str]
     snapshots: kinds.SnapshotInterval | None
     slow_ranks: list[SlowRank]
+    slow_now: list[SlowRank]
     shards_by_rank: list[int]
     lineage: list[Ancestor]
     scheduled: list[ScheduledNode]
     unreadable_lines: int
+    durations: Durations
     curves: Curves | None
 
     @property
@@ -265,10 +268,12 @@ def view_of(
         logged_by_rank=logged_by_rank(events),
         snapshots=snapshots.event if snapshots else None,
         slow_ranks=slow_ranks(events, trained.paces),
+        slow_now=slow_ranks(events, {each: trained.paces[each] for each in [*trained.paces][-1:]}),
         shards_by_rank=_shards(events, start),
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=_scheduled(events),
         unreadable_lines=trained.num_unreadable,
+        durations=trained.durations,
         curves=record.curves,
     )
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic.observe.step_line import StepLine
+
 ABSENT = object()  # the value of a name that a line does not have
 NO_CLOCK: Mapping[int, float] = {}  # is ahead
 Ints = NDArray[np.int64]
@@ -122,6 +124,11 @@ def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None =
         others_s=floats([line.others_s for line in lines]),
         values=values or {},
     )
+
+
+def with_values(lines: Sequence[StepLine]) -> StepBatch:
+    names = dict.fromkeys(name for line in lines for name in line.values)
+    return batch_of(lines, {name: [line.values.get(name, ABSENT) for line in lines] for name in names})
 
 
 def floats(values: Sequence[float | None]) -> Floats:

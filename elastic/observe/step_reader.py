@@ -19,9 +19,9 @@ import numpy as np
 
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parsed_and_unreadable
-from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
+from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, with_values
 from elastic.observe.step_columns import StepColumns
-from elastic.observe.step_line import WHOLE_BOUND, StepLine
+from elastic.observe.step_line import WHOLE_BOUND
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import LARGEST
 
@@ -183,8 +183,3 @@ def _decoder_of(names: Sequence[str], *, with_values: bool) -> "msgspec.json.Dec
 
 def _attribute(at: int) -> str:
     return f"value_{at}"
-
-
-def with_values(lines: Sequence[StepLine]) -> StepBatch:
-    names = dict.fromkeys(name for line in lines for name in line.values)
-    return batch_of(lines, {name: [line.values.get(name, ABSENT) for line in lines] for name in names})

@@ -127,7 +127,7 @@ def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tm
 
 def test_tensorboard_without_its_extra_is_refused(recipes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elastic.monitoring.open_monitors.find_spec", lambda _name: None)
+    monkeypatch.setattr("elastic.report.monitors.find_spec", lambda _name: None)
 
     assert main([str(recipes / "tiny.py"), "--tensorboard", "board"]) == 2
 

@@ -9,8 +9,8 @@ import pytest
 from elastic.agent.health import STANDS_STILL_S, AgentHealth
 from elastic.config.listen_address import ListenAddress
 from elastic.errors import UsageError
-from elastic.monitoring import http_server
-from elastic.monitoring.http_server import MOST_CONNECTIONS, Answer, HttpServer, listen
+from elastic.report import http_server
+from elastic.report.http_server import MOST_CONNECTIONS, Answer, HttpServer, listen
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.monitoring.run_totals import RunTotals
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import by_generation, in_order
 from elastic.observe.one_clock import LAG_S, ahead_of_generations, ahead_s, moved
@@ -63,15 +62,6 @@ def with_clocks(history, wrong_s):
 def by_one_clock(events, lines):
     found = moved(events, ahead_s(events))
     return found, columns_of(lines, ahead_of_generations(found))
-
-
-def exported(events, lines):
-    """What an agent counts, to which events come in the order of files."""
-    totals = RunTotals()
-    for each in sorted(events, key=lambda each: each.node, reverse=True):
-        totals.add_event(each)
-    totals.count_recoveries(lambda generation: [line for line in lines if line.generation == generation])
-    return totals.seen_s, [each.recovery for each in totals.recovered]
 
 
 @given(histories())
@@ -128,7 +118,6 @@ def test_a_wrong_clock_of_the_other_node_moves_no_mark(wrong_s):
     assert [each.time for each in found] == [each.time for each in right]
     assert time_spent(found, steps) == time_spent(right, trained)
     assert recoveries(found, steps) == recoveries(right, trained)
-    assert exported(*shown) == exported(events, lines)
 
 
 def test_a_command_by_an_earlier_clock_begins_after_the_last():

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.goodput import time_spent
-from elastic.observe.step_batch import floats
+from elastic.observe.step_batch import floats, with_values
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import with_values
 from elastic.report.picture import series
 from elastic.report.picture.headline import headline, time_went_to
 from elastic.report.picture.marks import both_ends

@@ -10,9 +10,9 @@ import pytest
 from drawn_pictures import drawn
 from logged import logged
 
-from elastic.monitoring.run_families import CAUSES
 from elastic.report.picture import faults, headline, recoveries
 from elastic.report.picture.limits import Limits
+from elastic.report.prometheus import CAUSES
 
 BEGAN = drawn_runs.BEGAN
 LIMITS = Limits()

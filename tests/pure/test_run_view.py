@@ -107,6 +107,7 @@ def test_what_a_new_file_has_lost_counts_no_more(tmp_path):
 def test_lines_that_are_appended_are_read_once(tmp_path):
     folder = write(tmp_path / "run", KILLED, STEPS[:5])
     reader = RunReader(RunDir.parse(str(folder)), points=10)
+    reader.read_events()
     first = [len(batch) for batch in reader.new_steps()]
     write(tmp_path / "more", [], STEPS[5:])
     with (folder / "metrics.jsonl").open("a") as file:

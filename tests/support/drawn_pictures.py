@@ -6,9 +6,9 @@ import drawn_runs
 
 from elastic.events import Event
 from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.step_batch import with_values
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import with_values
 from elastic.report.facts import report_facts
 from elastic.report.picture.picture import MOST_BYTES, Picture, ReadRun, picture
 from elastic.report.picture.series import MOST_POINTS, RunSeries

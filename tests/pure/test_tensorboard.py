@@ -8,12 +8,13 @@ from logged import logged
 from watched import agent, shown
 
 from elastic.config.run_dir import RunDir
-from elastic.monitoring import tensorboard
-from elastic.monitoring.event_files import LARGEST_FLOAT32, EventFile, scalars_of
-from elastic.monitoring.tensorboard import RECOVERY, RETRY_S, TensorBoardWriter, _Follower
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_batch import batch_of, with_values
 from elastic.observe.step_line import StepLine
+from elastic.report import tensorboard
+from elastic.report.follower import RETRY_S, Follower
+from elastic.report.tensorboard import LARGEST_FLOAT32, RECOVERY, TensorBoardWriter, scalars_of
 from elastic.testing.fakes import FakeClock
 
 TEXTS = f"{RECOVERY}/text_summary"
@@ -55,9 +56,15 @@ class Run:
         event = logged(name, 100.0 * self.generation + self.step, self.generation, node=node, **fields)
         log._file.append(event.to_json())
 
-    def follower(self, node: str = "a", *, is_first: bool = True) -> _Follower:
+    def look(self, node: str = "a", *, is_first: bool = True):
+        """Of an agent; returns a function that looks at the run's files."""
         parts = agent(self.dir, node=node, is_first=is_first, print_line=self.told.append)
-        return _Follower(parts, lambda: TensorBoardWriter(self.board, writer=node, clock=FakeClock()))
+        follower = Follower(
+            "tensorboard",
+            lambda parts: TensorBoardWriter(self.board, writer=parts.settings.node, clock=FakeClock()),
+            problem="nothing is written for TensorBoard",
+        )
+        return lambda: follower.try_look(parts)
 
     @property
     def steps(self):
@@ -75,11 +82,11 @@ def run(tmp_path):
 
 
 def test_steps_that_are_done_again_take_the_place_of_the_first_ones(run):
-    follower = run.follower()
+    look = run.look()
     for back in (0, 3, 2, 5):
         run.begin(max(0, run.step - back))
         run.train(6)
-        follower.try_poll()
+        look()
 
     assert run.steps == list(range(1, run.step + 1))
     assert run.generations == [1] * 3 + [2] * 4 + [3] + [4] * 6
@@ -92,13 +99,13 @@ def test_another_agent_goes_on_where_the_files_end(run):
     """It finds that steps behind that were done again meanwhile."""
     run.begin(0)
     run.train(5)
-    first = run.follower()
-    first.try_poll()
+    first = run.look()
+    first()
     run.begin(3, node="b")
     run.train(4)
-    first.try_poll()  # it was cut off, and sees that another agent has rank 0
+    first()  # it was cut off, and sees that another agent has rank 0
 
-    run.follower("b").try_poll()
+    run.look("b")()
 
     assert run.steps == [1, 2, 3, 4, 5, 6, 7]
     assert run.generations == [1, 1, 1, 2, 2, 2, 2]
@@ -110,25 +117,25 @@ def test_another_agent_goes_on_where_the_files_end(run):
 def test_an_agent_without_rank_0_writes_nothing(run):
     run.begin(0)
     run.train(2)
-    run.follower(is_first=False).try_poll()
+    run.look(is_first=False)()
     assert not run.board.exists()
 
 
 def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
     run.begin(0)
     run.train(3)
-    follower = run.follower()
-    follower.try_poll()
+    look = run.look()
+    look()
     run.train(3)
 
     def full(_self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(EventFile, "flush", full)
-        assert [follower.try_poll(), follower.try_poll()] == [RETRY_S, RETRY_S]
+        patch.setattr(tensorboard.RecordWriter, "flush", full)
+        assert [look(), look()] == [RETRY_S, RETRY_S]
     run.train(1)
-    follower.try_poll()
+    look()
 
     assert len(run.told) == 1
     assert "nothing is written for TensorBoard ([Errno 28] No space left on device)" in run.told[0]
@@ -141,14 +148,14 @@ def test_where_it_is_not_known_how_far_the_files_go_they_are_written_again(run, 
     run.train(3)
     run.begin(2)
     run.train(3)
-    run.follower().try_poll()
+    run.look()()
     written = run.board / tensorboard.WRITTEN
     if damage is None:
         written.unlink()
     else:
         written.write_bytes(damage)
 
-    run.follower().try_poll()
+    run.look()()
 
     assert run.steps == [1, 2, 3, 4, 5]
     assert [step for step, _ in shown(run.board)[TEXTS]] == [4]
@@ -166,7 +173,8 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
         "large": -1e300,
         "half": 1e38,
     }
-    found = dict(scalars_of(StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)))
+    line = StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)
+    found = dict(scalars_of(with_values([line]), 0))
     assert {tag: value for tag, value in found.items() if not math.isnan(value)} == {
         "elastic/step_seconds": 0.5,
         "elastic/world_size": 3.0,
@@ -186,8 +194,8 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
 )
 def test_a_number_beyond_a_32_bit_float_is_shown_as_the_largest_one(loss, shown_as, tmp_path):
     """TensorBoard's own reader finds it, and the steps around it."""
-    file = EventFile(tmp_path, writer="a", first_step=1, now=1.0)
-    for step, each in enumerate([0.5, loss, 0.25], start=1):
-        file.add_step(StepLine(step=step, loss=each, time=1.0))
-    file.close()
+    writer = TensorBoardWriter(tmp_path, writer="a", clock=FakeClock())
+    lines = [StepLine(step=n, loss=each, time=1.0) for n, each in enumerate([0.5, loss, 0.25], start=1)]
+    writer.add(batch_of(lines))
+    writer.close()
     assert shown(tmp_path)["loss"] == [(1, 0.5), (2, pytest.approx(shown_as)), (3, 0.25)]

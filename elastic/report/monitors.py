@@ -17,7 +17,7 @@ _CLOCK = SystemClock()
 def check_monitoring(options: Options) -> None:
     """Raises UsageError; starts nothing and writes nothing."""
     if options.http is not None:
-        from elastic.monitoring.http_server import listen
+        from elastic.report.http_server import listen
 
         listen(options.http).close()
     if options.tensorboard is not None:
@@ -34,16 +34,16 @@ def open_monitors(options: Options) -> Iterator[Monitor]:
     opened: list[Monitor] = []
     try:
         if options.http is not None:
-            from elastic.monitoring.http_monitor import HttpMonitor
+            from elastic.report.agent_pages import AgentPages
 
-            http = HttpMonitor(options.http, _CLOCK)
+            http = AgentPages(options.http, _CLOCK)
             opened.append(http)
             print(f"metrics of this agent: http://{http.address}/metrics", flush=True)
         if options.tensorboard is not None:
             _import_tensorboardx()
-            from elastic.monitoring.tensorboard import TensorBoardMonitor
+            from elastic.report.tensorboard import TensorBoard
 
-            opened.append(TensorBoardMonitor(Path(options.tensorboard).absolute(), _CLOCK))
+            opened.append(TensorBoard(Path(options.tensorboard).absolute(), _CLOCK))
         yield Monitors(*opened)
     finally:
         for each in opened:
@@ -56,7 +56,7 @@ def _import_tensorboardx() -> None:
     Raises UsageError.
     """
     try:
-        import_module("elastic.monitoring.event_files")
+        import_module("elastic.report.tensorboard")
     except Exception as error:  # protobuf of another version raises TypeError
         raise UsageError(
             f"expected the package tensorboardX for --tensorboard, found one that cannot be imported ({type(error).__name__}: {error});"

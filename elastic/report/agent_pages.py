@@ -1,12 +1,15 @@
 """What one agent serves at `--http`: /metrics, /healthz and /readyz.
 
 /healthz is well as long as the agent's loop turns, and while the agent starts and ends. /readyz is
-well while this node is in a generation.
+well while this node is in a generation. The run's series appear once its files were read to their
+end, since counters that rise while an old run is read would look like news. They vanish where the
+files cannot be read: no value is better than one that stands still.
 """
 
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,22 +21,31 @@ from prometheus_client.registry import Collector
 from elastic.agent.actions import AgentParts
 from elastic.agent.settings import Settings
 from elastic.config.listen_address import ListenAddress
-from elastic.monitoring.http_server import Answer, HttpServer, Page, listen
-from elastic.monitoring.run_series import RunSeries
+from elastic.observe.run_view import RunView
+from elastic.observe.step_batch import StepBatch
+from elastic.report.follower import Follower
+from elastic.report.http_server import Answer, HttpServer, Page, listen
+from elastic.report.prometheus import RunSeries
 from elastic.system.clock import Clock
 
-_UNAVAILABLE = 503
 _RENDERING_S = 5.0
 _RENDERED_FOR_S = 0.1  # clients that come at once share the work
+_STOP_S = 2.0
+_FRESH_S = 60.0
+_VERSION = {"version": version("elastic-train")}
 
 
-class HttpMonitor(Collector):
+class AgentPages(Collector):
+    """It is the renderer of its own follower, in turn with others of another rank 0."""
+
     def __init__(self, address: ListenAddress, clock: Clock) -> None:
         """Listens from now on. Raises UsageError."""
         self._clock = clock
         self._parts: AgentParts | None = None
         self._labels: dict[str, str] = {}
         self._series: RunSeries | None = None
+        self._of_run: list[Metric] = []
+        self._follower = Follower("run-series", self._open, problem="the run's series are not served")
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -52,32 +64,44 @@ class HttpMonitor(Collector):
         return self._server.address
 
     def start(self, parts: AgentParts) -> None:
-        settings = parts.settings
-        self._labels = {"run": settings.uid, "node": settings.node}
-        about = {"recipe": Path(settings.options.recipe).name, "run_id": settings.run_id} | _VERSION
-        report = parts.console.print_line
-        self._series = RunSeries(parts, labels=self._labels, about=about, report=report)
+        self._labels = {"run": parts.settings.uid, "node": parts.settings.node}
         self._parts = parts
-        self._series.start()
+        self._follower.start(parts)
 
     def catch_up(self, settings: Settings) -> str:
         return ""
 
     def stop(self) -> None:
-        if self._series is not None:
-            self._series.stop()
+        self._follower.stop(_STOP_S)
         self._server.stop()
 
+    def add(self, steps: StepBatch) -> None:
+        """The view counts them."""
+
+    def show(self, view: RunView) -> None:
+        assert self._series is not None
+        self._of_run = self._series.families(view)
+
+    def close(self) -> None:
+        self._of_run = []
+
+    def _open(self, parts: AgentParts) -> "AgentPages":
+        settings = parts.settings
+        about = {"recipe": Path(settings.options.recipe).name, "run_id": settings.run_id} | _VERSION
+        self._series = RunSeries(self._labels, about)
+        return self
+
     def collect(self) -> Iterable[Metric]:
-        if self._parts is None or self._series is None:
-            return
-        yield from _agent_families(self._parts, self._labels)
-        yield from self._series.families
+        if self._parts is not None:
+            yield from _agent_families(self._parts, self._labels)
+            # A disk that does not answer holds up the follower, and no scrape.
+            if self._clock.monotonic() - self._follower.looked_s < _FRESH_S:
+                yield from self._of_run
 
     def _metrics(self, accept: str) -> Answer:
         encode, content_type = _encoder_for(accept)
         if not self._rendering.acquire(timeout=_RENDERING_S):
-            return Answer(status=_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
         try:
             at_s, body = self._rendered.get(content_type, (0.0, b""))
             now_s = self._clock.monotonic()
@@ -95,12 +119,12 @@ class HttpMonitor(Collector):
         if health.turns:
             return Answer(body=b"ok: the agent's loop turns\n")
         text = f"the agent's loop has stood still for {health.still_s:.0f} s\n"
-        return Answer(status=_UNAVAILABLE, body=text.encode())
+        return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=text.encode())
 
     def _readyz(self, _accept: str) -> Answer:
         generation = None if self._parts is None else self._parts.health.generation
         if generation is None:
-            return Answer(status=_UNAVAILABLE, body=b"this node is in no generation\n")
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"this node is in no generation\n")
         return Answer(body=f"ok: generation {generation}\n".encode())
 
 
@@ -133,6 +157,3 @@ def _agent_families(parts: AgentParts, labels: dict[str, str]) -> Iterable[Metri
         family = GaugeMetricFamily(f"elastic_agent_{name}", text, labels=names)
         family.add_metric(values, float(value))
         yield family
-
-
-_VERSION = {"version": version("elastic-train")}

@@ -1,0 +1,252 @@
+"""The series that an agent exports are those of docs/metrics.md, and follow Prometheus' rules."""
+
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logged import logged
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from watched import agent
+
+from elastic.config.listen_address import ListenAddress
+from elastic.config.run_dir import RunDir
+from elastic.observe.log import EventLog
+from elastic.observe.metrics import Metrics
+from elastic.observe.reader import RunReader, read_run
+from elastic.observe.run_view import view_of
+from elastic.observe.step_line import StepLine
+from elastic.rendezvous import transitions
+from elastic.report.agent_pages import AgentPages, _agent_families
+from elastic.report.prometheus import CAUSES, RunSeries
+from elastic.testing.fakes import FakeClock
+
+LABELS = {"run": "r", "node": "a"}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that was recovered once and saved."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    write(run, "generation_started", 1, 100.0, cause="start")
+    write(run, "run_started", 1, 100.5, steps=9)
+    lines = Metrics(run.metrics, generation=1)
+    lines.rewind(0)
+    for step in (1, 2):
+        lines.append(StepLine(step=step, loss=0.5, generation=1, time=100.5 + step, seconds=0.75))
+    write(run, "checkpoint_committed", 1, 102.6, step=2)
+    write(run, "worker_exited", 1, 103.0)
+    write(run, "generation_ended", 1, 103.1)
+    write(run, "generation_started", 2, 103.5, cause="failure", nodes=["a", "b"], world_size=2)
+    lines = Metrics(run.metrics, generation=2)
+    lines.rewind(1)
+    write(run, "restored", 2, 104.0, step=1, lost_steps=1)
+    for step in (2, 3):
+        lines.append(StepLine(step=step, loss=None, generation=2, time=103.0 + step, seconds=0.75))
+    write(run, "first_step", 2, 106.0, step=3)
+    return run
+
+
+def write(run, name, generation, time, node="a", **fields):
+    log = EventLog(run.events / f"{node}.jsonl", node=node, clock=FakeClock())
+    log._file.append(logged(name, time, generation, node=node, **fields).to_json())
+
+
+def families_of(run):
+    return RunSeries(LABELS, {"recipe": "train.py"}).families(view_of(read_run(run)))
+
+
+def values_of(families):
+    return {
+        (sample.name, *(value for name, value in sample.labels.items() if name not in LABELS)): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_document_lists_every_series_and_no_other(run):
+    types = dict(re.findall(r"^\| `(elastic_\w+)` \| (\w+)", DOCUMENT.read_text(), re.MULTILINE))
+    suffixes = {"counter": "_total", "info": "_info"}
+    exported = [*families_of(run), *_agent_families(agent(run), LABELS)]
+    assert {f"{each.name}{suffixes.get(each.type, '')}": each.type for each in exported} == types
+
+
+def test_series_have_the_values_of_the_run(run):
+    found = values_of(families_of(run))
+    expected = {
+        ("elastic_steps_total",): 3,
+        ("elastic_lost_steps_total",): 1,
+        ("elastic_step_duration_seconds_count",): 2 + 1 - 1 + 1,
+        ("elastic_recoveries_total", "failure"): 1,
+        ("elastic_recoveries_total", "node lost"): 0,
+        ("elastic_recovery_duration_seconds_sum", "failure"): 3.0,
+        ("elastic_recovery_duration_seconds_bucket", "failure", "2.5"): 0,
+        ("elastic_recovery_duration_seconds_bucket", "failure", "5.0"): 1,
+        ("elastic_useful_seconds",): 2.25,
+        ("elastic_world_size",): 2,
+        ("elastic_nodes",): 2,
+        ("elastic_checkpoint_timestamp_seconds",): 102.6,
+        ("elastic_last_step",): 9,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert math.isnan(found["elastic_loss",])
+
+
+def test_restarts_in_a_row_end_with_a_new_step(run):
+    write(run, "generation_started", 3, 107.0, cause="failure", restarts=2)
+    assert values_of(families_of(run))["elastic_restarts",] == 2
+    write(run, "first_step", 3, 109.0, step=4)
+    assert values_of(families_of(run))["elastic_restarts",] == 0
+
+
+def test_a_slow_rank_of_the_newest_generation_has_its_share(tmp_path):
+    """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
+    run = RunDir.parse(str(tmp_path))
+    lines = Metrics(run.metrics)
+    for generation in (1, 2):
+        write(run, "generation_started", generation, 100.0 * generation, cause="start", nodes=["a", "b"])
+        for rank, node in enumerate(["a", "b"]):
+            write(run, "worker_started", generation, 100.0 * generation, node, rank=rank)
+        for step in range(100 * generation, 100 * generation + 60):
+            lines.append(
+                StepLine(
+                    step=step,
+                    loss=None,
+                    generation=generation,
+                    world_size=2,
+                    time=float(step),
+                    seconds=1.0,
+                    slowest_rank=generation - 1,
+                    slowest_s=1.0,
+                    others_s=0.5,
+                )
+            )
+    found = values_of(families_of(run))
+    assert {key: value for key, value in found.items() if key[0] == "elastic_slow_rank_ratio"} == {
+        ("elastic_slow_rank_ratio", "1", "b"): 0.5
+    }
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(3, 3.0), (1e300, 1e300), (10**400, None), ("x", None)])
+def test_a_loss_is_exported_as_it_is_or_as_nan(loss, shown, run):
+    Metrics(run.metrics, generation=2).append(StepLine(step=4, loss=loss, generation=2, time=107.0))
+    found = values_of(families_of(run))["elastic_loss",]
+    assert found == shown if shown is not None else math.isnan(found)
+
+
+def test_each_cause_of_a_generation_has_its_counter_from_the_start():
+    """A counter that begins with 1 has no increase."""
+    named = {value for name, value in vars(transitions).items() if name.isupper() and isinstance(value, str)}
+    assert {"failure", "node lost", "node joined", "node left", "resume"} <= {*CAUSES}
+    assert {each for each in named if each.startswith("node ")} <= {*CAUSES}
+
+
+def test_a_scrape_is_read_as_prometheus_reads_it(run):
+    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0), FakeClock())
+    try:
+        parts = agent(run)
+        pages._parts = parts
+        pages._follower.try_look(parts)
+        text = generate_latest(pages._registry).decode()
+        assert values_of(text_string_to_metric_families(text))["elastic_agent_workers",] == 2
+    finally:
+        pages.stop()
+
+
+@pytest.fixture
+def pages():
+    found = AgentPages(ListenAddress(host="127.0.0.1", port=0), FakeClock())
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize(
+    ("is_first", "node", "exports"), [(True, "a", True), (False, "a", False), (True, "b", False)]
+)
+def test_only_the_agent_of_the_newest_generation_exports_the_run(pages, run, is_first, node, exports):
+    """The last one was cut off, and still believes that it has rank 0."""
+    pages._follower.try_look(agent(run, is_first=is_first, node=node))
+    assert bool(pages._of_run) == exports
+
+
+def test_series_vanish_where_files_cannot_be_read_and_come_back(pages, run, monkeypatch):
+    told = []
+    parts = agent(run, print_line=told.append)
+    pages._follower.try_look(parts)
+    assert pages._of_run
+    with monkeypatch.context() as patch:
+        patch.setattr(RunReader, "read_events", lambda _self: 1 / 0)
+        pages._follower.try_look(parts)
+        pages._follower.try_look(parts)
+        assert not pages._of_run
+    assert [text.partition(";")[0] for text in told] == ["the run's series are not served (division by zero)"]
+    pages._follower.try_look(parts)
+    assert pages._of_run
+
+
+@st.composite
+def histories(draw):
+    """Events, and (generation, step, time) of lines, in the order in which they were written."""
+    now, step, highest, items = 100.0, 0, 0, []
+    for generation in range(1, draw(st.integers(1, 5)) + 1):
+        cause = "start" if generation == 1 else draw(st.sampled_from(CAUSES))
+        node, back = draw(st.sampled_from(["a", "b"])), draw(st.integers(max(0, step - 3), step))
+        items.append(logged("generation_started", now + 1, generation, node=node, cause=cause, nodes=[node]))
+        lost = {"step": back, "lost_steps": highest - back}
+        items.append(logged("restored", now + 2, generation, node=node, source="snapshot", **lost))
+        step, now, has_new_step = back, now + 2, False
+        for _ in range(draw(st.integers(0, 4))):
+            step, now = step + 1, now + 1
+            items.append((generation, step, now))
+            if step == highest + 1 and not has_new_step:
+                items.append(logged("first_step", now, generation, node=node, step=step))
+                has_new_step = True
+            highest = max(highest, step)
+        for name in draw(st.lists(st.sampled_from(["worker_exited", "generation_ended"]), max_size=2)):
+            now += 0.25
+            items.append(logged(name, now, generation, node=draw(st.sampled_from(["a", "b"]))))
+    return items
+
+
+@settings(max_examples=40, deadline=None)
+@given(histories(), st.lists(st.booleans(), min_size=80, max_size=80))
+def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory, items, looks):
+    """Followed item by item, and read once at the end as by an agent that starts then."""
+    run = RunDir.parse(str(tmp_path_factory.mktemp("run")))
+    reader, series, seen, writer, generation = RunReader(run), RunSeries(LABELS, {}), [], None, 0
+    for item, is_looked_at in zip(items, looks, strict=False):
+        if isinstance(item, tuple):
+            number, step, time = item
+            writer.append(StepLine(step=step, loss=1.0, generation=number, time=time, seconds=0.75))
+        else:
+            if item.event.name == "restored":
+                generation += 1
+                writer = Metrics(run.metrics, generation=generation)
+                writer.rewind(item.event.step)
+            EventLog(run.events / f"{item.node}.jsonl", node="", clock=FakeClock())._file.append(
+                item.to_json()
+            )
+        if is_looked_at:
+            seen.append(values_of(series.families(view_of(reader.read()))))
+    late = view_of(read_run(run))
+    seen += [
+        values_of(series.families(view_of(reader.read()))),
+        values_of(RunSeries(LABELS, {}).families(late)),
+    ]
+    reader.close()
+    names = {key for found in seen for key in found if key[0].endswith(("_total", "_count", "_bucket"))}
+    for before, after in pairwise(seen[:-1]):
+        assert all(before.get(key, 0) <= after.get(key, 0) for key in names)
+    # The lines of lost steps are gone, so that who comes late may have fewer in the histogram.
+    exact = {key for key in names if not key[0].endswith("_bucket") and "step_duration" not in key[0]}
+    assert {key: seen[-1].get(key) for key in exact} == {key: seen[-2].get(key) for key in exact}
+    assert seen[-1]["elastic_steps_total",] == max(
+        [0, *(item[1] for item in items if isinstance(item, tuple))]
+    )
+    recovered = {key[1]: value for key, value in seen[-1].items() if key[0] == "elastic_recoveries_total"}
+    assert sum(recovered.values()) == sum(each.step is not None for each in late.recoveries)
