@@ -19,13 +19,9 @@ def each_node_of(drill):
 @pytest.mark.parametrize(
     ("nodes", "snapshots", "fault"),
     [
-        (1, "1", "step 9 rank 1: flip"),
-        (1, "auto", "step 9 rank 0: flip optimizer"),
         (1, "off", "step 9 rank 1: flip parameters"),
         (1, "audited", "step 9 rank 0: flip optimizer"),
         (1, "1", f"step {LAST} rank 0: flip"),
-        (1, "off", f"step {LAST} rank 1: flip optimizer"),
-        (2, "1", "step 9 rank 0: flip"),
         (2, "off", f"step {LAST} rank 1: flip"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_state_that_was_changed_before_the_loop_was_left_is_refused_at_every_r
     assert not drill.events("stopped")
 
 
-@pytest.mark.parametrize("how", ["break", "stop", "before", "fork"])
+@pytest.mark.parametrize("how", ["break", "before", "fork"])
 def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how):
     """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join.
 
@@ -132,14 +132,6 @@ def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how
     assert len(drill.events("generation_started")) == 1
     assert not drill.events("stopped")
     assert not drill.events("hang_detected")
-
-
-def test_a_rank_that_leaves_alone_in_the_last_step_completes_the_run(drill, leave):
-    """Rank 0 asks for the next step, and there is none: both have trained all of them."""
-    agent = leave(drill, "break", "--nproc-per-node", "2", step="18", rank=("1",))
-    agent.ends_with(0)
-    assert "complete: 18 steps" in agent.output.splitlines()[-1]
-    assert not drill.events("stopped")
 
 
 def test_a_break_before_the_update_of_the_last_step_is_said(drill, leave):
@@ -210,32 +202,6 @@ def test_a_child_that_a_worker_forks_is_no_part_of_the_run(drills, tmp_path, rec
     for pid in (*alone.alive(), *torch.alive()):  # without an agent nothing ends the child that lives on
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def test_a_state_that_was_changed_before_the_end_was_seen_is_refused(drill, leave):
-    """An exception takes the recipe out of the loop, and other weights follow its handler."""
-    agent = leave(drill, "catch-change")
-    agent.ends_with(2)
-    assert "left the loop in step 9 and changed the state" in agent.output
-    assert "call run.stop(reason)" in agent.output
-
-
-def test_a_second_loop_is_refused_before_it_does_anything(drill, leave):
-    """Both workers find it, and one of them says it."""
-    agent = leave(drill, "two", "--nproc-per-node", "2")
-    agent.ends_with(2)
-    assert agent.output.count("error: expected one call of run.steps") == 1
-    assert "--from" in agent.output
-    assert drill.last_step == 18
-
-
-def test_a_recipe_that_takes_no_step_says_so_and_runs_again(drill, leave):
-    """It evaluates something, perhaps: that is no failure, and no finished run either."""
-    for _ in range(2):
-        agent = leave(drill, "never")
-        agent.ends_with(0)
-        assert "the recipe ended without training a step" in agent.output.splitlines()[-1]
-        assert "the loop is over" in agent.output
 
 
 def test_the_ends_are_the_same_without_an_agent(drills, tmp_path, recipes, nine):

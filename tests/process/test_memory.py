@@ -203,23 +203,6 @@ def test_a_state_without_progress_gives_way_to_an_older_one(drill):
     assert "the recipe's own mistake" in agent.output.splitlines()[-1]
 
 
-def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most(drill, undisturbed):
-    """First rank 0 dies after it has published the snapshot, which counts if rank 1 has voted for
-    its state before the agent kills that; else step 9 was in flight.
-
-    Then rank 1 dies, which writes none; the agent kills rank 0 before its line of the metrics,
-    before its snapshot or after it.
-    """
-    plan = "step 9 rank 0 after-snapshot: kill; step 15 rank 1 after-snapshot: kill"
-    drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--faults", plan).ends_with(0)
-
-    drill.is_like(undisturbed)
-    first, second, third = restored(drill)
-    assert first == (0, "none", 0)
-    assert (second[0], second[2]) in {(8, 1), (9, 0)}
-    assert (third[0], third[2]) in {(14, 0), (14, 1), (15, 0)}
-
-
 def test_a_step_that_only_another_node_wrote_down_leaves_no_hole_in_the_metrics(drill, undisturbed):
     """Rank 0 dies between step 9's sums and its line of the metrics.
 

@@ -70,15 +70,6 @@ def kill(drill, generation: int) -> None:
     drill.happens("worker_started", generation=generation + 1)
 
 
-def test_the_death_of_another_rank_leaves_no_step_untold(drill, start):
-    """Rank 1 dies in step 4 before the ranks compare what they logged, for which rank 0 waits."""
-    agent = start("file", "--nproc-per-node", "2", "--faults", "step 4 rank 1 optimizer: kill")
-    agent.ends_with(0)
-
-    drill.happens("fault_injected", step=4)
-    assert [each["step"] for each in reports(drill)] == list(range(1, STEPS + 1))
-
-
 def test_a_step_is_not_reported_again_after_the_agent_died(drill, start):
     drill.shut(9, 12)
     agent = start("file", "--save-every", "8steps")
@@ -124,10 +115,8 @@ def test_what_a_function_raises_is_shown_once_and_training_goes_on(drill, start)
 @pytest.mark.parametrize(
     ("way", "sentence"),
     [
-        ("stop", "run.stop"),
         ("evaluate", "run.evaluate was called by a function of run.on_step"),
         ("change", "changed the State at step 1: rank 0 alone calls it"),
-        ("log", "step.log(late=...): the line of step 1 in metrics.jsonl is written already"),
     ],
 )
 def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):

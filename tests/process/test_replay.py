@@ -46,9 +46,7 @@ def digest_of(drill):
     return drill.inspects("report", drill.run.url)[1]["final_digest"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"), [("attribute", 1), ("object", 2), ("file", 1), ("environment", 3)]
-)
+@pytest.mark.parametrize(("kind", "workers"), [("attribute", 1), ("environment", 3)])
 def test_a_hidden_memory_ends_the_run_at_the_first_step_that_reads_it(drill, hidden, kind, workers):
     """Killed in step 13, the run goes on from step 7, and the recipe has forgotten its count. No
     restart but that of the kill is used, and nothing of the other result is written down.
@@ -101,13 +99,6 @@ def test_an_exact_recipe_is_never_suspected(drill, drills, hidden, tmp_path):
     assert digest_of(calm) == digest_of(drill)
 
 
-def test_losses_that_are_no_numbers_are_the_same_losses(drill, hidden):
-    """All are NaN, and so are the gradients; NaNs differ in bits that mean nothing."""
-    hidden("nothing", *KILL, "--nproc-per-node", "2").ends_with(0)
-    assert drill.values("restored", "lost_steps") == [(0,), (5,)]
-    assert replays(drill) == []
-
-
 def test_a_setting_that_is_another_one_after_a_kill_ends_the_run(drill, hidden):
     """All is lost before the first checkpoint, so that the run begins again, with another number
     that the recipe reads from outside.
@@ -136,14 +127,3 @@ def test_an_edited_recipe_goes_on_and_the_step_that_differs_is_said(drill, hidde
     assert "gave another result when it was done again, so that this need not be" in agent.output
     assert replays(drill) == [(9, 7, "the recipe was edited in between")]
     assert drill.values("recipe_edited", "step") == [(7,)]
-
-
-def test_a_run_that_became_longer_is_not_compared(drill, hidden):
-    """Its rate, which falls with step.fraction, is another one in each step. That is said."""
-    drill.shut(13)
-    kill_before(drill, hidden("values"), 13)
-    agent = hidden("values", length="20")
-    agent.ends_with(0)
-
-    assert "this run was to have 18 steps" in agent.output
-    assert replays(drill) == []

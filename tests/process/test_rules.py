@@ -11,7 +11,7 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "rules.md").read_text()
 BLOCK = re.compile(r"^```python (header|right|wrong: [\w ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-REHEARSE = ("--rehearse", "auto")
+REHEARSE = ("--rehearse", "8")  # by `auto` none comes where a start takes over five seconds
 
 
 def codes(kind: str) -> list[tuple[str, str]]:
@@ -47,7 +47,7 @@ def test_right_code_is_exact_where_a_worker_dies(_, code, drills, recipe, tmp_pa
     ):
         agent.ends_with(0)
     assert len(stormy.events("fault_injected")) == 1
-    assert calm.values("rehearsed", "verdict") == [("alike",)] * 2
+    assert set(calm.values("rehearsed", "verdict")) == {("alike",)}
     assert calm.values("run_finished", "digest") == stormy.values("run_finished", "digest")
 
 

@@ -1,7 +1,5 @@
 """What a recipe changes while its loop runs is followed, with the same bits at every world size."""
 
-from functools import cache, partial
-
 import pytest
 import torch
 from steps import ALONE, CLASSES, FEATURES, samples, steps
@@ -9,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import Dataset
 
-from elastic.errors import UsageError
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -75,30 +72,7 @@ def module_swapped(member):
         yield step
 
 
-def players_take_turns(member):
-    """As a GAN's discriminator and generator: each is frozen while the other one's turn is."""
-    torch.manual_seed(0)
-    generator, critic = nn.Linear(FEATURES, FEATURES), nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, 1))
-    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-2)
-    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2)
-    state = State(generator=generator, critic=critic, of_generator=of_generator, of_critic=of_critic)
-    yield state
-    for step in steps(member, state):
-        for _ in range(2):
-            critic.requires_grad_(True)
-            generator.requires_grad_(False)
-            step.mean_loss(lambda batch: (critic(generator(batch.data[0])) - critic(batch.data[0])).mean())
-            of_critic.step()
-        critic.requires_grad_(False)
-        generator.requires_grad_(True)
-        step.mean_loss(lambda batch: -critic(generator(batch.data[0])).mean())
-        of_generator.step()
-        yield step
-
-
-RECIPES = {
-    each.__name__: each for each in (unfrozen_later, group_added_later, module_swapped, players_take_turns)
-}
+RECIPES = {each.__name__: each for each in (unfrozen_later, group_added_later, module_swapped)}
 
 
 def train(member, name):
@@ -109,20 +83,10 @@ def train(member, name):
     return [seen, checksum_of(state.flatten()).entries]
 
 
-@pytest.fixture(scope="module")
-def trained(ranks):
-    return cache(partial(_train_together, ranks))
-
-
-def _train_together(ranks, world_size, name):
-    return ranks.run(world_size, train, name)
-
-
-@pytest.mark.parametrize("world_size", [3])
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_changes_in_the_loop_gives_the_same_bits_at_every_world_size(trained, world_size, name):
+def test_what_changes_in_the_loop_gives_the_same_bits_at_every_world_size(ranks, name):
     """A parameter that is summed on no rank, or on some, would leave each rank its own gradient."""
-    assert trained(world_size, name) == trained(1, name) * world_size
+    assert ranks.run(3, train, name) == ranks.run(1, train, name) * 3
 
 
 def kept(member, form):
@@ -187,25 +151,3 @@ def test_what_the_body_sets_in_its_dataset_holds_in_that_step():
         expected = batch_of_step(number, sets_all=True)
         assert torch.equal(batch_of_step(number, sets_all=False), expected)
     assert not torch.equal(batch_of_step(3, sets_all=True), batch_of_step(4, sets_all=True))
-
-
-def test_a_sparse_gradient_is_refused_by_name():
-    table = nn.Embedding(CLASSES, 2, sparse=True)
-    step = next(steps(ALONE, State(table=table, optimizer=torch.optim.SparseAdam(table.parameters()))))
-    with pytest.raises(UsageError, match=r"dense gradient of table\.weight, found a sparse one"):
-        step.mean_loss(lambda batch: table(batch.data[1]).sum())
-
-
-def test_an_optimizer_in_backward_is_refused_by_name():
-    """It steps on one shard's part of the gradient, after our own hook has seen it."""
-    net = layers()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def update(parameter):
-        optimizer.step()
-        parameter.grad = None
-
-    step = next(steps(ALONE, State(net=net, optimizer=optimizer)))
-    net[2].weight.register_post_accumulate_grad_hook(update)
-    with pytest.raises(UsageError, match=r"net\.2\.weight to stay in \.grad"):
-        step.mean_loss(loss_of(net))

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.errors import UsageError
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
 
@@ -126,18 +125,3 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
         for _ in range(2):
             step.sum(draw)
     assert len(set(drawn)) == 24
-
-
-@pytest.mark.parametrize("count", [None, BATCH])
-def test_a_sum_that_needs_the_gradient_of_an_earlier_one_is_refused(count):
-    """The centre is itself a sum over shards: what the second sum adds to its gradient came after
-    each shard's turn, and was lost. One form keeps a graph in common, which torch itself refuses
-    at the second shard with words about retain_graph.
-    """
-    net = linear()
-    step = next(iter(steps(net)))
-    total = step.sum(lambda batch: net(batch.data[0]).sum(0))
-    centre = total if count is None else total / count
-    spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
-    with pytest.raises(UsageError, match=r"uses the result of an earlier step\.sum"):
-        step.backward(spread)

@@ -1,8 +1,7 @@
 """A recipe whose loss depends on how often its loop ran, as something outside its State counts it.
 
-Its argument says what counts: `attribute` of a class, reached through an object; `object` of a
-library, whose contents no look can read; `file`; `environment`; or `values`, which the State saves.
-With `nothing` the loss is not finite. Beside that it is exact, whatever dies.
+Its argument says what counts: `attribute` of a class, reached through an object; `environment`; or
+`values`, which the State saves. Beside that it is exact, whatever dies.
 
 Environment variables, besides TINY_GATES of tiny.py:
 
@@ -10,7 +9,6 @@ HIDDEN_SETTING      A number that it reads once, as it would read a file of sett
 HIDDEN_LENGTH       The number of steps. The rate falls with the fraction that is done.
 """
 
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -31,28 +29,6 @@ class Strength:
         return self.steps
 
 
-class Record:
-    """The steps so far, each with the one before it."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def next(self) -> int:
-        self._hash.update(b"step")
-        return self._hash.digest()[0]
-
-
-class Lines:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def next(self) -> int:
-        with open(self.path, "a+") as file:  # noqa: PTH123 - as recipes are written
-            file.write("step\n")
-            file.seek(0)
-            return len(file.readlines())
-
-
 class Variable:
     def next(self) -> int:
         os.environ["HIDDEN_STEPS"] = str(int(os.environ.get("HIDDEN_STEPS", "0")) + 1)
@@ -68,11 +44,6 @@ class Saved:
         return self.values.steps
 
 
-class Nothing:
-    def next(self) -> float:
-        return float("nan")
-
-
 def main() -> None:
     kind, gates = sys.argv[1], Path(os.environ.get("TINY_GATES", "no gates"))
     run = elastic.start(seed=3, global_batch=12, shards=6)
@@ -82,11 +53,8 @@ def main() -> None:
     setting = float(os.environ.get("HIDDEN_SETTING", "1"))
     count = {
         "attribute": Strength,
-        "object": Record,
-        "file": lambda: Lines(f"steps-of-{os.getpid()}"),
         "environment": Variable,
         "values": lambda: Saved(values),
-        "nothing": Nothing,
     }[kind]()
     data = run.data(TensorDataset(inputs), steps=int(os.environ.get("HIDDEN_LENGTH", "18")))
     for step in run.steps(data, elastic.State(model=model, values=values)):

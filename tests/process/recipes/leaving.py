@@ -3,11 +3,11 @@
 HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, exit-text,
 gone (os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
 before the step's gradients), cut (break between them and the update), spoil (that, and a change of
-the weights before), fork (break, and children in step 3), never (no loop at all), two (a second
-loop after the first), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
+the weights before), fork (break, and children in step 3), or nine (a run of nine steps). STEP:
+where. RANK: on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones (not with `held`
-and `catch`; `catch-change` does).
+and `catch`).
 
 LEAVING_KILL, a path: the process kills itself after the loop if it is the first to create the file.
 LEAVING_STEP: where it leaves, in place of STEP.
@@ -101,7 +101,7 @@ def loop() -> None:
             break
         if HOW == "return":
             return
-        if HOW.startswith("catch"):
+        if HOW == "catch":
             raise LookupError
         if HOW == "gone":
             os._exit(0)
@@ -117,10 +117,8 @@ if HOW == "held":
         train(step)
         if leaves(step):
             break
-elif HOW != "never":
+else:
     with suppress(LookupError):
-        loop()
-    if HOW == "two":
         loop()
 if HOW not in ("held", "catch"):
     with torch.no_grad():
