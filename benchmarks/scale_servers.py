@@ -23,7 +23,7 @@ from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, Answer, Header, RangeResponse, Response, StoredKey
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
-from elastic.storage.objects import Listed
+from elastic.storage.remote import Listed
 
 CALL_S = 0.001
 # Of an answer of etcd 3.4 as JSON, and of a key in it beside its name and value: measured.

@@ -23,8 +23,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import read_rare
 from elastic.report.download import CALL_LIMIT_S, check_exists, readable
-from elastic.storage.objects import Listed, Objects
-from elastic.storage.remote import open_store
+from elastic.storage.remote import Listed, Objects, open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
 

@@ -13,8 +13,7 @@ from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe import metrics_files, upload_parts
-from elastic.storage.objects import Objects
-from elastic.storage.remote import open_store
+from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
 from elastic.system.files import listing

@@ -23,7 +23,7 @@ from elastic.errors import UsageError
 from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing

@@ -36,8 +36,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.backends.beat_files import FOLDER, BeatFiles
 from elastic.rendezvous.first_look import Holder
 from elastic.rendezvous.shared_settings import Name
-from elastic.storage.objects import Objects
-from elastic.storage.remote import open_store
+from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
 from elastic.system.files import overwrite

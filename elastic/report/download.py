@@ -18,7 +18,7 @@ from elastic.observe import logged_event, step_line, upload_parts
 from elastic.observe.log import parse_lines, parsed_and_unreadable
 from elastic.observe.logged_event import LoggedEvent, of_kind
 from elastic.observe.step_line import StepLine
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 
 CALL_LIMIT_S = 120.0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from elastic.config.identity import NAME
 from elastic.config.run_dir import OWN_NAMES, UID, RunDir
 from elastic.errors import StoreFailed
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 
 MOST_FOLDERS = 100_000  # of a disk
 MOST_LISTINGS = 300  # of an object store, each a request

@@ -19,8 +19,7 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.find_runs import Found, Unread, find_runs
 from elastic.report.run_reader import newest_step, status_now
-from elastic.storage.objects import Objects
-from elastic.storage.remote import check_url
+from elastic.storage.remote import Objects, check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock
 from elastic.system.files import open_regular

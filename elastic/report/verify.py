@@ -10,8 +10,7 @@ from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at
-from elastic.storage.objects import Objects
-from elastic.storage.remote import open_store
+from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
 

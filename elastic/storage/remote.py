@@ -1,16 +1,25 @@
 """Any fsspec URL is a store, and each failure of its library is a classified StoreFailed.
 
-Where a service ignores the create-only header, `create` may replace an object. The commit protocol
-stays correct, because attempts never share a payload. It does not promise that a call returns in
-time: the caller bounds the whole save.
+`Objects` has small objects: every request ends within its limit, whatever the storage does. The
+limits are 5 s, and a minute until the storage has answered once, or those of the caller.
+`ObjectStore` makes a Store of it, whose calls have no limit: the caller bounds the whole save.
+
+It does not promise that a failed call had no effect: its answer may have been lost. An object is
+never read as it was before this process wrote it, as far as the service keeps that promise; a
+listing may be older. Where a service ignores the create-only header, `create` may replace an
+object. The commit protocol stays correct, because attempts never share a payload.
 
 All URLs are opened here, and by `open_url` alone. fsspec is imported only for a URL: without it the
 uploader of a local run, and every command that reads one, start nearly a tenth of a second sooner.
 """
 
+import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +27,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
 from elastic.storage.store import (
     CHUNK_BYTES,
+    ObjectNotFound,
     Payload,
     Store,
     StoredObject,
@@ -27,6 +37,8 @@ from elastic.storage.store import (
 )
 from elastic.system.files import write_all
 
+FIRST_LIMIT_S = 60.0  # of the first call, which also finds credentials and builds a client
+_AT_ONCE = 64
 S3 = ("s3", "s3a")  # what a URL begins with
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -41,7 +53,7 @@ def open_store(url: str) -> Store:
         return LocalStore(Path(url).absolute())
     if protocol in {"file", "local"}:
         return LocalStore(Path(path).absolute())
-    return FsspecStore(url)
+    return ObjectStore(url)
 
 
 def check_url(url: str) -> None:
@@ -75,25 +87,168 @@ def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
     return fs, root.rstrip("/")
 
 
-class FsspecStore:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """`changed`: seconds since 1970 by the service's clock, None where it does not tell.
+
+    `mark` changes whenever the object is written again.
+    """
+
+    size_bytes: int
+    changed: float | None
+    mark: str
+
+
+class Objects:
+    """Safe to use from several threads; not across a fork. Every call may raise StoreFailed."""
+
+    def __init__(
+        self, url: str, *, limit_s: float | None = 5.0, first_limit_s: float = FIRST_LIMIT_S
+    ) -> None:
+        """No request is made yet; limit_s None sets no limit to any. Raises UsageError for a URL
+        that fsspec has no library for.
+        """
+        self.url = url.rstrip("/")
+        self._limit_s = limit_s
+        self._first_limit_s = None if limit_s is None else max(limit_s, first_limit_s)
+        self.fs, self.root = open_url(url, call_limit_s=limit_s)
+        self._has_answered = False
+
+    def read(self, name: str) -> bytes | None:
+        """None when there is no such object."""
+        with classified(f"reading {self.url}/{name}"), suppress(FileNotFoundError):
+            data = self._call("cat_file", self.path(name))
+            assert isinstance(data, bytes)
+            return data
+        return None
+
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Several at once; those that do not exist are left out."""
+        wanted = list(names)
+        found: dict[str, bytes] = {}
+        for begin in range(0, len(wanted), _AT_ONCE):
+            paths = {self.path(name): name for name in wanted[begin : begin + _AT_ONCE]}
+            with classified(f"reading {self.url}/{wanted[begin]} and others"):
+                answers = self._call("cat", list(paths), on_error="return")
+            for path, answer in answers.items():
+                if isinstance(answer, bytes):
+                    found[paths[path]] = answer
+                elif not isinstance(answer, FileNotFoundError):
+                    raise as_store_failure(f"reading {self.url}/{paths[path]}", answer) from answer
+        return found
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store an object unless the name is taken; False when it is.
+
+        It may have been taken by this very call, when the library repeated a request whose answer
+        was lost.
+        """
+        with classified(f"creating {self.url}/{name}"), suppress(FileExistsError):
+            self._call("pipe_file", self.path(name), data, mode="create")
+            return True
+        return False
+
+    def write(self, name: str, data: bytes) -> None:
+        with classified(f"writing {self.url}/{name}"):
+            self._call("pipe_file", self.path(name), data)
+
+    def delete(self, name: str) -> None:
+        """Nothing happens where there is no such object."""
+        with classified(f"deleting {self.url}/{name}"), suppress(FileNotFoundError):
+            self._call("rm_file", self.path(name))
+
+    def listed(self, folder: str) -> dict[str, Listed]:
+        """Everything below `folder`, by name relative to the URL; empty when there is no such
+        folder.
+        """
+        found: dict[str, Any] = {}
+        with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
+            found = self._call("find", self.path(folder), detail=True)
+        return {name: _listed(about) for name, about in self.files(found)}
+
+    def files(self, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The objects of a listing by name, without those that stand for folders."""
+        for path, about in found.items():
+            if about["type"] == "file" and not path.endswith("/"):
+                yield path.removeprefix(self.root).lstrip("/"), about
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders directly below `folder`, as a listing of them alone tells."""
+        return [name for name, is_folder in self.directly_below(folder).items() if is_folder]
+
+    def directly_below(self, folder: str) -> dict[str, bool]:
+        """The names directly below `folder`, and whether each is a folder, by one listing."""
+        found: list[dict[str, Any]] = []
+        with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
+            found = self._call("ls", self.path(folder), detail=True)
+        own = self.path(folder).strip("/")  # may be listed as well, as an object without content
+        paths: dict[str, bool] = {}
+        for each in found:  # an object may have the name of a folder
+            path = each["name"].strip("/")
+            paths[path] = paths.get(path, False) or each["type"] == "directory"
+        return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
+
+    def check_bucket(self) -> None:
+        """Raise UsageError where the URL's bucket does not exist, which looks like an empty one.
+
+        Known of S3 alone, and where the bucket may be listed.
+        """
+        if self.url.partition("://")[0] not in S3:
+            return
+        bucket = self.root.partition("/")[0]
+        try:
+            with classified(f"reading {bucket}"):
+                self._call("ls", bucket, detail=False)
+        except ObjectNotFound as error:
+            raise UsageError(
+                f"expected the bucket {bucket} to exist, found none; correct the URL, or create it"
+            ) from error
+        except StoreFailed:
+            pass
+
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """Raises FileExistsError for a name that is taken, and what the library raises."""
+        limit_s = self._limit_s if self._has_answered else self._first_limit_s
+        try:
+            if self.fs.async_impl:
+                from fsspec.asyn import sync
+
+                call = partial(sync, self.fs.loop, getattr(self.fs, f"_{verb}"), timeout=limit_s)
+            else:  # a file system without a network: nothing to wait for
+                call = getattr(self.fs, verb)
+            answer = call(*arguments, **options)
+        except (FileNotFoundError, FileExistsError):
+            self._has_answered = True
+            raise
+        except Exception as error:
+            if _says_exists(error):
+                raise FileExistsError(arguments[0]) from error
+            raise
+        self._has_answered = True
+        return answer
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+
+class ObjectStore:
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._fs, self._root = open_url(url)
+        self._objects = Objects(url, limit_s=None)
+        self.create, self.delete = self._objects.create, self._objects.delete
 
     def list(self) -> list[StoredObject]:
-        with classified(f"listing {self._url}"):
-            self._fs.invalidate_cache()
+        with classified(f"listing {self._objects.url}"):
+            self._objects.fs.invalidate_cache()
             try:
                 # `find` of some file systems leaves out what may not be read. A store that looked
                 # empty would be taken for a new run; `ls` raises.
-                self._fs.ls(self._root, detail=True)
-                found = self._fs.find(self._root, detail=True)
+                self._objects.fs.ls(self._objects.root, detail=True)
+                found = self._objects.fs.find(self._objects.root, detail=True)
             except FileNotFoundError:
                 return []
             entries = [
-                StoredObject(name=path.removeprefix(self._root).lstrip("/"), size_bytes=int(about["size"]))
-                for path, about in found.items()
-                if about["type"] == "file" and not path.endswith("/")
+                StoredObject(name=name, size_bytes=int(about["size"]))
+                for name, about in self._objects.files(found)
             ]
         return sorted(entries, key=lambda entry: entry.name)
 
@@ -101,8 +256,8 @@ class FsspecStore:
         # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes
         # that are read once.
         with (
-            classified(f"reading {self._url}/{name}"),
-            self._fs.open(self._path(name), "rb", cache_type="none") as file,
+            classified(f"reading {self._objects.url}/{name}"),
+            self._objects.fs.open(self._objects.path(name), "rb", cache_type="none") as file,
         ):
             file.seek(start)
             for size_bytes in chunk_sizes(start, end, 4 * CHUNK_BYTES):
@@ -112,28 +267,15 @@ class FsspecStore:
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         midway()
-        with classified(f"writing {self._url}/{name}"):
-            self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
+        with classified(f"writing {self._objects.url}/{name}"):
+            self._objects.fs.makedirs(self._objects.fs._parent(self._objects.path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
             # put_file aborts its multipart upload when it fails. A file object opened for writing
             # would publish a truncated object: leaving its `with` closes it, and closing uploads
             # what there is.
             with _as_file(payload) as path:
-                self._fs.put_file(path, self._path(name))
-            self._fs.invalidate_cache()
-            return int(self._fs.info(self._path(name))["size"])
-
-    def create(self, name: str, data: bytes) -> bool:
-        with classified(f"creating {self._url}/{name}"), suppress(FileExistsError):
-            self._fs.pipe_file(self._path(name), data, mode="create")
-            return True
-        return False
-
-    def delete(self, name: str) -> None:
-        with classified(f"deleting {self._url}/{name}"), suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+                self._objects.fs.put_file(path, self._objects.path(name))
+            self._objects.fs.invalidate_cache()
+            return int(self._objects.fs.info(self._objects.path(name))["size"])
 
 
 @contextmanager
@@ -200,3 +342,24 @@ def _explained(url: str) -> Iterator[None]:
         raise UsageError(
             f"expected a path or a URL that fsspec knows (file, s3, gs, memory, ...), found {url!r} ({error}); correct --run-dir"
         ) from error
+
+
+def _listed(about: dict[str, Any]) -> Listed:
+    # S3, Google, Azure and fsspec's memory each have a name of their own for it.
+    names = ("LastModified", "mtime", "updated", "last_modified", "created")
+    changed = next((about[name] for name in names if about.get(name) is not None), None)
+    seconds = changed.timestamp() if isinstance(changed, datetime) else None
+    return Listed(
+        size_bytes=int(about["size"]),
+        changed=seconds,
+        mark=f"{about.get('ETag', about.get('etag', ''))} {changed}",
+    )
+
+
+def _says_exists(error: Exception) -> bool:
+    """Some services that speak S3 do not say which condition failed; we had set only one."""
+    response = getattr(error.__cause__, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return (
+        isinstance(error, OSError) and error.errno == errno.EINVAL and code in ("PreconditionFailed", "412")
+    )

@@ -35,8 +35,7 @@ from elastic.faults.plan import At
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import MetricsShipper
 from elastic.snapshot.slots import SnapshotSlots
-from elastic.storage.objects import Objects
-from elastic.storage.remote import open_store
+from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
 from elastic.system.json_lines import JsonLineSocket

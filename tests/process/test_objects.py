@@ -12,7 +12,7 @@ from page_server import served
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

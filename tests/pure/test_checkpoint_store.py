@@ -395,7 +395,7 @@ def test_a_remote_store_that_cannot_be_listed_is_not_an_empty_store():
     def refuse(path, **options):
         raise PermissionError("Access Denied")
 
-    store._fs.ls = refuse
+    store._objects.fs.ls = refuse
     with pytest.raises(StoreFailed, match="permissions"):
         store.list()
 
@@ -442,7 +442,7 @@ def test_a_library_error_of_its_own_class_becomes_a_sentence():
     def explode(*arguments, **options):
         raise type("EndpointConnectionError", (Exception,), {})("Could not connect")
 
-    store._fs.pipe_file = explode
+    store._objects.fs.pipe_file = explode
     with pytest.raises(StoreUnavailable, match="Could not connect"):
         store.create("s/one", b"1")
 

@@ -21,7 +21,7 @@ from elastic.care import clean as clean_module
 from elastic.care.clean import leftovers
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
-from elastic.storage.objects import Listed
+from elastic.storage.remote import Listed
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
 

@@ -36,7 +36,7 @@ from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.leave_page import LeavePage

@@ -22,7 +22,7 @@ from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 from elastic.system.clock import SystemClock, file_time_s
 
 

@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant("checkpoint/prune.py", "(step, place is None, entry", "(step, place is not None, entry", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "written_by < generation and", "", "pure/test_retention.py"),
-    Mutant("uploader/fence.py", "if must_be_fresh:", "if False:", "pure/test_fence.py"),
-    Mutant("uploader/fence.py", "max(self._generation, self._shown())", "self._shown()", "pure/test_fence.py"),
+    Mutant("uploader/fence.py", "while words[_READ] < asked_ns:", "while False:", "pure/test_fence.py"),
+    Mutant("uploader/fence.py", "max(words[_NEWEST], self._shown())", "self._shown()", "pure/test_fence.py"),
     # A snapshot is whole, or is none.
     Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_snapshot_slots.py"),
     Mutant("snapshot/slots.py", "seq + 1 if _is_whole(seq) else seq", "seq - 1 if _is_whole(seq) else seq", "pure/test_snapshot_slots.py"),

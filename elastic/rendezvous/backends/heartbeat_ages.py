@@ -33,7 +33,7 @@ def _of_folder(folder: Path) -> dict[str, float]:
 
 
 def _of_objects(url: str) -> dict[str, float]:
-    from elastic.storage.objects import Objects  # starts a thread, which a folder does not need
+    from elastic.storage.remote import Objects  # starts a thread, which a folder does not need
 
     listed = Objects(url, limit_s=120.0).listed("beats")
     return {

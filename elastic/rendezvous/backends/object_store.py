@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 
 from elastic.errors import StoreFailed
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
-from elastic.storage.objects import Objects
+from elastic.storage.remote import Objects
 from elastic.storage.store import StoreRefused
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import parse_number
