@@ -2,17 +2,20 @@
 
 Each run is a process of its own, with a run directory in a temporary folder (runs.py), and each one
 breaks something else (plan.py). Nothing else is written, unless the recipe writes elsewhere than to
-`run.path`. What is compared was written by the workers (proof/trace.py).
+`run.path`. The first step and entry that differ from the calm run are found in what the workers
+wrote (proof/trace.py).
+
+docs/operations.md describes `check --json`, whose keys are the fields of `Checked` and `Proof`:
+change them together.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
-from elastic.check.causes import cause
-from elastic.check.compare import FirstDifference, first_difference, unsteady_values
 from elastic.check.plan import (
     AGAIN,
     CALM,
@@ -20,18 +23,18 @@ from elastic.check.plan import (
     GRADIENT,
     GRADIENT_LIMIT,
     LEAST_STEPS,
+    USUAL_CAUSE,
     Launch,
     launches,
-    left_out,
 )
-from elastic.check.proof import Checked, Proof, Result, Verdict
 from elastic.check.runs import LIMIT_S, Ended, News, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
+from elastic.proof.evidence import Evidence, differences
 from elastic.system.trace_line import FirstGradient, TraceLine
 
-Tell = Callable[[Proof], None]
-
+_LOGGED = "step.log("  # how the entry of a logged value begins
+_RUN_BEFORE = "the run before it, which it resumes, did not end as it should"
 _OTHER_END = (
     "what ends the loop is of one process alone, such as a counter or a clock: decide by step.number, the loss that step.mean_loss returns, "
     "run.evaluate or elastic.Values, or give run.data(steps=...)"
@@ -42,7 +45,76 @@ class RecipeFailed(ElasticError):  # noqa: N818
     """The calm run did not come through: there is nothing to compare."""
 
 
-def check(options: CheckOptions, tell: Tell, news: News) -> Checked:
+class Result(StrEnum):
+    """Of one proof."""
+
+    EXACT = "exact"
+    DIFFERS = "differs"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+class Verdict(StrEnum):
+    """Of the whole check. UNPROVED: no difference was found, but a run could not take place."""
+
+    EXACT = "exact"
+    DIFFERS = "differs"
+    FAILED = "failed"
+    UNPROVED = "not proved"
+    REFUSED = "refused"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the steps of one launch showed.
+
+    seconds: how long the launch took. step, entry: of the first difference from the calm run.
+    ended: how the launch ended, where that is not how it should; failure: why, in the words of the
+    recipe or of the command. note: what else is to be said; of a proof that was not run, why.
+    """
+
+    proof: str
+    workers: int
+    result: Result
+    seconds: float = 0.0
+    step: int | None = None
+    entry: str | None = None
+    ended: str | None = None
+    failure: str | None = None
+    note: str | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        return self.result in (Result.DIFFERS, Result.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """steps: how many steps were compared, the first ones, of steps_of_run.
+
+    notes: what the calm run said that is exact and perhaps not meant. ignored: names of logged
+    values that differ between two equal commands. unproved: what keeps the verdict from being
+    exact though nothing differed. not_compared: what the check says nothing about. cause: what
+    usually makes the first proof fail that failed, None where its failure says it. error: why
+    nothing was compared, or no more, None where all was.
+    """
+
+    recipe: str
+    result: Verdict
+    exit_code: int
+    steps: int = 0
+    steps_of_run: int = 0
+    proofs: list[Proof] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    cause: str | None = None
+    error: str | None = None
+
+
+def check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> Checked:
     """tell: is given each proof as soon as it is known. news: of `signals_as_news`.
 
     Raises UsageError or RecipeFailed where the calm run by one worker does not come through, and
@@ -62,13 +134,12 @@ def check(options: CheckOptions, tell: Tell, news: News) -> Checked:
 
 def _calm(options: CheckOptions, runs: Runs) -> Ended:
     least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-    runs.begin(CALM, [Launch(proof=CALM, workers=1, gradient=True)], least, seconds)
-    calm = runs.end_of(CALM, 0)
+    (calm,) = runs.ended(runs.begin([Launch(proof=CALM, workers=1, gradient=True)], least, seconds))
     assert calm is not None, "no command is before it"
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
     if calm.code != EXIT_COMPLETE or not calm.lines:
-        advice = "; give it less data or a smaller model" if calm.code is None else ""
+        advice = "" if calm.code is not None else "; give it less data or a smaller model"
         if calm.code is None and len(calm.lines) >= LEAST_STEPS // 2:
             advice = f"; --steps {LEAST_STEPS // 2} compares fewer steps"
         raise RecipeFailed(
@@ -77,13 +148,9 @@ def _calm(options: CheckOptions, runs: Runs) -> Ended:
     return calm
 
 
-def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checked:
+def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], calm: Ended) -> Checked:
     expected = {line.step: line for line in calm.lines}
-    steps, shards, ends = max(expected), calm.lines[-1].shards, _epoch_ends(calm.lines)
-    chains = {str(number): chain for number, chain in enumerate(launches(steps, shards, ends))}
-    for name, chain in chains.items():
-        # One step more shows whether the recipe ends the other runs where it ended the calm one.
-        runs.begin(name, chain, steps if calm.stopped is None else steps + 1)
+    steps, ends = max(expected), _epoch_ends(calm.lines)
     proofs: list[Proof] = []
 
     def add(proof: Proof) -> None:
@@ -91,25 +158,26 @@ def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checke
         tell(proof)
 
     add(gradient_proof(calm.lines[0].gradient))
-    usual, ignored = None, frozenset[str]()
-    for launch, ended in _in_order(runs, chains):
-        if ended is None:
-            add(_not_run(launch, "the run before it, which it resumes, did not end as it should"))
-            continue
-        if launch.proof == AGAIN:
-            ignored = unsteady_values(expected, ended.lines)
-        difference = first_difference(expected, ended.lines, ignored)
-        add(_proof(launch, ended, difference, _other_end(calm, launch, ended)))
-        if usual is None and difference is not None:
-            usual = cause(launch.proof, difference)
-    missing = left_out(steps, shards)
-    for each in missing:
-        add(_not_run(each.launch, each.reason))
-    first_bad = next((each for each in proofs if each.is_bad), None)
-    if first_bad is not None and first_bad.proof == GRADIENT:
-        usual = cause(GRADIENT, None)
-    unproved = [f"{each.launch.proof} ({each.reason})" for each in missing if each.is_gap]
-    verdict = _verdict(first_bad, is_whole=not unproved)
+    # One step more shows whether the recipe ends the other runs where it ended the calm one.
+    most = steps if calm.stopped is None else steps + 1
+    chains = launches(steps, calm.lines[-1].shards, ends)
+    begun = [None if chain[0].left_out else runs.begin(chain, most) for chain in chains]
+    ignored = frozenset[str]()
+    for chain, running in zip(chains, begun, strict=True):
+        found = [None] * len(chain) if running is None else runs.ended(running)
+        for launch, ended in zip(chain, found, strict=True):
+            if ended is None:
+                note = launch.left_out or _RUN_BEFORE
+                add(Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=note))
+                continue
+            if launch.proof == AGAIN:
+                ignored = unsteady_values(expected, ended.lines)
+            add(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
+    bad = next((each for each in proofs if each.is_bad), None)
+    differs = next((each for each in proofs if each.result is Result.DIFFERS), None)
+    unproved = [f"{each.proof} ({each.left_out})" for chain in chains for each in chain if each.is_gap]
+    verdict = Verdict.UNPROVED if unproved else Verdict.EXACT
+    verdict = verdict if bad is None else Verdict(bad.result)
     return Checked(
         recipe=options.recipe,
         result=verdict,
@@ -121,55 +189,35 @@ def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checke
         ignored=sorted(ignored),
         unproved=unproved,
         not_compared=_not_compared(calm, steps, ends, proofs),
-        cause=usual,
+        cause=None if differs is None else USUAL_CAUSE[differs.proof],
     )
 
 
-def _in_order(runs: Runs, chains: dict[str, list[Launch]]) -> Iterator[tuple[Launch, Ended | None]]:
-    """Each launch, once it ended; with None if it was not begun."""
-    for name, chain in chains.items():
-        for number, launch in enumerate(chain):
-            yield launch, runs.end_of(name, number)
-
-
-def _verdict(first_bad: Proof | None, *, is_whole: bool) -> Verdict:
-    if first_bad is not None:
-        return Verdict(first_bad.result)
-    return Verdict.EXACT if is_whole else Verdict.UNPROVED
-
-
-def _proof(launch: Launch, ended: Ended, difference: FirstDifference | None, other_end: str | None) -> Proof:
-    """other_end: where it ended, if the calm run ended elsewhere."""
+def _proof(launch: Launch, ended: Ended, calm: Ended, difference: tuple[int, str] | None) -> Proof:
     found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
     if ended.code not in launch.ends:
         expected = f"{_ending(ended)} instead of exit code {launch.ends[0]}"
         words = ended.words or "it said nothing"
         found = replace(found, result=Result.FAILED, ended=expected, failure=words)
-    elif other_end is not None:
-        found = replace(found, result=Result.FAILED, ended=other_end, failure=_OTHER_END)
+    elif ended.code == EXIT_COMPLETE and ended.lines and not _ends_alike(calm, ended):
+        other = f"another end ({_end(ended)}, the calm run {_end(calm)})"
+        found = replace(found, result=Result.FAILED, ended=other, failure=_OTHER_END)
     if difference is not None:
-        found = replace(found, result=Result.DIFFERS, step=difference.step, entry=difference.entry)
+        found = replace(found, result=Result.DIFFERS, step=difference[0], entry=difference[1])
     return found
 
 
-def _other_end(calm: Ended, launch: Launch, ended: Ended) -> str | None:
-    """The end of a run that the recipe ended elsewhere than the calm one, or did not end."""
-    if ended.code not in launch.ends or ended.code != EXIT_COMPLETE or not ended.lines:
-        return None
+def _ends_alike(calm: Ended, ended: Ended) -> bool:
+    """Whether the recipe ended both at one step, or neither."""
     of_calm, found = (max(line.step for line in each.lines) for each in (calm, ended))
     # A run that is only cut short for the check may have trained a step more.
     is_same = found == of_calm if calm.stopped is not None else found >= of_calm
-    if is_same and (calm.stopped is None) == (ended.stopped is None):
-        return None
-    both = ((step, each.stopped is not None) for step, each in ((found, ended), (of_calm, calm)))
-    here, there = (
-        f"{'ended by the recipe' if is_ended else 'not ended'} after step {step}" for step, is_ended in both
-    )
-    return f"another end ({here}, the calm run {there})"
+    return is_same and (calm.stopped is None) == (ended.stopped is None)
 
 
-def _not_run(launch: Launch, reason: str) -> Proof:
-    return Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=reason)
+def _end(ended: Ended) -> str:
+    last = max(line.step for line in ended.lines)
+    return f"{'not ended' if ended.stopped is None else 'ended by the recipe'} after step {last}"
 
 
 def _ending(ended: Ended) -> str:
@@ -209,3 +257,36 @@ def gradient_proof(found: FirstGradient | None) -> Proof:
     if found.difference <= GRADIENT_LIMIT:
         return replace(plain, note=note)
     return replace(plain, result=Result.DIFFERS, step=1, entry=found.parameter, note=note)
+
+
+def first_difference(
+    expected: Mapping[int, TraceLine], found: Sequence[TraceLine], ignored: Collection[str] = ()
+) -> tuple[int, str] | None:
+    """The first step, and its first entry, that is not as expected; None where all are.
+
+    A step that was trained twice, because a fault cost it, has two lines. ignored: names of logged
+    values that are not compared.
+    """
+    for line in sorted(found, key=lambda line: line.step):
+        for name in _names(expected, line):
+            if _logged_name(name) not in ignored:
+                return line.step, name
+    return None
+
+
+def unsteady_values(expected: Mapping[int, TraceLine], again: Sequence[TraceLine]) -> frozenset[str]:
+    """Names of logged values that two equal commands logged differently, as seconds are."""
+    names = (_logged_name(name) for line in again for name in _names(expected, line))
+    return frozenset(name for name in names if name)
+
+
+def _names(expected: Mapping[int, TraceLine], line: TraceLine) -> list[str]:
+    """A later generation may train beyond the steps that are compared, never the calm run."""
+    if line.step not in expected:
+        return []
+    return differences(Evidence(expected[line.step].entries), Evidence(line.entries))
+
+
+def _logged_name(entry: str) -> str:
+    """Empty for what was not logged."""
+    return entry.removeprefix(_LOGGED).removesuffix("=...)") if entry.startswith(_LOGGED) else ""

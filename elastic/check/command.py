@@ -1,15 +1,13 @@
 """What `elastic-train check` prints, a line for each run as soon as it ended, and its exit code."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from elastic.agent.preflight import imports_library
-from elastic.check.check import check
+from elastic.check.check import Checked, Proof, Result, Verdict, check
 from elastic.check.plan import GRADIENT
-from elastic.check.proof import Checked, Proof, Result, Verdict
-from elastic.check.runs import CheckStopped, News, signals_as_news
+from elastic.check.runs import CheckStopped, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
@@ -23,35 +21,29 @@ def run_check(options: CheckOptions) -> int:
     Raises UsageError for what is no recipe of this library, RecipeFailed where it does not train,
     CheckStopped at a signal. With --json one document is printed in these cases too.
     """
+    told: list[Proof] = []
+
+    def tell(proof: Proof) -> None:
+        told.append(proof)
+        if not options.as_json:
+            _say(row(proof))
+
     # Before the first line: a user who has seen it is told what a signal ended.
     with signals_as_news() as news:
-        return _run_check(options, news)
-
-
-def _run_check(options: CheckOptions, news: News) -> int:
-    if not options.as_json:
-        _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
-        found = _check(options, lambda proof: _say(row(proof)), news)
-        _say(verdict(found))
-        return found.exit_code
-    told: list[Proof] = []
-    try:
-        found = _check(options, told.append, news)
-    except ElasticError as error:
-        print(_document(_broken_off(options, error, told)))
-        raise
-    print(_document(found))
+        if not options.as_json:
+            _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
+        try:
+            if not imports_library(Path(options.recipe)):
+                raise UsageError(
+                    f"expected a recipe that imports elastic, found that {options.recipe} does not, so that nothing can be compared"
+                )
+            found = check(options, tell, news)
+        except ElasticError as error:
+            if options.as_json:
+                print(_document(_broken_off(options, error, told)))
+            raise
+        print(_document(found) if options.as_json else printable(verdict(found)), flush=True)
     return found.exit_code
-
-
-def _check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> Checked:
-    recipe = Path(options.recipe)
-    if not imports_library(recipe):
-        raise UsageError(
-            f"expected a recipe that imports elastic, found that {recipe} does not: this library keeps no state of such"
-            " a script, and there is nothing to compare"
-        )
-    return check(options, tell, news)
 
 
 def _document(found: Checked) -> str:
@@ -75,10 +67,9 @@ def _say(text: str) -> None:
 
 def row(proof: Proof) -> str:
     """One line of what is a table from above."""
-    workers = f"{proof.workers} worker{'s' if proof.workers > 1 else ''}"
-    if proof.result is Result.NOT_RUN and not proof.seconds:
-        workers = ""
-    seconds = f"{proof.seconds:.1f} s" if proof.seconds else ""
+    workers, seconds = f"{proof.workers} worker{'s' * (proof.workers > 1)}", f"{proof.seconds:.1f} s"
+    if not proof.seconds:
+        workers, seconds = "" if proof.result is Result.NOT_RUN else workers, ""
     return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
 
 
@@ -93,7 +84,7 @@ def _result(proof: Proof) -> str:
         case Result.NOT_RUN:
             return f"{'NOT COMPARED' if proof.proof == GRADIENT else 'NOT RUN'}{note}"
         case Result.EXACT:
-            # What the other runs are compared with, and what is compared within rounding.
+            # The calm run says what the others are compared with, the gradient how close it is.
             return proof.note or "exact"
 
 
@@ -121,13 +112,12 @@ def verdict(found: Checked) -> str:
 def _conclusion(found: Checked) -> str:
     same = f"every run left the same state behind at each of the {found.steps} steps"
     match found.result:
+        case Verdict.EXACT if any(
+            each.proof == GRADIENT and each.result is not Result.EXACT for each in found.proofs
+        ):
+            return f"exact, but the first gradient was not compared: {same}"
         case Verdict.EXACT:
-            has_gradient = all(each.result is Result.EXACT for each in found.proofs if each.proof == GRADIENT)
-            return (
-                f"exact: {same}"
-                if has_gradient
-                else f"exact, but the first gradient was not compared: {same}"
-            )
+            return f"exact: {same}"
         case Verdict.UNPROVED:
             return f"not proved, though nothing differed: these runs did not take place: {'; '.join(found.unproved)}"
         case _:

@@ -17,7 +17,9 @@ class Launch:
     """One command. leave_at: the step after which its node is told to leave.
 
     proof: what a first difference in its steps disproves. resumes: it goes on in the run directory
-    of the launch before it. ends: the exit codes that it must end with.
+    of the launch before it. ends: the exit codes that it must end with. left_out: why the recipe
+    does not allow it, as the end of a sentence. is_gap: so that a proof is missing, which a user of
+    the recipe would need; false where the recipe can never meet what it would show.
     """
 
     proof: str
@@ -27,6 +29,8 @@ class Launch:
     resumes: bool = False
     ends: tuple[int, ...] = (0,)
     gradient: bool = False
+    left_out: str = ""
+    is_gap: bool = False
 
 
 CALM = "calm"
@@ -44,15 +48,23 @@ DRAIN_STEPS = 3  # one before and after each end
 MOST_WORKERS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A launch that the recipe does not allow. is_gap: so that a proof is missing, which a user of
-    the recipe would need; false where the recipe can never meet what it would show.
-    """
-
-    launch: Launch
-    reason: str
-    is_gap: bool
+# What a difference shows, and what usually makes it.
+_RESTART = (
+    "a restart does not restore all that the loop depends on: a plain variable of the loop (keep numbers in elastic.Values), an object "
+    "that State lacks, a plain attribute, a name for an object inside another one, a dataset that remembers, what is set only where an "
+    "epoch begins, or a file that the recipe reads back"
+)
+USUAL_CAUSE = {
+    GRADIENT: "the gradient is not that of the whole batch, though every number of workers has the same: a loss that is no mean over samples, or "
+    "couples them (build it from step.sum), a forward that normalises by a buffer that it has just updated, or a hook that is not linear",
+    AGAIN: "something does not come from the run's seed: a generator of the recipe's own, the clock, a model that is built before elastic.start, "
+    "the order of a set, or a file that the recipe writes and reads back",
+    MORE_WORKERS: "the result depends on which worker computes which shard: run.rank or run.world_size in what is trained, a forward or a dataset "
+    "that remembers earlier calls, a number kept from the last shard (return it through step.sum), or a validation without run.evaluate",
+    KILLED: _RESTART,
+    DRAINED: _RESTART,
+    CHECKPOINT: _RESTART,
+}
 
 
 def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[Launch]]:
@@ -64,41 +76,30 @@ def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[L
     two, three = min(2, shards), min(3, shards)
     chains = [[Launch(proof=AGAIN, workers=1)]]
     chains += [[Launch(proof=MORE_WORKERS, workers=w)] for w in sorted({two, three} - {1})]
-    if steps >= KILL_STEPS:
-        kills = (f"step {step} rank {two - 1} backward: kill" for step in _kills(steps, ends))
-        faults = ("--snapshot-every", "1", "--faults", "; ".join(kills))
-        chains.append([Launch(proof=KILLED, workers=two, options=faults)])
-    if steps >= DRAIN_STEPS:
-        leave = _nearest(range(1, steps - 1), steps // 2, ends)
-        whole_node = f"step {max(leave + 1, _late(steps))} node 0: kill"
-        chains.append(
-            [
-                Launch(proof=DRAINED, workers=two, leave_at=leave, ends=(75,)),
-                Launch(
-                    proof=DRAINED,
-                    workers=three,
-                    resumes=True,
-                    options=("--faults", whole_node),
-                    ends=KILLED_NODE,
-                ),
-                Launch(proof=CHECKPOINT, workers=1, resumes=True),
-            ]
-        )
+    if shards < MOST_WORKERS:
+        reason = f"the run has {shards} shard{'s' * (shards > 1)}, and so {shards} worker{'s' * (shards > 1)} at most"
+        chains.append([Launch(proof=MORE_WORKERS, workers=shards + 1, left_out=reason)])
+    kills = "; ".join(f"step {step} rank {two - 1} backward: kill" for step in _kills(steps, ends))
+    leave = _nearest(range(1, steps - 1), steps // 2, ends)
+    killed_node = ("--faults", f"step {max(leave + 1, _late(steps))} node 0: kill")
+    faults = ("--snapshot-every", "1", "--faults", kills)
+    chains.append(_if_enough(KILL_STEPS, steps, [Launch(proof=KILLED, workers=two, options=faults)]))
+    drained = [
+        Launch(proof=DRAINED, workers=two, leave_at=leave, ends=(75,)),
+        Launch(proof=DRAINED, workers=three, resumes=True, options=killed_node, ends=KILLED_NODE),
+        Launch(proof=CHECKPOINT, workers=1, resumes=True),
+    ]
+    chains.append(_if_enough(DRAIN_STEPS, steps, drained))
     return chains
 
 
-def left_out(steps: int, shards: int) -> list[LeftOut]:
-    """The launches that `launches` cannot hold, each with the reason, as the end of a sentence."""
-    found = []
-    if shards < MOST_WORKERS:
-        reason = f"the run has {shards} shard{'s' * (shards > 1)}, and so {shards} worker{'s' * (shards > 1)} at most"
-        launch = Launch(proof=MORE_WORKERS, workers=shards + 1)
-        found.append(LeftOut(launch=launch, reason=reason, is_gap=False))
-    for proof, least in ((KILLED, KILL_STEPS), (DRAINED, DRAIN_STEPS), (CHECKPOINT, DRAIN_STEPS)):
-        if steps < least:
-            reason = f"it takes {least} steps, and there {'is' if steps == 1 else 'are'} {steps}"
-            found.append(LeftOut(launch=Launch(proof=proof, workers=1), reason=reason, is_gap=True))
-    return found
+def _if_enough(least: int, steps: int, chain: list[Launch]) -> list[Launch]:
+    """The chain; or each of its proofs, left out, where it takes more steps."""
+    if steps >= least:
+        return chain
+    reason = f"it takes {least} steps, and there {'is' if steps == 1 else 'are'} {steps}"
+    proofs = dict.fromkeys(launch.proof for launch in chain)
+    return [Launch(proof=proof, workers=1, left_out=reason, is_gap=True) for proof in proofs]
 
 
 def _kills(steps: int, ends: Collection[int]) -> list[int]:
@@ -117,7 +118,7 @@ def _kills(steps: int, ends: Collection[int]) -> list[int]:
 def _nearest(steps: Sequence[int], wanted: int, ends: Collection[int]) -> int:
     """The one next to `wanted` that is within an epoch, and not the first, if there is one."""
     first = min(ends, default=0)
-    return min(steps, key=lambda step: (step in ends, step <= first, abs(step - wanted)))
+    return min(steps, key=lambda step: (step in ends, step <= first, abs(step - wanted)), default=1)
 
 
 def _late(steps: int) -> int:

@@ -7,12 +7,12 @@ killed: they become children of this process when their parents die.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,8 @@ class Ended:
     stopped: str | None
 
 
-# The end of a command, by its name; or what ends the check.
-News = SimpleQueue[tuple[str, Ended | None] | BaseException]
+# None where a chain of commands ended; or what ends the check.
+News = SimpleQueue[CheckStopped | None]
 
 
 @contextmanager
@@ -99,7 +99,6 @@ class Runs:
         self._options = options
         self._root = root
         self._news = news
-        self._ended: dict[str, Ended | None] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._lock = Lock()
         self._running: set[subprocess.Popen[bytes]] | None = set()  # None once nothing may begin
@@ -120,44 +119,39 @@ class Runs:
         self._pool.shutdown(cancel_futures=True)
         processes.kill_children(keeps=self._earlier_children.__contains__)
 
-    def begin(self, name: str, chain: Sequence[Launch], steps: int, seconds: float = 0.0) -> None:
+    def begin(
+        self, chain: Sequence[Launch], steps: int, seconds: float = 0.0
+    ) -> "Future[list[Ended | None]]":
         """Run these commands one after the other, in one run directory.
 
-        They stop where one does not end as it should: the next would resume something else. steps,
-        seconds: how far each of them trains (CheckRequest).
+        The answer has None for each command after one that did not end as it should: it would
+        resume something else. steps, seconds: how far each of them trains (CheckRequest).
         """
-        self._pool.submit(self._run_chain, name, chain, steps, seconds)
+        chains = self._pool.submit(self._run_chain, chain, steps, seconds)
+        chains.add_done_callback(lambda _: self._news.put(None))
+        return chains
 
-    def end_of(self, name: str, number: int) -> Ended | None:
-        """How a command of a chain ended; None where one before it did not end as it should.
+    def ended(self, chain: "Future[list[Ended | None]]") -> list[Ended | None]:
+        """Waits for a chain that was begun. Raises CheckStopped when a signal comes first."""
+        while not chain.done():
+            if stopped := self._news.get():
+                raise stopped
+        return chain.result()
 
-        Raises CheckStopped when a signal comes first.
-        """
-        key = f"{name}.{number}"
-        while key not in self._ended:
-            news = self._news.get()
-            if isinstance(news, BaseException):
-                raise news
-            self._ended[news[0]] = news[1]
-        return self._ended.pop(key)
+    def _run_chain(self, chain: Sequence[Launch], steps: int, seconds: float) -> list[Ended | None]:
+        found: list[Ended | None] = []
+        with tempfile.TemporaryDirectory(dir=self._root, ignore_cleanup_errors=True) as folder:
+            for launch in chain:
+                goes_on = all(
+                    each is not None and each.code in of.ends for each, of in zip(found, chain, strict=False)
+                )
+                found.append(self._run(Path(folder), launch, steps, seconds) if goes_on else None)
+        return found
 
-    def _run_chain(self, name: str, chain: Sequence[Launch], steps: int, seconds: float) -> None:
-        goes_on = True
-        for number, launch in enumerate(chain):
-            try:
-                ended = self._run(name, number, launch, steps, seconds) if goes_on else None
-            # The edge of a thread: without this the check would wait for news for ever.
-            except BaseException as error:
-                self._news.put(error)
-                return
-            self._news.put((f"{name}.{number}", ended))
-            goes_on = goes_on and ended is not None and ended.code in launch.ends
-        # Several runs of a large model, or of a recipe that prints much, may not fit on the disk.
-        shutil.rmtree(self._root / name, ignore_errors=True)
-
-    def _run(self, name: str, number: int, launch: Launch, steps: int, seconds: float) -> Ended | None:
-        began_s, folder = _CLOCK.monotonic(), self._root / name
-        trace = self._root / f"{name}.{number}.trace"
+    def _run(self, folder: Path, launch: Launch, steps: int, seconds: float) -> Ended | None:
+        began_s, run = _CLOCK.monotonic(), RunDir.parse(str(folder / "run"))
+        trace, printed = folder / "trace", folder / "output"
+        trace.unlink(missing_ok=True)
         request = CheckRequest(
             pid=os.getpid(),
             trace=str(trace),
@@ -168,10 +162,10 @@ class Runs:
         )
         options = self._options
         # -P: files in the working directory are not imported, as they are not by `elastic-train`.
-        command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", str(folder)]
+        command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", run.url]
         command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]
         env = environment.variables() | request.to_env() | {"TMPDIR": str(self._root)}
-        with (self._root / f"{name}.{number}.output").open("w+b") as output:
+        with printed.open("w+b") as output:
             with self._lock:
                 if self._running is None:
                     return None
@@ -191,7 +185,7 @@ class Runs:
             output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
             text = output.read().decode(errors="replace")
         data = trace.read_bytes() if trace.exists() else b""
-        events = read_events(RunDir.parse(str(folder)).events)
+        events = read_events(run.events)
         stopped = logged_event.last(events, Stopped)
         return Ended(
             code=code,

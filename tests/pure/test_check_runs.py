@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -10,9 +11,8 @@ import pytest
 
 from elastic.check import check as module
 from elastic.check import command, plan
-from elastic.check.check import RecipeFailed, check
+from elastic.check.check import RecipeFailed, Result, Verdict, check
 from elastic.check.plan import Launch
-from elastic.check.proof import Result, Verdict
 from elastic.check.runs import CheckStopped, Ended, Runs, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
@@ -50,7 +50,7 @@ def checks(monkeypatch):
     def checked(others, trained=8, **calm):
         class Scripted:
             def __init__(self, *_):
-                self.chains = {}
+                pass
 
             def __enter__(self):
                 return self
@@ -58,20 +58,18 @@ def checks(monkeypatch):
             def __exit__(self, *_):
                 pass
 
-            def begin(self, name, chain, steps, *_):
-                self.chains[name] = chain
-                if name != plan.CALM:
-                    checked.steps[name] = steps
+            def begin(self, chain, steps, *_):
+                if chain[0].proof != plan.CALM:
+                    checked.steps.add(steps)
+                found = [others.get(each.proof, ended(each.ends[0], trained, **calm)) for each in chain]
+                bad = [number for number, each in enumerate(chain) if each.proof in others]
+                return found[: bad[0] + 1] + [None] * (len(found) - bad[0] - 1) if bad else found
 
-            def end_of(self, name, number):
-                launch = self.chains[name][number]
-                if any(each.proof in others for each in self.chains[name][:number]):
-                    return None
-                usual = ended(launch.ends[0], trained, **calm)
-                return others.get(launch.proof, usual)
+            def ended(self, chain):
+                return chain
 
         monkeypatch.setattr(module, "Runs", Scripted)
-        rows, checked.steps = [], {}
+        rows, checked.steps = [], set()
         return check(OPTIONS, rows.append, SimpleQueue()), rows
 
     return checked
@@ -147,7 +145,7 @@ def test_the_runs_of_a_recipe_that_ends_itself_may_train_one_step_more(checks):
     """Else a run that does not end itself would be cut off at the step where the calm one ended."""
     for stopped, steps in (("enough", 9), (None, 8)):
         checks({}, stopped=stopped)
-        assert set(checks.steps.values()) == {steps}
+        assert checks.steps == {steps}
 
 
 @pytest.mark.parametrize(
@@ -171,18 +169,16 @@ def test_a_run_directory_is_removed_as_soon_as_its_runs_ended(tmp_path):
     """Those of a large model, or of a recipe that prints much, may not fit on the disk together."""
 
     class Written(Runs):
-        def _run(self, name, *_):
-            (self._root / name).mkdir()
+        def _run(self, folder, *_):
+            assert folder.parent == self._root
             return ended(0)
 
     runs = Written(OPTIONS, tmp_path, SimpleQueue())
-    runs.begin("a", [Launch(proof=plan.AGAIN, workers=1)], 8)
-    assert runs.end_of("a", 0).code == 0
-    runs._pool.shutdown()
+    assert runs.ended(runs.begin([Launch(proof=plan.AGAIN, workers=1)], 8))[0].code == 0
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["first line", "folder"])
 def test_a_signal_ends_a_check_in_order_from_its_first_line_on(
     tmp_path, monkeypatch, capsys, request, number, moment
@@ -193,7 +189,7 @@ def test_a_signal_ends_a_check_in_order_from_its_first_line_on(
     folders = tmp_path / "temporary"
     folders.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folders))
-    monkeypatch.setattr(Runs, "begin", lambda *_: None)
+    monkeypatch.setattr(Runs, "begin", lambda *_: Future())
 
     def then_the_signal(function):
         def called(*arguments, **others):
