@@ -167,7 +167,7 @@ class Loader:
     def reads_ahead(self, shards: int) -> int:
         """How many steps at most are cut into shards before they begin, beside the next one.
 
-        shards: of the first step. A later step may have one alone, or none, which counts as one.
+        shards: of the first step. A later step may have one alone.
         """
         return slices_ahead(self.workers, shards) if self.workers else 0
 
@@ -191,9 +191,7 @@ class Loader:
         looked_at = next(self._slices(lambda _step: at_first, first_step)) if check_first else None
         batches = loader.batches(self._slices(shards_of, first_step), looked_at)
         for number in range(first_step, self.order.steps + 1):
-            shards = shards_of(number)
-            batch = list(islice(batches, len(shards) or 1))
-            yield batch if shards else []
+            yield list(islice(batches, len(shards_of(number))))
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
@@ -206,18 +204,13 @@ class Loader:
         return replace(self, order=order).shard(step, 0)
 
     def _slices(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[Slice]:
-        """A step without shards has one slice, without samples: loading processes count slices, and
-        must not go on to steps whose shards are not known yet.
-        """
-        order, nothing = self.order, torch.empty(0, dtype=torch.int64)
+        order = self.order
         for step in range(first_step, order.steps + 1):
             epoch, batch_in_epoch = order.position(step)
             drawn, numbers = order.drawn(epoch)
             samples = order.batch(drawn, batch_in_epoch)
             streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
-            if not (shards := shards_of(step)):
-                yield Slice(epoch, -1, nothing, nothing)
-            for shard in shards:
+            for shard in shards_of(step):
                 yield Slice(
                     epoch,
                     shard,

@@ -50,18 +50,13 @@ def default_collate(samples: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedBatches(Dataset[Any]):
-    """The collated samples of a request, each loaded under its own random stream.
-
-    None for a request without samples, of which no collate is asked.
-    """
+    """The collated samples of a request, each loaded under its own random stream."""
 
     dataset: Any
     seed: int
     collate: Callable[[list[Any]], Any]
 
     def __getitem__(self, request: Request) -> Any:
-        if not request:
-            return None
         return self.collate([self._sample(*each) for each in request])
 
     def _sample(self, epoch: int, stream: int, sample: int) -> Any:

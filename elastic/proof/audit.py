@@ -2,8 +2,7 @@
 
 Any rank can compute any shard: its data, random streams and opening buffers are functions of
 (seed, step, shard), and the parameters are the same everywhere. So each rank also computes one
-shard of the next rank, all of them at once; a world of one repeats a shard of its own, and a rank
-without a shard in that step only sees the verdict. Compared are
+shard of the next rank, all of them at once; a world of one repeats a shard of its own. Compared are
 the data, what the function returned, the buffers after it, and each parameter's gradient as it
 joined the sum. This finds what a comparison of states cannot: a result that all ranks share and
 that another world size would not have given.
@@ -159,8 +158,8 @@ class Computation:
 class StepAudit:
     """The audit of one step on one rank.
 
-    own: the shard of this rank that is computed again elsewhere, None where it has no shard. again:
-    the computation of another one here.
+    own: the shard of this rank that is computed again elsewhere. again: the computation of another
+    one here.
     cost_s: seconds spent on second computations so far.
     """
 
@@ -170,12 +169,9 @@ class StepAudit:
         self._compute = compute
         seed, rank = auditor.loader.order.seed, auditor.groups.rank
         spans = auditor.of_steps.exchange.spans
-        self._shards = {r: audited_shard(seed, step, spans[r]) for r in range(len(spans)) if spans[r]}
-        self._ranks = list(self._shards)
-        self.own = self._shards.get(rank)
-        self._owner = rank if self.own is None else audited_by(rank, self._ranks)
-        self._first = Computation(self._shards.get(rank, -1))
-        self.again = Computation(self._shards.get(self._owner, -1))
+        self._shards = [audited_shard(seed, step, each) for each in spans]
+        self.own, self._owner = self._shards[rank], audited_by(rank, len(spans))
+        self._first, self.again = Computation(self.own), Computation(self._shards[self._owner])
         self.cost_s = 0.0
         self._batch: Batch | None = None  # of the shard that is computed again here
         self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
@@ -196,8 +192,6 @@ class StepAudit:
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
-        if self.own is None:
-            return
         with self._timed(), self._auditor.undisturbed():
             self._call_again(number)
         self._sums.append(number)
@@ -217,8 +211,7 @@ class StepAudit:
         Raises as `check_sums`.
         """
         with self._timed(), self._auditor.undisturbed():
-            if self.own is not None:
-                self._call_again(number)
+            self._call_again(number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
     def _call_again(self, number: int) -> None:
@@ -250,8 +243,7 @@ class StepAudit:
             computation.add_gradient(parameter, gradient)
 
     def _check(self, calls: list[int], backward: Backward) -> None:
-        if self.own is not None:
-            self._differentiate(self.again, [self._outputs[number] for number in calls], backward)
+        self._differentiate(self.again, [self._outputs[number] for number in calls], backward)
         groups = self._auditor.groups
         computations, names = (self._first, self.again), self._auditor.names
         with self._auditor.of_steps.heartbeat.waiting():
@@ -259,7 +251,8 @@ class StepAudit:
             # must start the operations of a group in the same order.
             self._auditor.of_steps.gradients.wait()
         told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
-        failed = [o for o in self._ranks if told[o][0] != told[auditor_of(o, self._ranks)][1]]
+        ranks = len(told)
+        failed = [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]
         if failed:
             self._fail(failed, calls, backward)
         self._new = []
@@ -296,7 +289,7 @@ class StepAudit:
                 has_copies=self._auditor.loader.workers > 0,
             )
             for owner in failed
-            for auditor in [auditor_of(owner, self._ranks)]
+            for auditor in [auditor_of(owner, len(nodes))]
         ]
         for each in audited if self._auditor.log is not None else ():
             self._record(each)

@@ -198,14 +198,11 @@ def audited_shard(seed: int, step: int, own_shards: range) -> int:
     return own_shards[key(seed, "audit", step, own_shards.start) % len(own_shards)]
 
 
-def auditor_of(owner: int, ranks: Sequence[int]) -> int:
-    """The rank that computes a shard of `owner` again; itself where it is alone.
-
-    ranks: those that have shards, in order.
-    """
-    return ranks[(ranks.index(owner) - 1) % len(ranks)]
+def auditor_of(owner: int, ranks: int) -> int:
+    """The rank that computes a shard of `owner` again; itself where it is alone."""
+    return (owner - 1) % ranks
 
 
-def audited_by(auditor: int, ranks: Sequence[int]) -> int:
+def audited_by(auditor: int, ranks: int) -> int:
     """The rank one of whose shards `auditor` computes again."""
-    return ranks[(ranks.index(auditor) + 1) % len(ranks)]
+    return (auditor + 1) % ranks

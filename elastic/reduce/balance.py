@@ -1,14 +1,13 @@
 """How many shards each rank computes follows from how long each of them worked.
 
 The result of a step does not depend on who computes which shard (tree.py), so a slow machine may
-get fewer of them. A rank's own seconds in a step are a fixed part, and the same again for each of
-its shards. The best split is the one whose slowest rank is the fastest.
+get fewer of them, but one at least. A rank's own seconds in a step are a fixed part, and the same
+again for each of its shards. The best split is the one whose slowest rank is the fastest.
 
 Steps are looked at in windows. A window proposes a split where that gains more than `LEAST_GAIN`,
 and the next window, whose noise is another one, must confirm it. What the ranks need now is then
 counted low (a quartile of each rank's steps), and what they would need is not: noise alone moves
-nothing. The fixed part of a rank shows where the number of its shards has changed. A rank without a
-shard shows no seconds of a shard, so now and then it gets one, for a window at least.
+nothing. The fixed part of a rank shows where the number of its shards has changed.
 
 All ranks have the same numbers and get the same split without a message. It does not see what more
 blocks of a span cost in the exchange, nor the memory of a rank that gets more shards.
@@ -20,7 +19,6 @@ from heapq import heapify, heapreplace
 
 WINDOW_STEPS, WINDOW_S, LONGEST_WINDOW = 16, 0.5, 256  # steps at least; seconds too; steps at most
 LEAST_GAIN = 1.05
-PROBE_STEPS, RAREST_PROBE = 128, 2048  # between two probes: at first, and where all were in vain
 # Of a rank's seconds at least this share is that of its shards; and a change in their number tells
 # the fixed part only where it is at least this share of them.
 _OF_SHARDS, _TELLING = 0.25, 0.25
@@ -40,35 +38,25 @@ class Cost:
         return self.fixed_s + shards * self.shard_s
 
 
-def best_split(costs: Sequence[Cost], shards: int, *, least: int = 0) -> Counts:
-    """The numbers of shards with which the slowest rank is the fastest.
+def best_split(costs: Sequence[Cost], shards: int) -> Counts:
+    """The numbers of shards, one at least, with which the slowest rank is the fastest.
 
-    least: shards of each rank, at least. Of equal ranks one without a shard comes first. One shard
-    after the other goes to the rank that will have the least seconds with it: since seconds grow
-    with shards, no other split is better.
+    One shard after the other goes to the rank that will have the least seconds with it: since
+    seconds grow with shards, no other split is better.
     """
-    counts = [least] * len(costs)
-    waiting = [(cost.seconds(least + 1), least, rank) for rank, cost in enumerate(costs)]
+    counts = [1] * len(costs)
+    waiting = [(cost.seconds(2), rank) for rank, cost in enumerate(costs)]
     heapify(waiting)
-    for _ in range(shards - least * len(costs)):
-        _, _, rank = waiting[0]
+    for _ in range(shards - len(costs)):
+        _, rank = waiting[0]
         counts[rank] += 1
-        heapreplace(waiting, (costs[rank].seconds(counts[rank] + 1), counts[rank], rank))
+        heapreplace(waiting, (costs[rank].seconds(counts[rank] + 1), rank))
     return tuple(counts)
-
-
-def least_seconds(costs: Sequence[Cost], shards: int) -> float:
-    """No split is faster: so long would all ranks work if shards could be cut."""
-    speeds = [1 / cost.shard_s for cost in costs]
-    fixed = sum(cost.fixed_s * speed for cost, speed in zip(costs, speeds, strict=True))
-    return (shards + fixed) / sum(speeds)
 
 
 def learned(before: Cost, was: tuple[int, float], now: tuple[int, float]) -> Cost:
     """What a rank's steps cost. was, now: its shards and its seconds in two windows."""
     (shards_was, was_s), (shards, now_s) = was, now
-    if not shards:
-        return Cost(fixed_s=now_s, shard_s=before.shard_s)
     fixed_s = before.fixed_s
     if abs(shards - shards_was) >= _TELLING * max(shards, shards_was):
         shard_s = (now_s - was_s) / (shards - shards_was)
@@ -96,7 +84,6 @@ class Balance:
         self._costs: list[Cost] = []
         self._was: list[tuple[int, float]] = []  # of each rank in the window before
         self._proposed: Counts | None = None
-        self._idle_steps, self._probe_steps, self._is_probe = 0, PROBE_STEPS, False
 
     def counts(self, step: int) -> Counts:
         """How many shards each rank has in this step."""
@@ -113,7 +100,6 @@ class Balance:
         if step <= self._effective or not own_s:
             return None
         self._steps.append(own_s)
-        self._idle_steps = 0 if all(self._next) else self._idle_steps + 1
         self._seconds += max(own_s)
         is_long = len(self._steps) >= WINDOW_STEPS and self._seconds >= WINDOW_S
         if not is_long and len(self._steps) < LONGEST_WINDOW:
@@ -122,8 +108,6 @@ class Balance:
         if split is None or split == self._next:
             return None
         self._now, self._next, self._effective = self._next, split, self._known
-        # What the window after a probe judges is the split before.
-        self._proposed = self._now if self._is_probe else None
         return split
 
     @property
@@ -142,18 +126,10 @@ class Balance:
         self._costs = list(map(learned, before, self._was or observed, observed))
         self._was = observed
         proposed, self._proposed = self._proposed, None
-        is_confirmed = proposed is not None and self._gains(now_s, proposed)
-        if self._is_probe:
-            self._is_probe, self._idle_steps = False, 0
-            self._probe_steps = min(2 * self._probe_steps, RAREST_PROBE) if is_confirmed else PROBE_STEPS
-        if is_confirmed:
+        if proposed is not None and self._gains(now_s, proposed):
             return proposed
-        if self._idle_steps >= self._probe_steps:
-            self._is_probe = True
-            return best_split(self._costs, self._shards, least=1)
-        if now_s > LEAST_GAIN * least_seconds(self._costs, self._shards):
-            best = best_split(self._costs, self._shards)
-            self._proposed = best if self._gains(now_s, best) else None
+        best = best_split(self._costs, self._shards)
+        self._proposed = best if self._gains(now_s, best) else None
         return None
 
     def _gains(self, now_s: float, split: Counts) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.reduce.gradient_flags import left_changed
+from elastic.reduce.gradient_hooks import left_changed
 from elastic.reduce.tree import Block, Stack
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
@@ -172,12 +172,6 @@ class Bucket:
                 show(parameter, self._views[id(parameter)])
         self.stack.push(Block(min(pair), len(pair)), self._flat)
         self._flat = None
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the form of its vectors, without their memory."""
-        first = self.parameters[0]
-        return torch.empty((), dtype=first.dtype, device=first.device).expand(self.length)
 
     def recycle(self) -> None:
         """Take back the vectors of the last step, whose gradients are not needed any more."""

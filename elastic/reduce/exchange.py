@@ -10,8 +10,7 @@ There are three ways, and each performs exactly the additions of the tree (tree.
 - Any other world: each rank receives its chunk of every block (all-to-all), folds the tree for that
   chunk, and all gather the finished chunks.
 
-Spans may be others in each step (`divide`), and a rank may have none: it adds nothing, and gets
-every sum.
+Spans may be others in each step (`divide`); every rank has a shard at least.
 
 The library's own all-reduce is not used for more than two ranks: the order in which it adds depends
 on the world size, the algorithm and the vector's length. With one block a rank each way moves
@@ -63,55 +62,41 @@ class Exchange:
         assert sorted(shard for each in spans for shard in each) == list(range(self.shards)), (
             "spans leave shards out"
         )
+        assert all(spans), "a rank has no shard"
         self.is_reversed = is_reversed
         self.spans = tuple(spans)
         self.own_shards = self.spans[self.rank]
-        self.has_idle = not all(self.spans)  # a rank without a shard
         self._blocks = [blocks(each) for each in self.spans]
         sizes = {block.size for of_rank in self._blocks for block in of_rank}
         one_each = all(len(of_rank) == 1 for of_rank in self._blocks)
         self._halves = one_each and len(sizes) == 1 and self.world_size & (self.world_size - 1) == 0
 
-    def sum_ranks(self, of_rank: Tensor, what: str) -> Tensor:
-        """The sum of one tensor per rank: on every rank, of its shape. It is overwritten.
-
-        Raises PeerLost when another rank is gone.
-        """
-        ranks = Exchange(
-            shards=self.world_size, world_size=self.world_size, rank=self.rank, group=self._group
-        )
-        return ranks.sum_shards({self.rank: of_rank}, what)
-
-    def sum_shards(self, of_shard: dict[int, Tensor], what: str, like: Tensor | None = None) -> Tensor:
+    def sum_shards(self, of_shard: dict[int, Tensor], what: str) -> Tensor:
         """The tree sum of one tensor per own shard, in their order: on every rank, of their shape.
 
         All tensors have one shape, dtype and device; they are overwritten. `what` names the sum in
-        an error. like: a tensor of that form, which a rank without a shard needs. Raises PeerLost
-        when another rank is gone.
+        an error. Raises PeerLost when another rank is gone.
         """
-        form = next(iter(of_shard.values())) if of_shard else like
-        assert form is not None, f"nothing tells the form of {what}"
+        form = next(iter(of_shard.values()))
         stack: Stack[Tensor] = Stack(Tensor.add_)
         for shard, value in of_shard.items():
             stack.push(Block(shard, 1), value.reshape(-1))
-        total = self.sum(stack.parts, what, form.reshape(-1))
+        total = self.sum(stack.parts, what)
         if self.world_size > 1 and total.device.type == "cuda":
             # nccl only queues the sum. Without this wait the host would stop for other ranks later,
             # in the middle of the recipe's code, where the agent takes a long stop for a hang.
             torch.cuda.current_stream(total.device).synchronize()
         return total.view(form.shape)
 
-    def sum(self, parts: dict[Block, Tensor], what: str, like: Tensor | None = None) -> Tensor:
+    def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """The root of the tree over all ranks' parts: a vector, on the parts' device.
 
         parts: one contiguous vector per own block, all of one length and dtype; they are
-        overwritten. `what` and `like`: as in `sum_shards`. Raises PeerLost when another rank is
-        gone.
+        overwritten. `what`: as in `sum_shards`. Raises PeerLost when another rank is gone.
         """
         if self.world_size == 1:
             return fold(parts, self.shards, Tensor.add_)
-        form = next(iter(parts.values())) if parts else like
-        assert form is not None, f"nothing tells the form of {what}"
+        form = next(iter(parts.values()))
         if not form.numel():  # on every rank
             return form
         device = form.device
@@ -119,7 +104,7 @@ class Exchange:
             parts = {block: part.cpu() for block, part in parts.items()}
         with peers_may_die(what):
             if not self._halves:
-                total = self._by_chunks(parts, form)
+                total = self._by_chunks(parts)
             else:
                 (total,) = parts.values()
                 if self.world_size == 2:
@@ -165,20 +150,20 @@ class Exchange:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    def _by_chunks(self, parts: dict[Block, Tensor], form: Tensor) -> Tensor:
+    def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
         """Each rank receives its chunk of all blocks and folds it; then all gather the chunks.
 
         The vector is cut into W chunks of equal length, the last one padded with zeros. Padding
         costs no bits: zeros are added to zeros and cut off at the end.
         """
         mine = self._blocks[self.rank]
-        length = form.numel()
+        length = parts[mine[0]].numel()
         chunk = -(-length // self.world_size)
         padding = chunk * self.world_size - length
         padded = [torch.nn.functional.pad(parts[block], (0, padding)) for block in mine]
-        host = "cpu" if self._is_gloo else form.device
-        stacked = torch.stack(padded) if padded else torch.empty(0, dtype=form.dtype, device=host)
-        send = stacked.view(len(mine), self.world_size, chunk).transpose(0, 1).contiguous().view(-1)
+        send = (
+            torch.stack(padded).view(len(mine), self.world_size, chunk).transpose(0, 1).contiguous().view(-1)
+        )
         counts = [len(of_rank) for of_rank in self._blocks]
         receive = send.new_empty(sum(counts) * chunk)
         dist.all_to_all_single(

@@ -155,12 +155,6 @@ class Gradients:
             if shard == pair[-1]:
                 self._end_pair(bucket, pair)
 
-    def send_nothing(self) -> None:
-        """In the place of the backwards, in a rank without a shard: the others wait for it."""
-        self._check()
-        while self._next < len(self._layout.buckets):
-            self._start_sum(self._layout.buckets[self._next])
-
     def _check(self) -> None:
         """After the backwards. Autograd may have added to a vector what no hook sees by itself."""
         self._hooks.check()
@@ -191,8 +185,7 @@ class Gradients:
                 shard: torch.cat([self._late_part(p, shard) for p in group])
                 for shard in self._exchange.own_shards
             }
-            like = group[0].new_empty(()).expand(sum(p.numel() for p in group))
-            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time", like)
+            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time")
             for parameter, view in zip(group, cut(total, group), strict=True):
                 parameter.grad = view
         self._joined.update(dict.fromkeys(reached))
@@ -325,9 +318,6 @@ class Gradients:
         self._fill_missing(bucket)
         self._end_pair(bucket, self._pairs[-1])
         bucket.is_sent = True
-        self._start_sum(bucket)
-
-    def _start_sum(self, bucket: Bucket) -> None:
         self._next += 1
-        run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients", bucket.like)
+        run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
         self._sums.append(run() if self._thread is None else self._thread.submit(run))

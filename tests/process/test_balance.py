@@ -9,17 +9,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 TURN = {"TINY_TURN": "yes"}
 
 
-def has_idle(drill):
-    return any(0 in shards for (shards,) in drill.values("shards_moved", "shards"))
-
-
 def test_spans_that_change_all_the_time_leave_the_same_bits(drill, undisturbed):
-    """Three workers, of which some have no shard at times, with audits, snapshots and saves."""
+    """Three workers, with audits, snapshots and saves."""
     options = "--nproc-per-node", "3", "--audit", "3steps", "--snapshot-every", "2"
     drill.start(*options, env=TURN).ends_with(0)
     drill.is_like(undisturbed)
     assert len(drill.events("generation_started")) == 1
-    assert len(drill.events("shards_moved")) >= 8 and has_idle(drill)
+    assert len(drill.events("shards_moved")) >= 8
 
 
 def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturbed):
@@ -28,7 +24,6 @@ def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturb
     drill.start("--nproc-per-node", "2", "--faults", plan, env=TURN).ends_with(0)
     drill.is_like(undisturbed)
     assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
-    assert has_idle(drill)
 
 
 def test_a_join_and_a_drain_among_changing_spans_leave_the_same_bits(drill, undisturbed_sum):
@@ -49,7 +44,6 @@ def test_a_join_and_a_drain_among_changing_spans_leave_the_same_bits(drill, undi
 
     drill.is_like(undisturbed_sum)
     assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2, 3}
-    assert has_idle(drill)
 
 
 def test_off_leaves_spans_equal(drill, undisturbed):

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from audited import ALONE, BATCH, CLASSES, SAMPLES, Training, tensors
+from audited import BATCH, CLASSES, SAMPLES, Training, tensors
+from steps import ALONE
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import Dataset

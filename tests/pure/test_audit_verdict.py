@@ -59,11 +59,11 @@ def test_the_first_entry_in_the_order_of_computing_is_named(found):
     assert f"differs is {different[0]}, {len(different)} of {len(NAMES)}" in audited(found).sentence()
 
 
-@given(st.sets(st.integers(0, 12), min_size=1).map(sorted))
+@given(st.integers(1, 12))
 def test_every_rank_audits_one_rank_and_is_audited_by_one(ranks):
-    """A ring of the ranks that have shards: the two functions are each other's inverse."""
-    assert sorted(audited_by(rank, ranks) for rank in ranks) == ranks
-    assert all(auditor_of(audited_by(rank, ranks), ranks) == rank for rank in ranks)
+    """A ring: the two functions are each other's inverse."""
+    assert sorted(audited_by(rank, ranks) for rank in range(ranks)) == list(range(ranks))
+    assert all(auditor_of(audited_by(rank, ranks), ranks) == rank for rank in range(ranks))
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 9), st.integers(0, 12))

@@ -1,4 +1,4 @@
-"""Whatever shards a rank has in a step, also none, the run leaves the same bits."""
+"""Whatever shards a rank has in a step, the run leaves the same bits."""
 
 from functools import cache
 
@@ -10,7 +10,6 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.step.step import Step
 
 CLASSES, SHARDS, LATE = 3, 6, 4
 
@@ -59,7 +58,7 @@ def mean_form(step, net, scaler):
 
 
 def positive(batch):
-    """Of another form than `ones`; a rank may have no shard where it is called first."""
+    """Of another form than `ones`."""
     return (batch.data[1] > 0).reshape(2, -1)
 
 
@@ -149,50 +148,14 @@ def test_a_run_leaves_the_same_bits_at_every_world_size(trained, world_size, for
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(("form", "is_scaled"), [("mean", True), ("sum", False), ("hand", False)])
 def test_a_cut_that_changes_at_every_step_leaves_the_same_bits(trained, world_size, form, is_scaled):
-    """Ranks without a shard among them: losses, norms and the state are those of one rank."""
+    """Losses, norms and the state are those of one rank."""
     alone = trained(1, "equal", form, is_scaled, ())
     assert trained(world_size, "turning", form, is_scaled, ()) == alone * world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_audits_agree_where_ranks_have_no_shard(trained, world_size, form):
+def test_audits_agree_where_spans_change(trained, world_size, form):
     """Every step is audited: an audit that missed a rank would hang, or blame it."""
     alone = trained(1, "equal", form, False, ())
     assert trained(world_size, "turning", form, False, (("audits", True),)) == alone * world_size
-
-
-def train_idle(member, begins):
-    """begins: the step at which the function begins to leave something behind.
-
-    Rank 1 has no shard from step 2 on. In each step: its calls, and what the function left."""
-    net, found = nn.Linear(6, CLASSES), []
-    net.strength = 0.0
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def loss(batch):
-        if step.number >= begins:
-            net.strength = step.number / 10
-        return F.cross_entropy(net(batch.data[0]), batch.data[1])
-
-    calls, compute = [], Step._compute
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "_compute", lambda *given: calls.append(1) or compute(*given))
-        for step in cut_anew.steps(member, State(net=net, optimizer=optimizer), cut_anew.idle):
-            calls.clear()
-            step.mean_loss(loss)
-            found.append([len(calls), net.strength])
-            optimizer.step()
-    return found
-
-
-@pytest.mark.parametrize("begins", [1, 5])
-def test_an_idle_rank_has_what_the_function_leaves_behind(ranks, begins):
-    """An attribute that each call sets is of this step on both ranks, by one call in vain.
-
-    Also where the function begins with it later.
-    """
-    expected = [step / 10 * (step >= begins) for step in range(1, 7)]
-    one, idle = ranks.run(2, train_idle, begins)
-    assert [left for _, left in one] == [left for _, left in idle] == expected
-    assert [calls for calls, _ in idle[1:]] == [1] * 5

@@ -24,21 +24,15 @@ def equal(world_size: int, shards: int) -> Cut:
     return lambda _step: [len(span(shards, world_size, rank)) for rank in range(world_size)]
 
 
-def idle(step: int) -> list[int]:
-    """Of two ranks with six shards, of which the second has none after the first step."""
-    return [3, 3] if step == 1 else [6, 0]
-
-
 def turning(world_size: int, shards: int) -> Cut:
-    """Unequal after the first step, another one in each, and at most one rank alone has all."""
+    """Unequal after the first step, and another one in each."""
 
     def cut(step: int) -> list[int]:
         if step == 1:
             return list(equal(world_size, shards)(step))
         draw = torch.Generator().manual_seed(step)
-        weights = torch.rand(world_size, generator=draw) * (torch.rand(world_size, generator=draw) < 0.7)
-        weights[step % world_size] += 0.1
-        ends = (weights.cumsum(0) / weights.sum() * shards).round().int().tolist()
+        inner = torch.randperm(shards - 1, generator=draw)[: world_size - 1] + 1
+        ends = [*sorted(inner.tolist()), shards]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     return cut
@@ -60,7 +54,6 @@ def steps(
     dataset = TensorDataset(*tensors()) if dataset is None else dataset
     loader = Loader(dataset=dataset, order=order, device=CPU, workers=workers)
     parts = parts_of(state, order, member)
-    parts.any_shard = lambda number: loader.shard(number, 0)
     auditor = auditor_of(state, parts, loader, member=member)
     batches = loader.steps_of(lambda number: spans_of(cut(number))[member.rank], 1)
     for number in range(1, order.steps + 1):

@@ -160,7 +160,6 @@ class Loop:
             self._agreement,
             parts.again.collected,
         )
-        self._of_steps.any_shard = lambda step: parts.loader.shard(step, 0)
         self._saving = Saving(parts, self._agreement, point)
         self._recorder = StepRecorder(parts, resumed, self._of_steps.contract.mark)
         if point.source == "parent":

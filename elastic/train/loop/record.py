@@ -158,9 +158,9 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
     """The fields of a line; none where nothing was measured. own_s, shards: of each rank.
 
     A rank that has more shards than others is slow by no fault of its machine: the others count as
-    if they had as many, at their own pace. One without a shard shows no pace.
+    if they had as many, at their own pace.
     """
-    ranks = [rank for rank, number in enumerate(shards) if number] if own_s else []
+    ranks = range(len(shards)) if own_s else range(0)
     if len(ranks) < 2:
         return {}
     slowest = max(ranks, key=own_s.__getitem__)

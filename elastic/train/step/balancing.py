@@ -5,8 +5,7 @@ decisions reach the exchange, when a step begins, and the loader, as far ahead a
 no part of the training's state: a new generation begins with equal spans.
 
 Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
-with a failed worker, the next one keeps spans equal: no run fails again and again by this. It helps
-a body, too, that reads gradients inside the function: a rank without a shard has none.
+with a failed worker, the next one keeps spans equal: no run fails again and again by this.
 
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
 seconds lack the kernels that its host waits for in a sum (Pace), and in `elastic-train check`,
@@ -69,8 +68,7 @@ def has_failed(generation: int, starts: Events, moves: Events) -> bool:
 def is_held_off(generation: int, events: Path) -> bool:
     """Ranks with more shards need more memory, and lacked it perhaps: then spans stay equal.
 
-    Also where a body failed that reads what the backward of a shard leaves: one of no shard lacks
-    it. Asked on rank 0.
+    Asked on rank 0.
     """
     return has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
 

@@ -55,7 +55,7 @@ class BufferSums:
         signs: 1 for each float64 buffer, and each that is not summed, that this shard changed, then
         two hashes of all its integers and the square of each.
         """
-        if not self.length or not after:  # a rank without a shard adds nothing
+        if not self.length:
             return {shard: torch.zeros(0, dtype=torch.float64, device=self._device) for shard in after}
         integers = {shard: _flat(values, self.integers).long() for shard, values in after.items()}
         rows = torch.stack(list(integers.values()))

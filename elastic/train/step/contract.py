@@ -58,7 +58,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
-from elastic.reduce.gradient_flags import GradientFlags, left_changed
+from elastic.reduce.gradient_hooks import GradientFlags, left_changed
 from elastic.train.state import structure
 from elastic.train.state.state import State
 from elastic.train.state.structure import StateParts

@@ -46,7 +46,8 @@ class StepEnd:
         own_votes = [] if parts.agreement is None else parts.agreement.numbers()
         said = [*asks, *own_votes, *parts.pace.numbers()]
         with parts.heartbeat.waiting():
-            total = self._sum_up([*said, *parts.gradients.used()], losses)
+            contributions = self._contributions([*said, *parts.gradients.used()], losses)
+            total = parts.exchange.sum_shards(contributions, "the end of a step")
             of_ranks = len(total) - sums.length
             mean = total[:1] / parts.exchange.shards if loss is None else loss
             numbers, (known_loss,), signs = self._read(total[1:of_ranks], mean, sums.signs(total[of_ranks:]))
@@ -70,34 +71,18 @@ class StepEnd:
             shards=tuple(map(len, parts.exchange.spans)),
         )
 
-    def _sum_up(self, of_rank: list[float], losses: dict[int, Tensor]) -> Tensor:
-        """Of all shards' contributions."""
-        parts, end = self.parts, 1 + len(of_rank)
-        total = parts.exchange.sum_shards(
-            self._contributions(of_rank, losses),
-            "the end of a step",
-            self._like(end + parts.buffers.sums.length),
-        )
-        if parts.exchange.has_idle:
-            ours = torch.tensor(of_rank, dtype=torch.float64).to(parts.device)
-            total[1:end] = parts.exchange.sum_ranks(ours, "what ranks say at the end of a step")
-        return total
-
     def _contributions(self, of_rank: list[float], losses: dict[int, Tensor]) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [7] the fields of Requests, [2 · ranks] votes on the state before this
         step and [ranks] seconds that each of them worked (none with one rank), [parameters] whether
         a gradient exists, [sums.length] its buffers. Numbers of a rank, not of a shard, are in
-        a rank's first shard alone; in a sum of its own where a rank has no shard.
+        a rank's first shard alone.
         """
         parts, own_shards = self.parts, self.parts.exchange.own_shards
-        if not own_shards:
-            return {}
         heads = torch.zeros(len(own_shards), 1 + len(of_rank), dtype=torch.float64)
-        if not parts.exchange.has_idle:
-            # A rank's requests count once, whatever the number of its shards.
-            heads[0, 1:] = torch.tensor(of_rank, dtype=torch.float64)
+        # A rank's requests count once, whatever the number of its shards.
+        heads[0, 1:] = torch.tensor(of_rank, dtype=torch.float64)
         heads = heads.to(parts.device)
         if losses:
             heads[:, 0] = torch.stack([losses[shard].view(()) for shard in own_shards])
@@ -117,7 +102,7 @@ class StepEnd:
                 buffers.contributions(self.buffers),
                 "buffers that forward changed for the first time",
             )
-            total = parts.exchange.sum_shards(late, what, self._like(buffers.sums.length))
+            total = parts.exchange.sum_shards(late, what)
             (signs,) = self._read(buffers.sums.signs(total))
         if not buffers.sums.have_same_integers(signs):
             names = buffers.changed_integers(self.buffers.values())
@@ -132,7 +117,3 @@ class StepEnd:
         flat = [each.reshape(-1).to(self.parts.device, torch.float64) for each in tensors]
         numbers = iter(torch.cat(flat).tolist())
         return [list(islice(numbers, each.numel())) for each in tensors]
-
-    def _like(self, length: int) -> Tensor:
-        """A float64 vector of this length, without memory."""
-        return torch.empty((), dtype=torch.float64, device=self.parts.device).expand(length)

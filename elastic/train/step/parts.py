@@ -3,11 +3,9 @@
 Every rank ends a step with the same outcome, so that all decide the same at the same step.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from elastic.data.loader import Batch
 from elastic.data.order import SampleOrder
 from elastic.proof.agreement import Agreement
 from elastic.proof.step_again import Collected
@@ -109,9 +107,6 @@ class Pace:
 class StepParts:
     """Of one rank. agreement: None where no ranks are compared. collected: of a step whose
     computations are.
-
-    any_shard: loads a shard of a step for a call whose result nothing uses; None where each rank
-    has shards.
     """
 
     def __init__(
@@ -134,4 +129,3 @@ class StepParts:
         self.pace = Pace(groups.rank, groups.world_size, heartbeat)
         self.heartbeat, self.order = heartbeat, order
         self.agreement, self.collected = agreement, collected
-        self.any_shard: Callable[[int], Batch] | None = None

@@ -164,9 +164,8 @@ class Step:
         if form.dtype in INTEGERS:
             whole = [extremes(output.detach().to(torch.int64)) for output in outputs.values()]
             check_fits(whole, self.shards, "step.sum")
-        like = torch.empty((), dtype=dtype, device=self._parts.device).expand(form.shape)
         with self._parts.heartbeat.waiting():
-            total = self._parts.exchange.sum_shards(copies, "a sum over shards", like)
+            total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
         self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
@@ -211,8 +210,6 @@ class Step:
             gradients.before_backward(batch.shard)
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self._end_backward(batch.shard)
-        if not self._batches:
-            gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_sums(self._sums.backward)
         self._finish(loss.detach(), {})
@@ -245,10 +242,6 @@ class Step:
             self._end_backward(batch.shard)
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
-        if not losses:  # in the place of the backwards
-            if scaler is not None:  # at its first call it makes what an update asks it for
-                scaler.scale(torch.zeros((), device=self._parts.device))
-            self._parts.gradients.send_nothing()
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
@@ -343,13 +336,6 @@ class Step:
             if audit is not None:
                 audit.after(call.number, output)
             yield batch, output
-        if not self._batches:
-            # In a rank without a shard: what a call leaves behind is there on every rank.
-            assert self._parts.any_shard is not None, "there is nothing to call a function with"
-            call = Call(function=function, number=self._passes, buffers=buffers.opening, modes=modes)
-            self._parts.heartbeat.enter(Phase.STEP)
-            self._compute(call, self._parts.any_shard(self.number))
-            buffers.load()
         contract.end_pass()
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 

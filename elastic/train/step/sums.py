@@ -108,8 +108,7 @@ class AgreedForms:
             table = torch.zeros(shape, dtype=torch.float64)
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
-        like = torch.empty(shape, dtype=torch.float64, device=self._device)
-        rows = self._exchange.sum_shards(tables, "the forms of a sum", like).long().tolist()
+        rows = self._exchange.sum_shards(tables, "the forms of a sum").long().tolist()
         has_graph = any(row[0] for row in rows)
         forms = [
             OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)

@@ -24,8 +24,8 @@ TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards 
                 before it uses them, with its node and the time by its wall clock.
 TINY_EVALUATE   Any text: the body ends each epoch with an evaluation, which waits at the gate of
                 its step, `evaluation-<n>`.
-TINY_TURN       Any text: every other step has another cut of the shards into spans, some of them
-                empty, whatever the ranks' seconds are.
+TINY_TURN       Any text: every other step has another cut of the shards into spans, whatever the
+                ranks' seconds are.
 """
 
 import argparse
@@ -198,13 +198,13 @@ def turn_if_asked() -> None:
 
 
 def _turned(its: balance.Balance) -> tuple[int, ...]:
-    """One rank after the other gives a shard, or all that it has, to the next one."""
+    """One rank after the other gives a shard, or all but one, to the next one."""
     its._steps = []
     its.turn = getattr(its, "turn", 0) + 1
     after = list(its.counts(its.effective))
-    givers = [rank for rank, count in enumerate(after) if count]
+    givers = [rank for rank, count in enumerate(after) if count > 1]
     giver = givers[its.turn % len(givers)]
-    moved = after[giver] if its.turn % 2 else 1
+    moved = after[giver] - 1 if its.turn % 2 else 1
     after[giver] -= moved
     after[(giver + 1) % len(after)] += moved
     return tuple(after)
