@@ -159,29 +159,25 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     page = LeavePage(options.grace_s)
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
-        interpreter.restart()  # before imports, which it would repeat
         supervisor.supervise(page, options.drain_signals)
     _tell_of_variables(options, variables)
     from elastic.agent import preflight
-    from elastic.agent.workers.fork_server_client import ForkServerClient
-    from elastic.agent.workers.spawner import Spawner
+    from elastic.agent.spawner import Spawner
     from elastic.report.monitors import check_monitoring, open_monitors
-    from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
-    preflight.imports_library(recipe)
+    imports_library = preflight.imports_library(recipe)
     with _named(variables):
         preflight.check_command(options)
         check_monitoring(options)
     interpreter.pin_threads()
+    interpreter.set_up_malloc()
+    if said := interpreter.fix_hashing():
+        print(said, flush=True)
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
-    spawner = Spawner(
-        recipe,
-        partial(print, flush=True),
-        lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server),
-    )
+    spawner = Spawner(recipe, partial(print, flush=True), forks=imports_library)
     with contextlib.closing(spawner):
         from elastic.agent.launch import launch
 

@@ -15,15 +15,15 @@ from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.group_client import GroupClient
-from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.health import AgentHealth
 from elastic.agent.repeated_error import came_back
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.agent.workers.node_workers import KILL_WAIT_S, NodeWorkers
-from elastic.agent.workers.spawner import Spawner
+from elastic.agent.spawner import Spawner
+from elastic.agent.watchdog import Watchdog
+from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
 from elastic.events import DrainRequested, GenerationEnded, UploaderDied

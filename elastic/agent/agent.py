@@ -1,28 +1,20 @@
 """An agent starts the workers of each generation on its node, watches them, and leaves none.
 
-Read from the top: `_invoke_run` is the run, one generation after another. `_run_generation` is one
-generation: look at everything that can change, have decide.py decide, do what actions.py has for
-the decision. Neither waits for a worker to finish; only workers that were killed are waited for.
+Read from the top: `run` is the run, one generation after another: join, start, watch. `_watch` is
+one generation: look at everything that can change, have decide.py decide, do what generation.py
+has for the decision. Neither waits for a worker to finish; killed workers alone are waited for.
 
-A subclass of torch's LocalElasticAgent, so that the rendezvous and the ranks keep torch's
-interfaces; the processes and the state machine are our own (docs/decisions/0002 has the reasons).
-Methods with torch's names override torch's.
+It imports no torch: the fork server and the workers do.
 """
 
-import signal
 from contextlib import suppress
-from functools import partial
-from typing import Any
-
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic.agent.actions import GROUP_POLL_S, AgentParts, NodeGeneration
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.finished_run import has_recorded_end
-from elastic.agent.workers.node_workers import NodeWorkers
-from elastic.agent.workers.worker_variables import worker_starts
+from elastic.agent.store_socket import StoreSockets
+from elastic.agent.worker_environment import worker_starts
+from elastic.agent.workers import NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_COMPLETE,
@@ -38,8 +30,6 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
-from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share
@@ -51,8 +41,8 @@ WRONG_TIMES_TO_LEAVE = 2
 NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=None, cause="", failure=None)
 
 
-class NodeAgent(LocalElasticAgent):
-    """`run` returns when the run has ended for this node; then `end` says how.
+class NodeAgent:
+    """`run` returns how the run has ended for this node.
 
     failure: the first failed worker of the newest generation that a failure ended, of any node as
     far as this one knows it.
@@ -63,24 +53,9 @@ class NodeAgent(LocalElasticAgent):
 
     end: RunEnd
 
-    def __init__(self, parts: AgentParts, rendezvous: Rendezvous, host: EndpointHost) -> None:
-        settings = parts.settings
-        self._handler = ElasticRendezvous(
-            rendezvous,
-            host,
-            run_id=settings.options.rdzv_id or settings.run.local.name,
-            interrupted=self._is_interrupted,
-        )
-        spec = WorkerSpec(
-            role="default",
-            local_world_size=settings.nproc,
-            rdzv_handler=self._handler,
-            entrypoint=settings.options.recipe,
-            max_restarts=settings.options.max_restarts,
-        )
-        # Without a folder of its own, torch's log specification would leave a new one behind at
-        # every start.
-        super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
+    def __init__(self, parts: AgentParts, sockets: StoreSockets) -> None:
+        self._sockets = sockets
+        self._entered: Generation | None = None  # that a rendezvous formed with this node last
         self.failure: WorkerFailure | None = None
         self.cut_short = self.others_go_on = self.gave_up = self._has_trained = False
         self._parts = parts
@@ -118,61 +93,62 @@ class NodeAgent(LocalElasticAgent):
     @property
     def generation(self) -> int:
         """The number of the newest that this node was in; 0 for none."""
-        entered = self._handler.generation
-        return 0 if entered is None else entered.number
+        return 0 if self._entered is None else self._entered.number
 
-    # The run, one generation after another.
-
-    def _invoke_run(self, role: str = "default") -> RunResult:
-        parts, group = self._parts, self._worker_group
-        while True:
+    def run(self) -> None:
+        """One generation after another; then `end` says how the run ended for this node."""
+        end = None
+        while end is None:
             # Renew before the rendezvous: importing inside an open generation would make all other
             # nodes wait.
-            parts.spawner.renew(self._waits_in_vain)
+            self._parts.spawner.renew(self._waits_in_vain)
             try:
-                self._initialize_workers(group)  # torch's: `_rendezvous`, then `_start_workers`
-                end = self._run_generation()
-            except Interrupted:
-                self.others_go_on = parts.leave_group(parts.has_shared_state, self.last_step)
-                reason = f"{parts.shutdown.reason} while it waited for the group"
-                end = RunEnd(exit_code=self._leaving_code, reason=reason)
-            except (RendezvousTimeout, BackendFailed) as error:
-                # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
-                # command goes on when that has changed. Others give up as well, and are not waited
-                # for.
-                parts.leave_group(lambda _generation: False, self.last_step)
-                # Or the others completed the run while this node slept, and the place to meet ended
-                # with its host.
-                is_finished = has_recorded_end(parts.settings.run)
-                self.gave_up = True
-                end = RunEnd(exit_code=EXIT_COMPLETE if is_finished else EXIT_INTERRUPTED, reason=str(error))
-            except ElasticError as error:
-                # GroupEnded: the run ended while this node was not in the group. Or the group's
-                # state is damaged. Torch's `run` calls `_shutdown`, which ends the workers.
-                end = RunEnd(exit_code=error.exit_code, reason=str(error))
-            if end is not None:
-                self.end = end
-                group.state = WorkerState.SUCCEEDED if end.exit_code == EXIT_COMPLETE else WorkerState.FAILED
-                return RunResult(state=group.state)
-            self._stop_workers(group)
+                end = self._join_and_train()
+            finally:
+                self._stop_workers()
+        self.end = end
+
+    def _join_and_train(self) -> RunEnd | None:
+        """Returns how the run ended for this node, or None where another generation follows."""
+        parts = self._parts
+        try:
+            entered = parts.group.join(
+                self._is_interrupted, meanwhile=parts.revive_uploader, share=self.workers_share
+            )
+            return self._watch(self._start_workers(entered), entered)
+        except Interrupted:
+            self.others_go_on = parts.leave_group(parts.has_shared_state, self.last_step)
+            reason = f"{parts.shutdown.reason} while it waited for the group"
+            return RunEnd(exit_code=self._leaving_code, reason=reason)
+        except (RendezvousTimeout, BackendFailed) as error:
+            # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
+            # command goes on when that has changed. Others give up as well, and are not waited for.
+            parts.leave_group(lambda _generation: False, self.last_step)
+            # Or the others completed the run while this node slept, and the place to meet ended
+            # with its host.
+            is_finished = has_recorded_end(parts.settings.run)
+            self.gave_up = True
+            return RunEnd(exit_code=EXIT_COMPLETE if is_finished else EXIT_INTERRUPTED, reason=str(error))
+        except ElasticError as error:
+            # GroupEnded: the run ended while this node was not in the group. Or the group's state
+            # is damaged.
+            return RunEnd(exit_code=error.exit_code, reason=str(error))
 
     # One generation.
 
-    def _run_generation(self) -> RunEnd | None:
+    def _watch(self, generation: NodeGeneration, entered: Generation) -> RunEnd | None:
         """Returns how the run ended for this node, or None where it is to join the next generation.
 
         Raises BackendFailed when a node without work has not reached the backend for
         --rdzv-timeout.
         """
-        generation, clock = self._generation, self._parts.clock
-        assert generation is not None
-        view, polled_s = NOTHING_KNOWN, 0.0
+        clock, view, polled_s = self._parts.clock, NOTHING_KNOWN, 0.0
         while True:
             self._parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
             poll_s = max(GROUP_POLL_S, self._parts.group.poll_s)
             if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
-                view = self._poll(generation) or view
+                view = self._poll(generation, entered) or view
                 polled_s = clock.monotonic()
             generation.has_diverged |= not view.open and view.cause == DIVERGED
             decision = decide(self._observe(generation, view))
@@ -180,7 +156,7 @@ class NodeAgent(LocalElasticAgent):
                 case Action.CONTINUE:
                     generation.workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
-                    self._request_drain(generation, decision.reason)
+                    self._request_drain(generation, entered, decision.reason)
                 case Action.REPORT_DONE:
                     generation.report_done()
                 case Action.DUMP_STACKS:
@@ -215,7 +191,7 @@ class NodeAgent(LocalElasticAgent):
                     self.failure = view.failure
                     return view.ended
 
-    def _poll(self, generation: NodeGeneration) -> GroupView | None:
+    def _poll(self, generation: NodeGeneration, entered: Generation) -> GroupView | None:
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
@@ -226,15 +202,15 @@ class NodeAgent(LocalElasticAgent):
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
             parts.watchdog.poll(workers)
         pids = {rank: workers.pid(rank) for rank in workers.running}
-        parts.faults.poll(self._entered, parts.common_step, pids)
+        parts.faults.poll(entered, parts.common_step, pids)
         parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
-    def _request_drain(self, generation: NodeGeneration, reason: str) -> None:
+    def _request_drain(self, generation: NodeGeneration, entered: Generation, reason: str) -> None:
         """Where nobody is left to compare a step more, or the drain is to end before a certain one,
         the generation ends at once.
         """
-        is_alone = self._parts.shutdown.reason is not None and len(self._entered.members) == 1
+        is_alone = self._parts.shutdown.reason is not None and len(entered.members) == 1
         at_once = is_alone or self._owed_step > 0
         generation.request_drain(reason, after=self._owed_step, at_once=at_once)
 
@@ -344,25 +320,10 @@ class NodeAgent(LocalElasticAgent):
         if failure is not None and not failure.from_outside:
             self._suspect_failures += 1
 
-    # The workers of a generation: what torch's agent calls.
+    # The workers of a generation.
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        parts, joins = self._parts, partial(super()._rendezvous, worker_group)
-        parts.group.join(joins, meanwhile=parts.revive_uploader, share=self.workers_share)
-
-    def _assign_worker_ranks(
-        self, store: Any, group_rank: int, group_world_size: int, spec: Any
-    ) -> list[Worker]:
-        """Ranks follow from the generation; torch asks a store, which may die with its host."""
-        first, size = self._entered.base_rank, self._entered.world_size
-        return [
-            Worker(local, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
-            for local, rank in enumerate(range(first, first + spec.local_world_size))
-        ]
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Returns the pids by local rank."""
-        parts, settings, entered = self._parts, self._parts.settings, self._entered
+    def _start_workers(self, entered: Generation) -> NodeGeneration:
+        parts, settings, self._entered = self._parts, self._parts.settings, entered
         # The uploader may be saving a state of the generation before. It learns first that this
         # node is in the new one, which then does not fence that save: workers may start slowly.
         parts.uploader.enter(entered.number)
@@ -376,36 +337,29 @@ class NodeAgent(LocalElasticAgent):
         parts.page.clear()
         parts.memory.publish()
         parts.watchdog.start_generation()
-        if entered.cause != REHEARSAL:
-            parts.console.print_line(
-                f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
-            )
-        if parts.group.is_first:
-            nodes = [node.id for node in entered.members]
-            size, cause, restarts = entered.world_size, entered.cause, entered.restarts
-            plain = not settings.imports_library
-            parts.log.record(
-                GenerationStarted(world_size=size, nodes=nodes, cause=cause, restarts=restarts, plain=plain)
-            )
+        self._record_start(entered)
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
             settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
+        store = self._sockets.take(entered.endpoint) if settings.imports_library else None
+        if not settings.imports_library:  # torch opens the store in rank 0 of such a script
+            self._sockets.reserve(entered.endpoint)
         starts = worker_starts(
-            worker_group,
+            entered,
             settings,
-            generation=entered.number,
+            store=store,
             failures=self._suspect_failures,
-            committed_step=entered.committed_step,
             divergence=self._divergence,
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
-            is_rehearsal=entered.cause == REHEARSAL,
         )
         start, open_step = parts.spawner.start, parts.page.open_step
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
+        if store is not None:
+            store.close()  # the worker has it: peers are to learn at once when that ends
         is_second = entered.cause == REHEARSAL or (self._is_second_start and not self._has_stepped)
         self._is_second_start = is_second
         self._generation = NodeGeneration(parts, entered.number, workers, is_second_start=is_second)
@@ -413,9 +367,23 @@ class NodeAgent(LocalElasticAgent):
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()
-        return {start.local_rank: workers.pid(rank) for rank, start in workers.running.items()}
+        return self._generation
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _record_start(self, entered: Generation) -> None:
+        parts, size, cause = self._parts, entered.world_size, entered.cause
+        if cause != REHEARSAL:
+            parts.console.print_line(
+                f"generation {entered.number} ({cause}): {size} workers on {len(entered.members)} nodes"
+            )
+        if parts.group.is_first:
+            nodes, plain = [node.id for node in entered.members], not parts.settings.imports_library
+            parts.log.record(
+                GenerationStarted(
+                    world_size=size, nodes=nodes, cause=cause, restarts=entered.restarts, plain=plain
+                )
+            )
+
+    def _stop_workers(self) -> None:
         """Kill the workers that are left, if this node has any."""
         if self._generation is None:
             return
@@ -427,15 +395,3 @@ class NodeAgent(LocalElasticAgent):
         self._raised = [*self._raised, self._generation.raised][-max(1, restarts) :]
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._stop_workers(self._worker_group)
-
-    def _record_worker_events(self, result: RunResult) -> None:
-        """Ours are recorded as things happen, with generations and victims, unlike torch's."""
-
-    @property
-    def _entered(self) -> Generation:
-        """The generation that the last rendezvous formed with this node."""
-        assert self._handler.generation is not None
-        return self._handler.generation

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from elastic.agent.hangs.hang_detector import HungWorker
+from elastic.agent.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,

@@ -7,29 +7,33 @@ after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff and 
 What follows from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from elastic.agent.calls import Calls, GivenUp
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.errors import Interrupted
+from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, REHEARSAL
+from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
+from elastic.system.untrusted import parse_number
 
 ANSWER_S, JOIN_S = 0.02, 0.05
 LOST_POLL_S = 0.05
 MOST_REASONS = 5
+UNREACHED_TRIES = 3
+CONNECT_S, CONNECT_TRIES = 0.5, 20
 T = TypeVar("T")
 
 
@@ -119,22 +123,67 @@ class GroupClient:
         self.is_fenced = view.fenced
         return view
 
-    def join(self, joins: Callable[[], T], *, meanwhile: Callable[[], object], share: Share) -> T:
-        """The answer of `joins`, which raises what it raises, after that of the last poll.
+    def join(
+        self, interrupted: Callable[[], bool], *, meanwhile: Callable[[], object], share: Share
+    ) -> Generation:
+        """The next generation with this node, whose workers must be stopped.
 
-        meanwhile: called several times a second. Raises Interrupted where the rendezvous does not
-        answer within this share of the grace.
+        interrupted: ends the wait, asked again and again. meanwhile: called several times a second.
+        Raises what `Rendezvous.join` raises, Interrupted also where the rendezvous does not answer
+        within this share of the grace, and RendezvousTimeout where this node does not reach those
+        that serve the stores.
         """
         self._polled = None
         if self._is_given_up:
             raise Interrupted
-        joined = self._calls.submit(joins)
+        joined = self._calls.submit(partial(self._join_reached, interrupted))
         while not wait([joined], JOIN_S).done:
             meanwhile()
             if self._shutdown.is_over(share):
                 self._give_up()
                 raise Interrupted
         return joined.result()
+
+    def _join_reached(self, interrupted: Callable[[], bool]) -> Generation:
+        unreached, reason = 0, ""
+        while unreached < UNREACHED_TRIES:
+            generation = self._rendezvous.join(interrupted)
+            found = self._reaches(generation, interrupted)
+            if found is True:
+                return generation
+            if found is not None:
+                # Nodes that do reach it see the close and join again. Where the place to meet does
+                # not answer either, `join` closes the generation as soon as it does.
+                unreached, reason = unreached + 1, found
+                with suppress(BackendFailed):
+                    self._rendezvous.close(NODE_LOST, step=0, counts=False)
+        raise RendezvousTimeout(
+            f"the stores of {UNREACHED_TRIES} generations in a row should answer within {CONNECT_S * CONNECT_TRIES:g} s, but"
+            f" did not ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
+        )
+
+    def _reaches(self, generation: Generation, interrupted: Callable[[], bool]) -> Literal[True] | str | None:
+        """Whether the machine that serves the generation's store answers this node: the reason why
+        not, or None where the generation is over before that is known.
+        """
+        if generation.rank_of_node == 0:
+            return True
+        host, _, port = generation.endpoint.rpartition(":")
+        reason = ""
+        for _ in range(CONNECT_TRIES):
+            try:
+                socket.create_connection((host, parse_number(port) or 0), timeout=CONNECT_S).close()
+            except ConnectionRefusedError:
+                return True
+            except (OSError, OverflowError) as error:  # the second for a number that is no port
+                reason = f"{generation.endpoint}: {error}"
+            else:
+                return True
+            with suppress(BackendFailed):
+                view = self._rendezvous.watch()
+                if interrupted() or view.fenced or not view.open:
+                    return None
+        return reason
 
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now.

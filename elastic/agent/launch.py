@@ -12,8 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from elastic.agent import preflight
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
@@ -24,8 +22,7 @@ from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing, is_complete
 from elastic.agent.group_client import GroupClient
-from elastic.agent.hangs.hang_detector import HangDetector
-from elastic.agent.hangs.watchdog import Watchdog
+from elastic.agent.hang_detector import HangDetector
 from elastic.agent.health import AgentHealth
 from elastic.agent.monitor import Monitor
 from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
@@ -36,7 +33,9 @@ from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.signpost import check_shared
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
-from elastic.agent.workers.spawner import Spawner
+from elastic.agent.spawner import Spawner
+from elastic.agent.store_socket import StoreSockets
+from elastic.agent.watchdog import Watchdog
 from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
 from elastic.config import environment
 from elastic.config.options import Options
@@ -57,7 +56,6 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.shared_settings import LONGEST_NAME
-from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
@@ -84,7 +82,7 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
     last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
     """
     run = RunDir.parse(options.run_dir)
-    nproc = (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
+    nproc = (spawner.count_gpus() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
     declared, is_new = None, options.fresh
     imports_library = preflight.imports_library(Path(options.recipe))
     preflight.check_faults(options, nproc, is_plain=not imports_library)
@@ -135,7 +133,7 @@ def _run(
     options, run = settings.options, settings.run
     console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
     with ExitStack() as stack:
-        host = EndpointHost(preflight.address_of(options))
+        host = StoreSockets(preflight.address_of(options))
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, newest, host, probes, console)
@@ -149,7 +147,7 @@ def _run(
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
         parts = _parts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
-        agent = NodeAgent(parts, rendezvous, host)
+        agent = NodeAgent(parts, host)
         _handle_signals(options, shutdown)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
@@ -224,7 +222,7 @@ def _rendezvous(
     settings: Settings,
     backend: Backend,
     newest: int,
-    host: EndpointHost,
+    host: StoreSockets,
     probes: Probes,
     console: ConsoleFollower,
 ) -> Rendezvous:

@@ -22,7 +22,7 @@ from symtable import symtable
 
 from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.open_rendezvous import rendezvous_config
-from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
+from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -215,6 +215,7 @@ def _declared(
             )
         if (reason := answer.with_suffix(environment.SPAWN)).exists():
             must_spawn(reason.read_text())
+            return _declared(recipe, arguments, SpawnedProcess, must_spawn)
         if answer.exists():
             return identity.parse(answer.read_bytes())
         out.seek(0)

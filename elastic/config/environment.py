@@ -2,7 +2,8 @@
 interpreter.py, which sets what the interpreter and its libraries read as they begin.
 
 torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
-adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
+adds for the workers of a generation; to the one that serves its store, `ELASTIC_STORE` gives the
+descriptor of the listening socket. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
 for the options of the same names. `elastic-train` has such a variable for each of its options, and
@@ -13,7 +14,7 @@ variables; `variables` hands them on to the processes and clients that need them
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
@@ -27,13 +28,13 @@ from elastic.system.untrusted import decode, parse_number
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
 CHECK = "ELASTIC_CHECK"
-NO_OPTIONS = frozenset({AGENT, PREFLIGHT, CHECK})
+STORE = "ELASTIC_STORE"
+NO_OPTIONS = frozenset({AGENT, PREFLIGHT, CHECK, STORE})
 RUN_DIR = "ELASTIC_RUN_DIR"
 FROM = "ELASTIC_FROM"
 SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
 
 T = TypeVar("T")
-_Text = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,8 @@ class Launch:
     run_dir: str | None
     check: CheckRequest | None
     origin: Origin | None  # what --from would name, where there is no agent
-    is_distributed: bool
+    master: tuple[str, int] | None  # where the store of the process groups is; None without one
+    store_fd: int | None  # the socket on which this worker serves that store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +157,16 @@ def read() -> Launch:
         check=_decoded(CheckRequest, CHECK, "unset it: elastic-train check sets it for its own commands"),
         origin=_origin(os.environ.get(FROM)),
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
-        is_distributed="MASTER_ADDR" in os.environ and preflight is None,
+        master=(os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0))
+        if "MASTER_ADDR" in os.environ and preflight is None
+        else None,
+        store_fd=_number(STORE, 0) if STORE in os.environ else None,
     )
+
+
+def store_variable(descriptor: int | None) -> dict[str, str]:
+    """Of a worker that serves the store of its generation on that socket; empty for another one."""
+    return {} if descriptor is None else {STORE: str(descriptor)}
 
 
 def variables_of_options() -> dict[str, str]:
@@ -184,35 +194,6 @@ def replace(by: Mapping[str, str]) -> None:
     """Exchange the whole environment, as if this process had been started with `by`."""
     os.environ.clear()
     os.environ.update(by)
-
-
-class VariableWatch:
-    """Notes which variables this process changes, between the calls of `start` and `stop`.
-
-    `os.environ` reaches the C library through the two functions that are exchanged here, and a
-    program may call them directly. counts: whether a change that happens now is noted.
-    """
-
-    def __init__(self, counts: Callable[[], bool]) -> None:
-        self._counts = counts
-        self.changed: dict[str, None] = {}  # names, in the order of the changes
-        self._functions = os.putenv, os.unsetenv
-
-    def start(self) -> None:
-        os.putenv, os.unsetenv = self._putenv, self._unsetenv
-
-    def stop(self) -> None:
-        os.putenv, os.unsetenv = self._functions
-
-    def _putenv(self, name: _Text, value: _Text, /) -> None:
-        if os.environ.get(os.fsdecode(name)) != os.fsdecode(value) and self._counts():
-            self.changed[os.fsdecode(name)] = None
-        self._functions[0](name, value)
-
-    def _unsetenv(self, name: _Text, /) -> None:
-        if self._counts():
-            self.changed[os.fsdecode(name)] = None
-        self._functions[1](name)
 
 
 def _decoded(kind: type[T], name: str, advice: str) -> T | None:

@@ -1,15 +1,12 @@
 """Settings that the interpreter and its libraries read from the environment as they begin.
 
-Threads, string hashing and malloc: child processes inherit what is set here. String hashing and
-malloc take a restart of the interpreter itself.
+Threads, string hashing and malloc: this process's children inherit what is set here.
 """
 
 import os
-import sys
 from pathlib import Path
 
 from elastic.errors import UsageError
-from elastic.system import interrupt
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGETLB = "glibc.malloc.hugetlb=1"
@@ -22,7 +19,6 @@ _OLDER = {
     "glibc.malloc.mmap_threshold": "MALLOC_MMAP_THRESHOLD_",
     "glibc.malloc.trim_threshold": "MALLOC_TRIM_THRESHOLD_",
 }
-RESTARTED = "elastic-restarted"  # an option -X, which none of the restarted process's children has
 HASH_SEED = "PYTHONHASHSEED"
 
 
@@ -46,45 +42,19 @@ def pin_threads() -> int:
     return int(threads)
 
 
-def restart() -> None:
-    """Restart this process, once, if it lacks settings that an interpreter reads when it begins.
-
-    Its children inherit them. String hashing is fixed: otherwise a set of strings would iterate in
-    another order on each node and after each resume. Raises UsageError where that has no effect.
+def fix_hashing() -> str:
+    """The same string hashing in all workers: otherwise a set of strings would iterate in another
+    order on each node and after each resume. Returns a sentence where that changes a value.
     """
-    lacks_hashing, lacks_malloc = _fix_hashing(), _set_up_malloc()
-    if RESTARTED in sys._xoptions:  # noqa: SLF001 - documented
-        # What starts this interpreter takes variables away: a wrapper, or the C library, which
-        # drops GLIBC_TUNABLES where the file has capabilities. It would restart for ever.
-        if lacks_hashing:
-            raise UsageError(
-                f"expected {sys.executable} to pass {HASH_SEED} on, found it taken away; set {HASH_SEED}=0 where the interpreter is started"
-            )
-    elif lacks_hashing or lacks_malloc:
-        interrupt.hold()
-        os.execv(sys.executable, [sys.executable, "-X", RESTARTED, *sys.orig_argv[1:]])  # noqa: S606 - itself
-
-
-def _fix_hashing() -> bool:
-    """Whether this process still has to be restarted for it."""
     found = os.environ.get(HASH_SEED)
-    if found == "0":
-        if sys.flags.hash_randomization:
-            raise UsageError(
-                f"expected an interpreter that obeys {HASH_SEED}, found one that ignores it; start Python without -E and -I"
-            )
-        return False
-    if found not in (None, "", "random"):
-        print(
-            f"{HASH_SEED} is 0 in every run, not {found}: sets of strings iterate alike on all nodes and after each resume"
-        )
-        sys.stdout.flush()
     os.environ[HASH_SEED] = "0"
-    return True
+    if found in (None, "", "0", "random"):
+        return ""
+    return f"{HASH_SEED} is 0 in every run, not {found}: sets of strings iterate alike on all nodes and after each resume"
 
 
-def _set_up_malloc() -> bool:
-    """Have malloc keep what is freed, in large pages; whether this process must restart for that.
+def set_up_malloc() -> None:
+    """Have malloc keep what is freed, in large pages.
 
     A step frees what the next one allocates. By itself malloc gives the end of the heap back in
     between, and the kernel zeroes its pages anew: a step of ResNet-18 took 7 % longer. A large
@@ -99,12 +69,11 @@ def _set_up_malloc() -> bool:
     try:
         is_glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
     except (OSError, ValueError):
-        return False
+        return
     wanted = (*_large_pages(), *KEEP_FREED) if is_glibc else ()
     missing = [each for each in wanted if each.partition("=")[0] not in known]
     if missing:
         os.environ["GLIBC_TUNABLES"] = ":".join([*tunables, *missing])
-    return bool(missing)
 
 
 def _large_pages() -> tuple[str, ...]:

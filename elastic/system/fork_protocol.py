@@ -2,9 +2,8 @@
 
 Each message is one JSON object on a line of its own (system/json_lines.py). They stand here because
 neither side may own them: `elastic.agent` must not import `elastic.worker`, so that no code of a
-worker runs in the supervisor. cli.py hands it the one function that the forked fork server runs.
-Both ends run the same version of this library, so a message may
-change without regard to older ones.
+worker runs in the agent. Both ends run the same version of this library, so a message may change
+without regard to older ones.
 """
 
 from dataclasses import dataclass
@@ -12,10 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRequest:
-    """From the agent. The descriptors of the worker's stdout and stderr travel with it."""
+    """From the agent. The descriptors of the worker's stdout and stderr travel with it, and that of
+    the socket on which the worker serves the generation's store, if it does.
+    """
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: dict[str, str]  # the whole environment
+    serves_store: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class FromAgent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The fork server has imported everything; sent once, before anything else."""
+
+    gpus: int  # how many torch finds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

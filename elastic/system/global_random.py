@@ -34,16 +34,6 @@ def seed_alike() -> None:
             seed(module)
 
 
-def seed_from_entropy() -> None:
-    """As in a new interpreter, for scripts without this library: their ranks may want to differ.
-
-    Python's own `random` does so by itself after a fork.
-    """
-    sys.modules["torch"].default_generator.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-
-
 def seed_at_import() -> None:
     """At `import elastic` in a script that python or torchrun started.
 

@@ -49,21 +49,8 @@ def raise_from_here() -> None:
             signal.signal(number, _raise)
 
 
-def restore() -> None:
-    """In a child: what a new interpreter would have."""
-    for number in stop_signals.ALL:
-        if signal.getsignal(number) in (_end, _raise):
-            is_ctrl_c = number == signal.SIGINT
-            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
-
-
 def code_of(raised: KeyboardInterrupt) -> int:
     return EXIT_INTERRUPTED if isinstance(raised, Terminated) else EXIT_CTRL_C
-
-
-def hold() -> None:
-    """The signals wait for the functions that end at once, also across an exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.ALL)
 
 
 def _raise(number: int, _frame: object) -> NoReturn:

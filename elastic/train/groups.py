@@ -26,6 +26,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
 from elastic.system.own_sockets import closing_with_this_process
 from elastic.system.untrusted import decode, encode
+from elastic.worker.generation_store import open_store
 
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -151,10 +152,14 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
-    if not launch.is_distributed:
+    if launch.master is None:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
     with peers_may_die("the opening of the group"), closing_with_this_process():
-        dist.init_process_group("gloo")
+        if launch.agent is None:
+            dist.init_process_group("gloo")
+        else:
+            store = open_store(*launch.master, launch.store_fd)
+            dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
         groups = ProcessGroups(
             rank=launch.rank,
             world_size=launch.world_size,

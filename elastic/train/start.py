@@ -29,7 +29,7 @@ from elastic.train.loop.build import WorkerParts
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
-from elastic.worker import import_watch
+from elastic.worker import inherited
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -46,12 +46,12 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     recipe has drawn from torch's unseeded generator or opened a process group before.
     """
     sys.excepthook = standalone.explain  # an agent catches its workers' errors itself
-    import_watch.finish()
     refuse.second_start()
     forked_child.begin()
     refuse.own_group()
     refuse.early_draws()
     launch = environment.read()
+    inherited.tell(launch)
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(

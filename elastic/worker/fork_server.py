@@ -1,9 +1,8 @@
 """A worker is forked only from a process that has one thread, no GPU open and no process group.
 
-The fork server is that process; each agent has one. The first is forked from the agent itself once
-that has imported torch; later ones run as `python -u -m elastic.worker.fork_server RECIPE
-DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair. Messages are in
-elastic/system/fork_protocol.py.
+The fork server is that process; each agent has one, and runs it as `python -P -u -m
+elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`, where the descriptor is this end of a
+socket pair. Messages are in elastic/system/fork_protocol.py.
 
 What may be in a process that is forked from, and what may not:
 
@@ -37,15 +36,14 @@ import socket
 import sys
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
-from elastic.system import interrupt, stop_signals
+from elastic.system import stop_signals
 from elastic.system.fork_protocol import (
     Exited,
     Forget,
@@ -59,7 +57,8 @@ from elastic.system.fork_protocol import (
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import die_with_parent, exit_code_of_child, thread_count
 from elastic.system.untrusted import decode, encode
-from elastic.worker.main import run_recipe, unbuffered
+from elastic.worker import inherited
+from elastic.worker.main import run_recipe
 from elastic.worker.preload import Preloaded, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
@@ -80,7 +79,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Return when the agent is gone. Requests and exits of workers both wake `poll`."""
-        self._send(Ready())
+        self._send(Ready(gpus=count_gpus()))
         while True:
             # `select` would refuse descriptors above 1023, and imports may have as many files open.
             poll = select.poll()
@@ -101,8 +100,9 @@ class ForkServer:
 
     def _serve_request(self, request: ForkRequest) -> None:
         outputs = [self.agent.take_fd() for _ in OUTPUTS]
-        self._send(self._fork(request, outputs))
-        for descriptor in outputs:
+        store = self.agent.take_fd() if request.serves_store else None
+        self._send(self._fork(request, outputs, store))
+        for descriptor in outputs if store is None else [*outputs, store]:
             os.close(descriptor)
 
     def _report_exit(self, pidfd: int) -> None:
@@ -123,7 +123,7 @@ class ForkServer:
             self.forgotten.remove(pid)
             os.waitpid(pid, 0)
 
-    def _fork(self, request: ForkRequest, outputs: list[int]) -> Forked | Refused:
+    def _fork(self, request: ForkRequest, outputs: list[int], store: int | None) -> Forked | Refused:
         """Returns in the parent alone."""
         obstacle = fork_obstacle(self.preloaded)
         if obstacle is not None:
@@ -133,20 +133,22 @@ class ForkServer:
             with stop_signals.blocked(stop_signals.WARNINGS):
                 pid = os.fork()
                 if not pid:
-                    self._become_worker(request, outputs, parent)
+                    self._become_worker(request, outputs, store, parent)
         except OSError as error:
             return Refused(reason=f"fork failed: {error}")
         # If this raises, the fork server ends, and so does the worker that it could not watch.
         self.workers[os.pidfd_open(pid)] = pid
         return Forked(pid=pid)
 
-    def _become_worker(self, request: ForkRequest, outputs: list[int], parent: int) -> NoReturn:
+    def _become_worker(
+        self, request: ForkRequest, outputs: list[int], store: int | None, parent: int
+    ) -> NoReturn:
         # The edge of a process: an exception that passed here would make the worker a second fork
         # server.
         try:
             die_with_parent(parent)
             self._release()
-            become_worker(request, outputs, self.import_output, self.preloaded.brought)
+            become_worker(request, outputs, store, self.import_output, self.preloaded)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -167,7 +169,11 @@ class ForkServer:
 
 
 def become_worker(
-    request: ForkRequest, outputs: list[int], import_output: bytes, brought: Mapping[str, Sequence[str]]
+    request: ForkRequest,
+    outputs: list[int],
+    store: int | None,
+    import_output: bytes,
+    preloaded: Preloaded,
 ) -> NoReturn:
     """Set what differs between two workers, and run the recipe."""
     for target, descriptor in zip(OUTPUTS, outputs, strict=True):
@@ -176,9 +182,10 @@ def become_worker(
         os.close(descriptor)
     with suppress(OSError):  # a preflight's terminal may be gone
         os.write(2, import_output)  # as if this process had done the importing
-    environment.replace(request.env)
+    environment.replace(request.env | environment.store_variable(store))
     recipe, *arguments = request.command
-    run_recipe(recipe, arguments, brought)
+    inherited.begin(preloaded)
+    run_recipe(recipe, arguments)
 
 
 def fork_obstacle(preloaded: Preloaded) -> str | None:
@@ -197,45 +204,37 @@ def fork_obstacle(preloaded: Preloaded) -> str | None:
     return preloaded.conflict()
 
 
-def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, output: IO[bytes]) -> NoReturn:
-    """Serve, in a process that the agent has just forked from itself."""
-    # The edge of a process: an exception that passed here would make it a second agent.
-    try:
-        die_with_parent(agent_pid)
-        # From here to the imports: what a new interpreter would have.
-        interrupt.restore()
-        os.setsid()
-        connection = agent.detach()
-        with Path(os.devnull).open() as nothing:
-            os.dup2(nothing.fileno(), 0)
-        for name, descriptor in zip(("stdout", "stderr"), OUTPUTS, strict=True):
-            os.dup2(output.fileno(), descriptor)
-            # As `python -u`: what a worker prints is in its log at once.
-            stream = unbuffered(descriptor, getattr(sys, name))
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
-        output.close()
-        _import_and_serve(recipe, connection)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(EXIT_FAILED)
+def count_gpus() -> int:
+    """How many torch finds. A child counts: that may initialize CUDA, which no fork survives."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    child = os.fork()
+    if not child:
+        found = 0
+        with suppress(BaseException):
+            found = torch.cuda.device_count()
+        os._exit(min(found, 255))
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
     die_with_parent(int(agent_pid))  # before anything else: importing takes seconds
-    _import_and_serve(Path(recipe), int(descriptor))
+    import_and_serve(Path(recipe), int(descriptor))
     os._exit(EXIT_COMPLETE)
 
 
-def _import_and_serve(recipe: Path, descriptor: int) -> None:
+def import_and_serve(recipe: Path, descriptor: int) -> None:
+    """descriptor: of the connection to the agent, whose end is the end of the service."""
     before = {number: signal.getsignal(number) for number in stop_signals.ALL}
     stop_signals.ignore()  # its death would be the death of workers that are to finish their step
     # Importing makes many objects and drops few: collecting them takes a tenth of its time.
     gc.disable()
     connection = socket.socket(fileno=descriptor)
-    with closing(JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS))) as agent:
+    with closing(
+        JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS) + 1)
+    ) as agent:
         preloaded = preload(recipe)
         # A package may have set a handler of its own while it was imported. A worker that imports
         # for itself would keep it, so forked workers get it back; this process ignores the signal

@@ -4,7 +4,7 @@ Only the main thread beats. The thread that exchanges gradients during backward 
 waits for peers the main thread still computes, and when that has nothing left to compute it waits
 for the exchange itself and enters WAIT. So the phase is always that of one thread. One beat is a
 few stores to a page of memory and takes less than 5 µs. What a silence means is decided by the
-agent (agent/hangs/hang_detector.py).
+agent (agent/hang_detector.py).
 
 On a GPU the phase is not exact. Kernels run behind the host, so the host shows a kernel that hangs,
 or a peer that nccl waits for, in the phase in which it next needs a result.

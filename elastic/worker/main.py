@@ -23,7 +23,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,8 +47,7 @@ from elastic.system import forked_child, global_random, stop_signals
 from elastic.system.clock import share_boot_wall_s, since_boot_s
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
-from elastic.worker import import_watch, own_error, script_end
-from elastic.worker.import_watch import ImportWatch
+from elastic.worker import own_error, script_end
 
 _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiffers)
 
@@ -65,13 +63,8 @@ def main() -> None:
     run_recipe(recipe, arguments)
 
 
-def run_recipe(
-    recipe: str, arguments: list[str], brought: Mapping[str, Sequence[str]] | None = None
-) -> NoReturn:
-    """Run the recipe in this process, under its environment as it is now, and end with it.
-
-    brought: in a forked process, the modules that it has inherited (import_watch.py).
-    """
+def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
+    """Run the recipe in this process, under its environment as it is now, and end with it."""
     launch = environment.read()
     if launch.agent is not None:
         share_boot_wall_s(launch.agent.boot_wall_s)
@@ -80,21 +73,15 @@ def run_recipe(
         stop_signals.ignore_warnings()
     stop_signals.unblock()
     faulthandler.enable()
-    # SIGQUIT writes the stacks of all threads to stderr (agent/hangs/stack_dump.py).
+    # SIGQUIT writes the stacks of all threads to stderr (agent/watchdog.py).
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     # Where an interpreter is begun with -P, which keeps the working directory out, none is first.
     sys.path[:1] = [str(Path(recipe).resolve().parent), *(sys.path[:1] if sys.flags.safe_path else [])]
-    is_recipe = is_of_recipe(launch)
-    if is_recipe:
+    if is_of_recipe(launch):
         global_random.seed_alike()
-    elif brought is not None:
-        global_random.seed_from_entropy()
-    if brought is not None:
-        as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
-        ImportWatch(brought, partial(begin_again, *as_started), is_recipe=is_recipe).start()
     disturbed = disturb_memory() if launch.agent is not None and launch.agent.disturbs else None
     forked_child.begin()
     script_end.fail_with(partial(end_failed, launch))
@@ -196,22 +183,6 @@ def exit_cleanly(code: int) -> NoReturn:
     exit_now(code, "")
 
 
-def begin_again(command: list[str], folder: str, variables: dict[str, str], reason: str) -> NoReturn:
-    """Run the recipe in a new interpreter, in this process and as it was started."""
-    environment.replace(variables)
-    os.chdir(folder)
-    launch = environment.read()
-    if launch.preflight is not None:
-        Path(launch.preflight).with_suffix(environment.SPAWN).write_text(reason)  # for the agent to show
-    else:
-        print(f"this worker begins again as a new interpreter: {reason}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The kernel still ends this process when the fork server dies: that outlasts an exec.
-    run = "import sys; from elastic.worker.main import run_recipe; run_recipe(sys.argv[1], sys.argv[2:])"
-    os.execv(sys.executable, [sys.executable, "-P", "-u", "-c", run, *command])  # noqa: S606 - itself
-
-
 def of_recipe(error: BaseException) -> TracebackType | None:
     """The traceback from the recipe's first line on: the frames before it only start the recipe."""
     trace = error.__traceback__
@@ -225,7 +196,6 @@ def traceback_of(error: BaseException) -> str:
     if isinstance(error, _EXPLAINED):
         return own_error.own_line(error.__traceback__)
     described = traceback.TracebackException(type(error), error, of_recipe(error))
-    described.stack[:] = [frame for frame in described.stack if frame.filename != import_watch.__file__]
     return "".join(described.format())
 
 

@@ -20,7 +20,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -40,9 +40,6 @@ class Preloaded:
     folder: Path  # the recipe's
     files: Mapping[str, str]  # of all loaded modules, by name, with symbolic links resolved
     uninstalled: tuple[str, ...]  # modules that were loaded here and are neither installed nor this library's
-    brought: Mapping[
-        str, Sequence[str]
-    ]  # by the name of each import, the modules that it was the first to load
 
     def conflict(self) -> str | None:
         """Why a forked worker would see other modules than a spawned one; None if it would not."""
@@ -50,13 +47,23 @@ class Preloaded:
             return f"an installed package imported {self.uninstalled[0]}, which is not installed and must be run by each worker itself"
         # A spawned worker would import a file of the recipe's folder instead of a module of its
         # name that is loaded here.
+        origin = self.hides(self.folder)
+        return (
+            None
+            if origin is None
+            else f"{origin} has the name of an installed module that is imported already"
+        )
+
+    def hides(self, folder: Path) -> str | None:
+        """A file in this folder that has the name of a module which is loaded; None for none."""
         importlib.invalidate_caches()
-        beside = {path.name.partition(".")[0] for path in self.folder.iterdir()} & self.files.keys()
-        for name in sorted(beside):
-            spec = PathFinder.find_spec(name, [str(self.folder)])
+        if not folder.is_dir():
+            return None
+        for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()} & self.files.keys()):
+            spec = PathFinder.find_spec(name, [str(folder)])
             origin = None if spec is None else spec.origin
             if origin is not None and os.path.realpath(origin) != self.files[name]:
-                return f"{origin} has the name of an installed module that is imported already"
+                return origin
         return None
 
 
@@ -75,18 +82,11 @@ def preload(recipe: Path) -> Preloaded:
     sys.path[: len(own)] = [str(folder)]
     found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
-    brought: dict[str, list[str]] = {}
-    if "torch" in sys.modules:  # the agent imported it; modules stand in the order of their imports
-        loaded = list(sys.modules)
-        brought["torch"] = loaded[loaded.index("torch") :]
     for wanted in [*(Import(module=name) for name in ALWAYS), *found]:
-        earlier = frozenset(sys.modules)
         # An import that fails here fails in the worker too. There its traceback is in the worker's
         # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
             _import(wanted)
-        deepest = next(name for name in reversed(wanted.modules) if name in sys.modules or "." not in name)
-        brought.setdefault(deepest, []).extend(name for name in sys.modules if name not in earlier)
     sys.path[:0] = own
     names = sys.modules.keys() - {"__main__", "__mp_main__"}
     places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -98,7 +98,7 @@ def preload(recipe: Path) -> Preloaded:
     }
     installed = [*installed_folders(), *map(os.path.realpath, elastic.__path__)]
     uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
-    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled), brought=brought)
+    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled))
 
 
 def _import(wanted: Import) -> None:

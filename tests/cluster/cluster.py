@@ -20,8 +20,8 @@ from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import pid_outside
 from supervised import remove
 
-from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.agent.workers.process import ProcessStart
+from elastic.agent.fork_server_client import ForkServerClient
+from elastic.agent.worker_process import ProcessStart
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk

@@ -43,7 +43,7 @@ from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
 
-from elastic.agent.workers.fork_server_client import ForkServerClient
+from elastic.agent.fork_server_client import ForkServerClient
 from elastic.config import interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
@@ -144,7 +144,8 @@ def played(play: Callable[[str], int]) -> int:
             return 2
 
     interpreter.pin_threads()  # as the command does
-    interpreter.restart()  # nodes are forks of a child of this process, and hash strings as it does
+    interpreter.set_up_malloc()
+    interpreter.fix_hashing()
     return supervised(or_why_not)
 
 

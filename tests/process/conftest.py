@@ -24,8 +24,8 @@ import run_records
 import torch.distributed.run
 from browser import Browser, Page
 
-from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
-from elastic.agent.workers.process import ProcessStart
+from elastic.agent.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.worker_process import ProcessStart
 from elastic.cli import main
 from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir

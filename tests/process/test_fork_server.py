@@ -5,6 +5,7 @@ outlives the fork server or the agent.
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import site
@@ -18,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.workers import spawner as spawner_module
-from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
-from elastic.agent.workers.node_workers import NodeWorkers, WorkerStart
-from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
-from elastic.agent.workers.spawner import Spawner, installed_code
+from elastic.agent import spawner as spawner_module
+from elastic.agent.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.spawner import Spawner, installed_code
+from elastic.agent.worker_process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
+from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
@@ -65,9 +66,6 @@ match sys.argv[1]:
     case "show":
         show()
         print("to stderr", file=sys.stderr)
-    case "draw":
-        import numpy, random, torch
-        print(random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed())
     case "raise":
         raise KeyError("the recipe's own")
     case "exit":
@@ -252,12 +250,6 @@ def test_every_worker_runs_local_modules_itself_under_its_own_environment(node):
         found.append(json.loads(printed.splitlines()[0])["beside"][:2])
     assert found == [["first", "0"], ["the second", "1"]]
     assert not node.reported
-
-
-def test_two_forked_workers_draw_different_random_numbers(node):
-    """Both inherit the unseeded generators of the interpreter, of numpy and of torch."""
-    (_, one), (_, other) = (node.runs(node.spawner.start, "draw") for _ in range(2))
-    assert all(float(a) != float(b) for a, b in zip(one.split(), other.split(), strict=True)), (one, other)
 
 
 def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
@@ -506,8 +498,8 @@ def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number
 STAND_IN = """
 import os, signal, sys
 from pathlib import Path
-from elastic.agent.workers.process import ProcessStart, wait_any_exit
-from elastic.agent.workers.spawner import Spawner
+from elastic.agent.worker_process import ProcessStart, wait_any_exit
+from elastic.agent.spawner import Spawner
 recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
 spawner = Spawner(recipe, print)
 print(spawner.fork_server_pid, flush=True)
@@ -523,77 +515,27 @@ while True:
 """
 
 
-FORKS_ITSELF = """
-import json, os, sys, tempfile, threading
-from contextlib import closing
-from pathlib import Path
-from elastic.agent.workers.process import ProcessStart, SpawnedProcess, wait_any_exit
-from elastic.agent.workers.spawner import Spawner
-from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config.interpreter import pin_threads
-from elastic.worker.fork_server import become_fork_server
-pin_threads()
-recipe = Path(sys.argv[1])
-if sys.argv[2] == "with a thread":
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-report = lambda line: print(line, file=sys.stderr)
-spawner = Spawner(recipe, report, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server))
-with closing(spawner):
-    for start in (spawner.start, SpawnedProcess):
-        with tempfile.TemporaryFile() as log:
-            command, env = (str(recipe), "show", "--a"), os.environ | {"RANK": "3"}
-            process = start(ProcessStart(command=command, env=env, stdout=log.fileno(), stderr=log.fileno()))
-            while process.poll() is None:
-                wait_any_exit([process], 1000.0)
-            log.seek(0)
-            print(json.dumps({"code": process.poll(), "kind": type(process).__name__, "printed": log.read().decode()}), flush=True)
-"""
-
-
 MANY_FILES = """
-import os, resource
-_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+import os
 for _ in range(1100):
     os.open(os.devnull, os.O_RDONLY)
 """
 
 
-def test_a_worker_is_forked_where_more_than_1023_files_are_open(node):
-    """The launcher of the agent left them open; the agent forks its fork server from itself."""
-    done = subprocess.run(
-        [sys.executable, "-c", MANY_FILES + FORKS_ITSELF, str(node.recipe), "alone"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    forked = json.loads(done.stdout.splitlines()[0])
-    assert (forked["code"], forked["kind"]) == (0, "ForkedProcess"), done.stderr
-
-
-@pytest.mark.parametrize("how", ["alone", "with a thread"])
-def test_a_worker_of_a_server_forked_from_the_agent_sees_what_a_spawned_one_sees(node, how):
-    """The agent has imported torch and forks itself.
-
-    With a second thread it spawns the fork server instead. Both fork workers.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS_ITSELF, str(node.recipe), how],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not done.stderr.replace(PRINTED, "")
-    forked, spawned = (json.loads(line) for line in done.stdout.splitlines())
-    assert (forked["code"], forked["kind"]) == (0, "ForkedProcess")
-    assert (spawned["code"], spawned["kind"]) == (0, "SpawnedProcess")
-    seen_forked, seen_spawned = (
-        json.loads(each["printed"].replace(PRINTED, "").splitlines()[0]) for each in (forked, spawned)
-    )
-    # The forked worker's interpreter began with the agent's own command line.
-    for seen in (seen_forked, seen_spawned):
-        del seen["flags"]
-    assert seen_forked == seen_spawned
+def test_a_worker_is_forked_where_more_than_1023_files_are_open(pinned, tmp_path):
+    """A package opens them while the fork server imports."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "sitecustomize.py").write_text(AT_START + MANY_FILES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+        try:
+            node = Node(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+        with closing(node.spawner):
+            assert node.runs(node.spawner.start, "exit", "6")[0] == 6
+    assert not node.reported
 
 
 def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monkeypatch):
@@ -604,41 +546,6 @@ def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monk
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
     monkeypatch.setattr(node, "recipe", script)
     assert node.runs(node.spawner.start)[1].splitlines()[0] == "0"
-
-
-SETS_FIRST = """
-import os, sys
-os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "2"
-print("once more", os.getcwd(), sys.argv[1:])
-import torch
-from elastic.system.global_random import UNSEEDED
-print(torch.get_num_threads(), os.environ["RANK"], torch.initial_seed() == UNSEEDED)
-import no_such_module
-"""
-
-
-def test_a_variable_set_before_an_import_has_its_effect_in_a_forked_worker(node, monkeypatch):
-    """OpenMP reads its variable when torch is imported, which the fork server did long ago.
-
-    The worker begins again as a new interpreter, under its own process id and environment. Nothing
-    of the watch shows in its traceback.
-    """
-    script = node.folder / "sets_first.py"
-    script.write_text(SETS_FIRST)
-    monkeypatch.setattr(node, "recipe", script)
-    (code, forked), (_, spawned) = (
-        node.runs(start, "a b", env={"RANK": "5"}) for start in (node.spawner.start, SpawnedProcess)
-    )
-    first, _, rest = forked.partition("this worker begins again as a new interpreter: ")
-    reason, _, again = rest.partition("\n")
-    assert reason.startswith(
-        "line 5 of sets_first.py imports torch after the recipe set OMP_NUM_THREADS, MKL"
-    )
-    assert again.replace(PRINTED, "") == spawned
-    assert spawned.startswith(first)
-    assert "2 5 False\n" in spawned  # a script without this library draws as under torchrun
-    assert "import_watch" not in spawned
-    assert code == 1
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
@@ -679,7 +586,7 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
 
 
 def test_ctrl_c_during_the_imports_leaves_no_process(drill):
-    """The fork server is forked from the agent and goes on importing when the agent gets Ctrl-C."""
+    """The fork server goes on importing when the agent gets Ctrl-C."""
     agent = drill.start_anew()
     drill.waits_for(lambda: len(drill.alive()) > 1, "the fork server")
     agent.signal(signal.SIGINT)

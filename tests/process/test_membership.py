@@ -66,9 +66,9 @@ def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, u
 LEAVES_BETWEEN = """
 import os, signal
 from elastic import cli
-from elastic.rendezvous.torch_handler import EndpointHost
+from elastic.agent.store_socket import StoreSockets
 
-open_store, opened = EndpointHost.open, []
+open_store, opened = StoreSockets.open, []
 
 def open_and_leave(host):
     opened.append(open_store(host))
@@ -76,7 +76,7 @@ def open_and_leave(host):
         os.kill(os.getpid(), signal.SIGTERM)
     return opened[-1]
 
-EndpointHost.open = open_and_leave
+StoreSockets.open = open_and_leave
 cli.command()
 """
 

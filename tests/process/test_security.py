@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hostile import bomb
 
-from elastic.agent.workers.fork_server_client import ForkServerClient
+from elastic.agent.fork_server_client import ForkServerClient
 from elastic.checkpoint import record as commit_record
 from elastic.checkpoint.record import commit_name
 from elastic.rendezvous.backends.backend import BackendFailed

@@ -16,7 +16,7 @@ from elastic.agent.decide import (
     WorkerExit,
     decide,
 )
-from elastic.agent.hangs.hang_detector import HungWorker
+from elastic.agent.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,

@@ -41,7 +41,7 @@ def test_without_a_launcher_the_world_size_is_one():
     launch = environment.read()
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (0, 1, 0, 1)
     assert launch.agent is launch.preflight is launch.run_dir is None
-    assert not launch.is_distributed
+    assert launch.master is None
 
 
 def test_the_variables_of_torchrun_give_ranks_and_world_sizes(bare):
@@ -51,14 +51,14 @@ def test_the_variables_of_torchrun_give_ranks_and_world_sizes(bare):
     bare.setenv("MASTER_ADDR", "localhost")
     launch = environment.read()
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (5, 8, 1, 4)
-    assert launch.is_distributed
+    assert launch.master is not None
 
 
 def test_a_preflight_never_joins_a_group(bare):
     """torchrun started the agent, whose preflight inherits MASTER_ADDR."""
     bare.setenv("MASTER_ADDR", "localhost")
     bare.setenv(PREFLIGHT, "/tmp/answer")
-    assert not environment.read().is_distributed
+    assert environment.read().master is None
 
 
 def test_the_link_to_the_agent_survives_the_environment(bare):

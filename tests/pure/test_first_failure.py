@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.workers.first_failure import first_failure, was_sigkilled
+from elastic.agent.workers import first_failure, was_sigkilled
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 from elastic.system.worker_error import WorkerError
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic.agent import fork_server_client
 from elastic.agent.agent import NodeAgent
+from elastic.agent.fork_server_client import ForkServerClient
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.workers import fork_server_client
-from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.agent.workers.process import ProcessStart
-from elastic.agent.workers.spawner import Spawner
+from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import ProcessStart
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -51,7 +51,7 @@ class ImportingServer:
     def __init__(self):
         self.kills = 0
 
-    def start(self, _ours, theirs, _output):
+    def start(self, theirs, _output):
         self.connection = theirs.dup()
         return self
 
@@ -62,7 +62,7 @@ class ImportingServer:
         return -9
 
     def becomes_ready(self):
-        self.says(Ready())
+        self.says(Ready(gpus=0))
 
     def says(self, *messages):
         self.connection.sendall(b"".join(to_line(encode(FromServer(message=each))) for each in messages))
@@ -105,7 +105,7 @@ def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(i
     anyone has read that it began.
     """
     client, start = ForkServerClient(importing.start), ProcessStart(command=(), env={}, stdout=1, stderr=2)
-    importing.says(Ready(), Forked(pid=8), Exited(pid=8, code=0))
+    importing.says(Ready(gpus=0), Forked(pid=8), Exited(pid=8, code=0))
     first = client.fork(start)
     assert first.poll() == 0
     first.forget()
@@ -119,7 +119,8 @@ def test_a_node_that_is_asked_to_leave_waits_for_no_new_fork_server(importing, m
     state may be in the agent's memory alone: it is saved by the code that comes after the wait.
     """
     said, questions = [], Questions()
-    spawner = Spawner(Path("recipe.py"), said.append, lambda _: ForkServerClient(lambda *_: ExitedServer()))
+    monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(lambda *_: ExitedServer()))
+    spawner = Spawner(Path("recipe.py"), said.append)
     spawner._server.exit_code_of(8)
     monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(importing.start))
     spawner.renew(questions)
@@ -160,9 +161,9 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
         leave_group=lambda *asked: left.append(asked),
     )
     agent._wrong_steps, agent._earlier_step, agent._owed_step = [], 0, 0
-    agent._worker_group = SimpleNamespace()
-    agent._initialize_workers = lambda _: rendezvous.join(agent._is_interrupted)
-    agent._invoke_run()
+    agent._generation = None
+    agent._parts.group = SimpleNamespace(join=lambda interrupted, **_: rendezvous.join(interrupted))
+    agent.run()
     assert len(left) == 1 and not client.is_ready
     assert agent.end.reason == "SIGTERM asks this node to leave while it waited for the group"
     client.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.hangs.hang_detector import (
+from elastic.agent.hang_detector import (
     MAX_LIMIT_S,
     MIN_LIMIT_S,
     MIN_TIMED_STEPS,

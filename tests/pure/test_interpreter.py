@@ -1,8 +1,6 @@
-"""Every interpreter of a run begins with the same settings, and restarts once for them."""
+"""Every interpreter of a run begins with the same settings."""
 
 import os
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
@@ -60,83 +58,37 @@ def test_a_malformed_number_of_threads_is_refused(bare, value):
         ),
     ],
 )
-def test_the_process_restarts_once_for_the_settings_of_malloc_that_help(bare, tmp_path, mode, before, after):
-    """execv is recorded, not run; a second call changes nothing."""
-    begun = []
+def test_children_get_the_settings_of_malloc_that_help(bare, tmp_path, mode, before, after):
+    """A second call changes nothing."""
     (tmp_path / "enabled").write_text(mode)
     bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "enabled")
-    bare.setattr(interpreter.os, "execv", lambda *words: begun.append(words))
     bare.setenv("GLIBC_TUNABLES", before or "")
-    bare.setenv("PYTHONHASHSEED", "0")
-    bare.setattr(interpreter.sys, "flags", SimpleNamespace(hash_randomization=0))
     for _ in range(2):
-        interpreter.restart()
+        interpreter.set_up_malloc()
     assert os.environ["GLIBC_TUNABLES"] == (after or before or "")
-    assert len(begun) == (after is not None)
 
 
 @pytest.mark.parametrize(
-    ("found", "says"), [(None, ""), ("random", ""), ("5", "PYTHONHASHSEED is 0"), ("0", None)]
+    ("found", "says"), [(None, ""), ("random", ""), ("5", "PYTHONHASHSEED is 0"), ("0", "")]
 )
-def test_the_process_restarts_once_for_fixed_string_hashing(bare, tmp_path, capsys, found, says):
-    """Two nodes whose shells set different hash seeds would build sets in different orders.
-
-    execv is recorded, not run; the second call is that of the restarted process.
-    """
-    begun = []
-    bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "none")
-    bare.setenv("GLIBC_TUNABLES", KEPT)
-    bare.setattr(interpreter.os, "execv", lambda *words: begun.append(words))
-    bare.setattr(interpreter.sys, "flags", SimpleNamespace(hash_randomization=0))
+def test_all_workers_hash_strings_alike(bare, found, says):
+    """Two nodes whose shells set different hash seeds would build sets in different orders."""
     bare.setenv("PYTHONHASHSEED", found or "")
     if found is None:
         bare.delenv("PYTHONHASHSEED")
-    for _ in range(2):
-        interpreter.restart()
+    said = interpreter.fix_hashing()
+    assert said.startswith(says) and bool(said) == bool(says)
     assert os.environ["PYTHONHASHSEED"] == "0"
-    assert len(begun) == (says is not None)
-    assert capsys.readouterr().out.startswith(says or "")
-
-
-def test_an_interpreter_whose_hashing_cannot_be_fixed_is_refused(bare):
-    """`python -I` ignores PYTHONHASHSEED, and a restart would not change that."""
-    bare.setenv("PYTHONHASHSEED", "0")
-    bare.setattr(interpreter.sys, "flags", SimpleNamespace(hash_randomization=1))
-    with pytest.raises(UsageError, match="start Python without -E and -I"):
-        interpreter.restart()
+    assert interpreter.fix_hashing() == ""
 
 
 @pytest.mark.parametrize("older", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
 def test_what_older_variables_of_malloc_set_stays(bare, tmp_path, older):
     """glibc passes over such a variable where GLIBC_TUNABLES has the same setting."""
     bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "none")
-    bare.setattr(interpreter.os, "execv", lambda *_words: None)
-    bare.setattr(interpreter.sys, "flags", SimpleNamespace(hash_randomization=0))
-    bare.setenv("PYTHONHASHSEED", "0")
     bare.setenv("GLIBC_TUNABLES", "")
     bare.setenv(older, "4096")
-    interpreter.restart()
+    interpreter.set_up_malloc()
     name = older.removeprefix("MALLOC_").strip("_").lower()
     assert os.environ["GLIBC_TUNABLES"] in interpreter.KEEP_FREED
     assert name not in os.environ["GLIBC_TUNABLES"]
-
-
-@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "PYTHONHASHSEED"])
-def test_an_interpreter_that_is_started_without_its_settings_does_not_restart_for_ever(bare, tmp_path, name):
-    """execv takes the variable away, as the C library does for a file with capabilities."""
-    begun = []
-
-    def execv(_path, words):
-        begun.append(words)
-        bare.delenv(name)
-        bare.setattr(interpreter.sys, "_xoptions", {words[2]: True})
-        interpreter.restart()
-
-    bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "none")
-    bare.setattr(interpreter.os, "execv", execv)
-    bare.setattr(interpreter.sys, "flags", SimpleNamespace(hash_randomization=0))
-    bare.setenv("GLIBC_TUNABLES", "")
-    bare.setenv("PYTHONHASHSEED", "")
-    with pytest.raises(UsageError, match="taken away") if name == "PYTHONHASHSEED" else nullcontext():
-        interpreter.restart()
-    assert len(begun) == 1

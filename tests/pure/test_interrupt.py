@@ -27,20 +27,13 @@ def at_once(send: str) -> str:
     return f"{BOTH}try:\n    {send}\nexcept BaseException:\n    print('it was lost')\n"
 
 
-def across_exec(send: str) -> str:
-    """In the moment in which the command replaces itself by another interpreter."""
-    again = f"{BEGIN}{BOTH}print('it was lost')\n"
-    return f"interrupt.hold()\n{send}\nos.execv(sys.executable, [sys.executable, '-c', {again!r}])\n"
-
-
 def executed(text: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("text", [at_once, across_exec])
 @pytest.mark.parametrize(("send", "code"), CODES, ids=IDS)
-def test_a_signal_ends_the_command_with_one_line(text, send, code):
-    done = executed(text(send))
+def test_a_signal_ends_the_command_with_one_line(send, code):
+    done = executed(at_once(send))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{SENTENCE}\n")
 
 
@@ -59,14 +52,6 @@ def test_a_second_signal_leaves_the_tidying_alone():
     assert (done.returncode, done.stdout, done.stderr) == (0, "tidy\n", "")
 
 
-def test_a_child_begins_with_what_a_new_interpreter_has():
-    for number, send in ((signal.SIGTERM, TERMINATE), (signal.SIGUSR1, WARN[0])):
-        done = executed(f"{BOTH}interrupt.raise_from_here()\ninterrupt.restore()\n{send}\n")
-        assert done.returncode == -number
-    done = executed(f"{BOTH}interrupt.restore()\n{PRESS}\n")
-    assert "KeyboardInterrupt" in done.stderr
-
-
 def test_a_terminal_that_is_gone_keeps_the_exit_code():
     """Nothing takes what is written to the descriptor of a file that is open for reading."""
     close = "os.dup2(os.open(os.devnull, os.O_RDONLY), 2)\n"
@@ -82,7 +67,6 @@ def test_a_command_that_ignores_a_signal_goes_on_ignoring_it(number, send):
 
 
 def test_a_signal_that_is_no_request_ends_the_command_as_it_ends_any():
-    """--drain-signals none; also where it came in the moment before it was known."""
+    """--drain-signals none."""
     without = BOTH.replace("ALL", "END")
-    for text in (f"{without}{WARN[0]}\n", f"interrupt.hold()\n{WARN[0]}\n{without}"):
-        assert executed(text).returncode == -signal.SIGUSR1
+    assert executed(f"{without}{WARN[0]}\n").returncode == -signal.SIGUSR1

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent.workers import node_workers
-from elastic.agent.workers.node_workers import KILL_WAIT_S, LAST_REPORT_WAIT_S, REPORT_WAIT_S, NodeWorkers
+from elastic.agent import workers as node_workers
+from elastic.agent.workers import KILL_WAIT_S, LAST_REPORT_WAIT_S, REPORT_WAIT_S, NodeWorkers
 from elastic.system.processes import has_exited
 from elastic.testing.fakes import FakeClock
 

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import finished_run
+from elastic.agent import finished_run, spawner
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.hangs.stack_dump import dump_stacks
 from elastic.agent.set_aside import set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.workers import spawner
-from elastic.agent.workers.spawner import Spawner
+from elastic.agent.spawner import Spawner
+from elastic.agent.watchdog import dump_stacks
 from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
@@ -118,7 +117,8 @@ def test_a_fork_server_goes_on_where_the_installed_code_cannot_be_listed(tmp_pat
     monkeypatch.setattr(spawner.site, "getsitepackages", lambda: [str(tmp_path)])
     monkeypatch.setattr(spawner.elastic, "__path__", [])
     said, server = [], SimpleNamespace(exit_code=None, close=lambda: said.append("closed"))
-    spawns = Spawner(tmp_path / "recipe.py", said.append, lambda _: server)
+    monkeypatch.setattr(spawner.ForkServerClient, "spawn", lambda _: server)
+    spawns = Spawner(tmp_path / "recipe.py", said.append)
     stale.is_on = True
     spawns.renew()
     assert said == []

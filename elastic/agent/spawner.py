@@ -1,19 +1,25 @@
 """Workers are forked from a fork server that holds the code of today, and else spawned.
 
+Those of a script without this library are always spawned: as under torchrun, its first lines may
+set what torch reads when it is imported.
+
 A fork takes milliseconds. Spawning is never an error, only slower by seconds, and the console shows
 why it was necessary.
 """
 
 import signal
 import site
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import elastic
-from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClient
-from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess
+from elastic.agent.fork_server_client import CannotFork, ForkServerClient
+from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess
 from elastic.errors import CannotStart
+from elastic.system.untrusted import parse_number
 
 _Code = frozenset[tuple[str, int]]
 
@@ -21,35 +27,39 @@ _Code = frozenset[tuple[str, int]]
 class Spawner:
     """Starts the processes that run the recipe on this node; `close` ends the forked ones."""
 
-    def __init__(
-        self,
-        recipe: Path,
-        report: Callable[[str], None],
-        start_first: Callable[[Path], ForkServerClient] = ForkServerClient.spawn,
-    ) -> None:
-        """report: prints a line on the console. start_first: starts the first fork server.
-
-        Raises CannotStart.
+    def __init__(self, recipe: Path, report: Callable[[str], None], *, forks: bool = True) -> None:
+        """report: prints a line on the console. forks: from a fork server, which is started now and
+        imports meanwhile. Raises CannotStart.
         """
         self.report = report
         self.interrupted: Callable[[], bool] = lambda: False  # whether workers are waited for no more
         self._recipe = recipe
         self._reported = ""
         self._is_hopeless = False  # another fork server would fail as well
-        self._forks = True  # until fork_no_more
         self._code = _installed_code_or(frozenset())  # which the fork server holds
         try:
-            self._server = start_first(recipe)
+            self._server = ForkServerClient.spawn(recipe) if forks else None
         except OSError as error:
             raise CannotStart(f"no process can be started to fork the workers from ({error})") from error
 
     def close(self) -> None:
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
 
     @property
     def fork_server_pid(self) -> int | None:
         """None while no fork server is alive."""
-        return self._server.pid if self._server.exit_code is None else None
+        return self._server.pid if self._server is not None and self._server.exit_code is None else None
+
+    def count_gpus(self) -> int:
+        """How many torch finds: the fork server tells it as soon as it has imported torch."""
+        if self._server is not None:
+            with suppress(CannotFork):  # the first worker that is to be forked reports it
+                self._server.wait_ready()
+                return self._server.gpus or 0
+        words = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())"]
+        found = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return parse_number(found.stdout.strip()) or 0
 
     def renew(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Call between generations, with no live workers.
@@ -58,7 +68,7 @@ class Spawner:
         is ready, or until `interrupted()`, which is asked again and again: a node that is to leave
         needs no workers.
         """
-        if not self._forks:
+        if self._server is None:
             return
         code = _installed_code_or(self._code)
         if self._code != code:
@@ -83,13 +93,13 @@ class Spawner:
 
     def fork_no_more(self, reason: str) -> None:
         """Spawn all workers from now on: those of this recipe cannot inherit what was imported."""
-        self._forks = False
-        self._server.close()
+        self.close()
+        self._server = None
         self._report_spawning(reason)
 
     def start(self, start: ProcessStart) -> Process:
         """Raises CannotStart."""
-        if self._forks and not self._is_hopeless:
+        if self._server is not None and not self._is_hopeless:
             try:
                 return self._server.fork(start, self.interrupted)
             except CannotFork as reason:
@@ -97,7 +107,7 @@ class Spawner:
         return SpawnedProcess(start)
 
     def _report_spawning(self, reason: str) -> None:
-        if not self._server.is_ready:
+        if self._server is not None and not self._server.is_ready:
             # One that failed by itself while it imported would fail again. One that was killed, for
             # instance for want of memory, may succeed at the next attempt.
             self._is_hopeless = self._server.exit_code != -signal.SIGKILL

@@ -4,8 +4,6 @@ This is the agent's end of the connection; the fork server itself is elastic/wor
 The server dies with the agent, and its workers die with it.
 """
 
-import gc
-import importlib
 import os
 import signal
 import socket
@@ -17,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
-from elastic.agent.workers.process import ProcessStart
+from elastic.agent.worker_process import ProcessStart
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.fork_protocol import (
@@ -33,7 +31,7 @@ from elastic.system.fork_protocol import (
     Refused,
 )
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import start_ticks, thread_count
+from elastic.system.processes import start_ticks
 from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
@@ -51,43 +49,25 @@ class CannotFork(Exception):  # noqa: N818 - a reason to spawn, not an error
     """No worker can be forked; the message is for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentFork:
-    """A child that the agent forked from itself. Methods are those of `subprocess.Popen`."""
-
-    pid: int
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> int:
-        with suppress(ChildProcessError):
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return -signal.SIGKILL
-
-
-_ServerProcess = subprocess.Popen[bytes] | _AgentFork
-_StartServer = Callable[[socket.socket, socket.socket, IO[bytes]], _ServerProcess]
-BecomeForkServer = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
+_StartServer = Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]
 
 
 class ForkServerClient:
     """Connection to one fork server, which it also starts and ends."""
 
     def __init__(self, start: _StartServer) -> None:
-        """`start` is given both ends of the connection, ours first, and a file for the output."""
+        """`start` is given the server's end of the connection, and a file for the output."""
         ours, theirs = socket.socketpair()
         self._connection = JsonLineSocket(ours)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are forked
         self._exit_codes: dict[int, int] = {}  # of workers, by pid
         self._answers: deque[Ready | Forked | Refused] = deque()
-        self.is_ready = False  # it has imported everything, and was seen to have
+        self.gpus: int | None = None  # that torch finds; None until the server has imported everything
         # The server's; minus the number of the signal that ended it; None while it lives.
         self.exit_code: int | None = None
         try:
             with stop_signals.blocked():
-                self._server = start(ours, theirs, self._output)
+                self._server = start(theirs, self._output)
         finally:
             theirs.close()
 
@@ -95,7 +75,7 @@ class ForkServerClient:
     def spawn(recipe: Path) -> "ForkServerClient":
         """Start a fork server as a new interpreter. Returns at once, while the server imports."""
 
-        def start(_: socket.socket, theirs: socket.socket, output: IO[bytes]) -> _ServerProcess:
+        def start(theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
             words = ["elastic.worker.fork_server", str(recipe), str(theirs.fileno()), str(os.getpid())]
             return subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", *words],
@@ -108,28 +88,10 @@ class ForkServerClient:
 
         return ForkServerClient(start)
 
-    @staticmethod
-    def fork_from_agent(recipe: Path, become_fork_server: BecomeForkServer) -> "ForkServerClient":
-        """Import torch, which the agent needs as well, and fork the fork server from this process.
-
-        So torch is imported once for both, which takes seconds; all other imports happen in the
-        fork alone. Where importing torch left threads running, the server is spawned instead.
-        """
-        gc.disable()  # as the fork server does while it imports
-        importlib.import_module("torch")
-        gc.enable()
-        if thread_count() > 1:
-            return ForkServerClient.spawn(recipe)
-        agent_pid = os.getpid()
-
-        def start(ours: socket.socket, theirs: socket.socket, output: IO[bytes]) -> _ServerProcess:
-            pid = os.fork()
-            if not pid:
-                ours.close()
-                become_fork_server(recipe, theirs, agent_pid, output)
-            return _AgentFork(pid)
-
-        return ForkServerClient(start)
+    @property
+    def is_ready(self) -> bool:
+        """It has imported everything, and was seen to have."""
+        return self.gpus is not None
 
     @property
     def pid(self) -> int:
@@ -138,11 +100,10 @@ class ForkServerClient:
     def fork(self, start: ProcessStart, interrupted: Callable[[], bool] = _never) -> "ForkedProcess":
         """A worker that runs by now. Raises CannotFork, also when `interrupted()` before."""
         self.wait_ready(interrupted)
-        request = ForkRequest(command=start.command, env=dict(start.env))
+        has_store = start.store_fd is not None
+        request = ForkRequest(command=start.command, env=dict(start.env), serves_store=has_store)
         try:
-            self._connection.send(
-                encode(FromAgent(message=request)), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S
-            )
+            self._connection.send(encode(FromAgent(message=request)), start.fds, timeout_s=FORK_LIMIT_S)
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
@@ -161,7 +122,9 @@ class ForkServerClient:
         Returns earlier when `interrupted()`; the server then imports on, and `is_ready` is false.
         """
         if not self.is_ready:
-            self.is_ready = self._answer(READY_LIMIT_S, interrupted) is not None
+            hello = self._answer(READY_LIMIT_S, interrupted)
+            assert hello is None or isinstance(hello, Ready)
+            self.gpus = None if hello is None else hello.gpus
 
     def exit_code_of(self, pid: int) -> int | None:
         """The exit code of a worker; None while it runs.

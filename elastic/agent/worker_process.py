@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from elastic.config import environment
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
 from elastic.system.processes import exit_code_of_child
@@ -23,12 +24,17 @@ from elastic.system.processes import exit_code_of_child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """One process to start. `stdout` and `stderr` are descriptors that stay open in the caller."""
+    """One process to start. Its descriptors stay open in the caller."""
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: Mapping[str, str]  # the whole environment
     stdout: int
     stderr: int
+    store_fd: int | None = None  # the listening socket of the generation's store, if it serves that
+
+    @property
+    def fds(self) -> list[int]:
+        return [self.stdout, self.stderr, *([] if self.store_fd is None else [self.store_fd])]
 
 
 class Process(Protocol):
@@ -68,7 +74,8 @@ class SpawnedProcess(subprocess.Popen[bytes]):
             with stop_signals.blocked(stop_signals.WARNINGS):
                 super().__init__(
                     [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
-                    env=dict(start.env),
+                    env={**start.env, **environment.store_variable(start.store_fd)},
+                    pass_fds=start.fds[2:],
                     stdin=subprocess.DEVNULL,
                     stdout=start.stdout,
                     stderr=start.stderr,

@@ -9,13 +9,12 @@ behind. What an exit means is decided in decide.py.
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.workers.first_failure import first_failure, was_sigkilled
-from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
+from elastic.agent.worker_process import Process, ProcessStart, kill_session, wait_any_exit
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
@@ -48,6 +47,7 @@ class WorkerStart:
     env: Mapping[str, str]
     log: Path
     is_plain: bool = False  # a script without this library, which may mean anything by its codes
+    store_fd: int | None = None  # as in ProcessStart
 
 
 class NodeWorkers:
@@ -224,5 +224,52 @@ class NodeWorkers:
             log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
         with log:
             return start_process(
-                ProcessStart(command=start.command, env=start.env, stdout=log.fileno(), stderr=log.fileno())
+                ProcessStart(
+                    command=start.command,
+                    env=start.env,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                    store_fd=start.store_fd,
+                )
             )
+
+
+def first_failure(
+    codes: Mapping[int, int],
+    killed: set[int],
+    errors: list[WorkerError],
+    reason: str,
+    ended_within: Collection[int] = (),
+) -> WorkerError:
+    """The worker to blame for the end of a generation on this node.
+
+    codes: exit codes by rank, in the order in which the agent saw them.
+    killed: ranks that the agent itself killed.
+    reason: speaks for a culprit that left no error file, as one that was killed from outside.
+    ended_within: ranks whose exit code 0 was no end of their loop.
+    """
+    culprits = [
+        rank
+        for rank, code in codes.items()
+        if rank not in killed
+        and (rank in ended_within or code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST))
+    ]
+    of_culprits = [error for error in errors if error.rank in culprits]
+    # A worker writes its error file, then its sockets close, and only later its exit code is seen.
+    # A victim may notice the closed socket and exit before the culprit has: so workers that have
+    # written a file and not exited yet are candidates as well, and the earliest file decides.
+    of_running = [error for error in errors if error.rank not in codes]
+    if of_culprits:
+        return min([*of_culprits, *of_running], key=lambda error: error.time)
+    if errors and not culprits:
+        return min(of_running or errors, key=lambda error: error.time)
+    first = culprits[0] if culprits else next(iter(codes), -1)
+    return WorkerError(rank=first, message=reason, traceback="", time=0.0)
+
+
+def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
+    """Whether SIGKILL ended the worker.
+
+    It comes from outside or for want of memory, so the training state cannot be at fault.
+    """
+    return codes.get(rank) == -signal.SIGKILL
