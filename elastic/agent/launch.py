@@ -7,7 +7,7 @@ parts of one node together around its agent.
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from elastic.agent import preflight
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
-from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
@@ -26,7 +25,7 @@ from elastic.agent.hang_detector import HangDetector
 from elastic.agent.health import AgentHealth
 from elastic.agent.monitor import Monitor
 from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
-from elastic.agent.preemption_notice import open_notices
+from elastic.agent.preemption import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.set_aside import set_aside
 from elastic.agent.settings import Settings
@@ -158,7 +157,9 @@ def _run(
         spawner.interrupted = lambda: shutdown.is_over(agent.workers_share)
         stack.callback(console.stop)
         stack.callback(shutdown.tidy, rendezvous.stop)
-        stack.enter_context(_notices(options, shutdown, console))
+        stack.enter_context(
+            open_notices(options, environment.variables(), shutdown.request, console.print_line, _CLOCK)
+        )
         _watched(agent, parts, monitor)
         if agent.end.exit_code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
             # A state that all ranks agreed on is right, whatever a later step ran into. The newest
@@ -186,16 +187,6 @@ def _end_uploads(log_shipper: LogShipper, shutdown: ShutdownRequest) -> str:
     with shutdown.task("the last events and metrics"):
         now_s = _CLOCK.monotonic()
         return log_shipper.close(shutdown.end_s(Share.REPORT, now_s, CLOSE_WITHIN_S) - now_s)
-
-
-def _notices(
-    options: Options, shutdown: ShutdownRequest, console: ConsoleFollower
-) -> AbstractContextManager[None]:
-    cloud = None
-    if options.notice is not None:
-        cloud = open_cloud(options.notice, environment.variables())
-    sources = options.notice_file, options.notice_command, cloud
-    return open_notices(*sources, shutdown.request, _CLOCK, console.print_line)
 
 
 def _watched(agent: NodeAgent, parts: AgentParts, monitor: Monitor) -> None:

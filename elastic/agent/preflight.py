@@ -20,7 +20,6 @@ from io import BytesIO
 from pathlib import Path
 from symtable import symtable
 
-from elastic.agent.clouds.watch import open_cloud
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
@@ -89,8 +88,6 @@ def check_command(options: Options) -> None:
     config = rendezvous_config(options, run, uid="")
     config.check(environment.variables())
     address_of(options)
-    if options.notice is not None:
-        open_cloud(options.notice, environment.variables())
     if options.meets_in_objects:
         check_url(config.endpoint)
     try:

@@ -31,7 +31,7 @@ _begun: list[Inherited] = []  # of this process; empty in one that was spawned
 
 
 def begin(preloaded: Preloaded) -> None:
-    _begun.append(Inherited(preloaded=preloaded, variables=environment.variables(), path=tuple(sys.path)))
+    _begun[:] = [Inherited(preloaded=preloaded, variables=environment.variables(), path=tuple(sys.path))]
 
 
 def change() -> str:

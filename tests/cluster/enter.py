@@ -28,6 +28,9 @@ import elastic.train.run
 import elastic.worker.fork_server  # noqa: F401
 from elastic import cli
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+import forks_itself
+
 CGROUPS = Path("/sys/fs/cgroup")
 NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET, NEWNS = (
     0x02000000, 0x04000000, 0x08000000, 0x20000000, 0x40000000, 0x00020000,
@@ -75,6 +78,7 @@ def main() -> None:
     tempfile.tempdir = None  # that of this machine
     if is_cold:
         os.execve(sys.executable, [sys.executable, "-m", "elastic.cli", *words], dict(os.environ))
+    forks_itself.patch()
     cli.command()
 
 

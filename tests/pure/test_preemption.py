@@ -1,0 +1,207 @@
+"""A notice of each source is heard, nothing else is one, and no fault of a service goes further."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from metadata_servers import CLOSE, HANG, SERVERS, MetadataServer
+
+from elastic.agent.preemption import (
+    CLOUD_EVERY_S,
+    CLOUDS,
+    LONGEST_PAUSE_S,
+    OUTAGE_ASKS,
+    NoAnswer,
+    Source,
+    cloud_source,
+    pause_s,
+    watch,
+)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str], MetadataServer]]:
+    servers = []
+
+    def begin(name):
+        servers.append(SERVERS[name]())
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """However busy the machine is."""
+    for name, cloud in CLOUDS.items():
+        monkeypatch.setitem(CLOUDS, name, replace(cloud, answer_s=60.0))
+
+
+def source_at(name, server):
+    return cloud_source(name, {CLOUDS[name].variable: server.url})
+
+
+class Waits:
+    """As Event.wait; over after so many pauses."""
+
+    def __init__(self, pauses, between=lambda: None):
+        self.seconds = []
+        self._left = pauses
+        self._between = between
+
+    def __call__(self, seconds):
+        if seconds:
+            self.seconds.append(seconds)
+            self._between()
+        return len(self.seconds) >= self._left
+
+
+def watched(source, pauses, between=lambda: None):
+    """What the agent is told and its console shows, and the pauses."""
+    left, said, waits = [], [], Waits(pauses, between)
+    watch(source, left.append, said.append, waits)
+    return left, said, waits.seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("aws", "AWS: terminate at 2031-09-18T08:22:00Z"),
+        ("gcp", "Google Cloud: preempted"),
+        ("azure", "Azure: Preempt, not before Mon, 19 Sep 2031 18:29:47 GMT"),
+    ],
+)
+def test_a_notice_of_each_cloud_asks_the_node_to_leave(name, reason, serve, monkeypatch):
+    """It comes after the first look; a proxy of the environment, which is nowhere, is not asked."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    server = serve(name)
+    left, said, _ = watched(source_at(name, server), 10, server.take_away)
+    assert left == [f"a notice ({reason}) asks this node to leave"]
+    assert said == []
+
+
+def test_a_notice_that_comes_when_it_is_over_asks_for_nothing(serve):
+    server, left = serve("aws"), []
+    server.take_away()
+    answers = iter([False, True, True])
+    watch(source_at("aws", server), left.append, pytest.fail, lambda _: next(answers))
+    assert left == []
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.parametrize("fault", [503, b"\xff{garbage", b"", CLOSE, HANG, b"x" * (2**20 + 1)])
+def test_a_fault_of_a_service_is_no_notice_and_the_next_answer_counts(fault, name, serve, monkeypatch):
+    """Also where the notice has come meanwhile. A service that hangs may do so for 0.1 s."""
+    server = serve(name)
+    assert source_at(name, server).ask() is None
+    with monkeypatch.context() as patched:
+        if fault == HANG:
+            patched.setitem(CLOUDS, name, replace(CLOUDS[name], answer_s=0.1))
+        for _ in range(2):
+            server.faults.append(fault)
+            with pytest.raises(NoAnswer):
+                source_at(name, server).ask()
+    server.take_away()
+    assert source_at(name, server).ask() is not None
+
+
+@pytest.mark.parametrize("asked", CLOUDS)
+def test_the_service_of_another_cloud_at_the_same_address_is_none(asked, serve):
+    """All three have the address 169.254.169.254."""
+    for there in CLOUDS.keys() - {asked}:
+        left, said, _ = watched(source_at(asked, serve(there)), 3)
+        assert left == []
+        assert len(said) == 1
+
+
+def test_an_outage_is_reported_once_and_so_is_its_end(serve):
+    """One failure alone is no news, three in a row are."""
+    server = serve("aws")
+    rounds = iter([1, 0, OUTAGE_ASKS + 4, 0, 0])
+
+    def between():
+        if not server.faults:
+            server.faults.extend([503] * next(rounds, 0))
+
+    _, said, pauses = watched(source_at("aws", server), OUTAGE_ASKS + 9, between)
+    assert [("answers now" in line, "HTTP 503" in line) for line in said] == [(False, True), (True, False)]
+    assert max(pauses) == LONGEST_PAUSE_S
+    assert pauses[-1] == CLOUD_EVERY_S
+
+
+def test_a_source_that_raises_is_asked_again():
+    """The first call that asks the node to leave raises as well."""
+    answers, left, said = [MemoryError("once"), None, "notice", "notice"], [], []
+
+    def ask():
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    def leave(reason):
+        left.append(reason)
+        if len(left) == 1:
+            raise RuntimeError("not yet")
+
+    watch(Source(name="a file", ask=ask, every_s=0.1), leave, said.append, Waits(9))
+    assert left == ["a notice (notice) asks this node to leave"] * 2
+    assert said[0].startswith("no notice of a file can be heard (MemoryError('once'))")
+
+
+def test_pauses_grow_to_a_bound_however_long_an_outage_lasts():
+    assert [pause_s(2.0, n) for n in (0, 1, 2, 3, 10**9)] == [2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_aws_heeds_every_action_and_needs_a_token(serve):
+    server = serve("aws")
+    source = source_at("aws", server)
+    for action in ("stop", "hibernate"):
+        server.interrupt(action)
+        assert source.ask() == f"AWS: {action} at 2031-09-18T08:22:00Z"
+    server.is_enabled = False
+    with pytest.raises(NoAnswer, match="HTTP 403; is the service switched on"):
+        source.ask()
+    server.is_enabled = True
+    server.faults.extend([b"token"])
+    with pytest.raises(NoAnswer, match="HTTP 401"):
+        source.ask()
+
+
+def test_azure_heeds_no_event_of_another_vm_and_none_that_leaves_this_one_where_it_is(serve):
+    server = serve("azure")
+    source = source_at("azure", server)
+    server.schedule("Preempt", "trainers_30", "trainers")
+    for kind in ("Freeze", "Reboot", "Redeploy"):
+        server.schedule(kind, server.machine)
+    assert source.ask() is None
+    server.schedule("Terminate", server.machine, not_before="")
+    assert source.ask() == "Azure: Terminate"
+    assert all(method == "GET" for method, _, _ in server.requests)  # nothing is acknowledged
+
+
+@pytest.mark.parametrize(
+    "event", [None, [], {"EventType": "Preempt"}, {"EventType": "Preempt", "Resources": [None]}]
+)
+def test_azure_heeds_a_notice_beside_an_unreadable_event(event, serve):
+    """Before and behind it. Alone it is no answer."""
+    server = serve("azure")
+    source = source_at("azure", server)
+    server.events.append(event)
+    with pytest.raises(NoAnswer, match="expected an event of scheduledevents"):
+        source.ask()
+    server.take_away()
+    server.events.append(event)
+    assert source.ask() == "Azure: Preempt, not before Mon, 19 Sep 2031 18:29:47 GMT"
+
+
+@pytest.mark.parametrize("when", [None, [], "x" * 201, "Mon\x1b[2J"])
+def test_a_time_that_cannot_be_read_hides_no_notice(when, serve):
+    azures, amazons = serve("azure"), serve("aws")
+    azures.schedule("Preempt", azures.machine)
+    azures.events[-1]["NotBefore"] = when
+    assert source_at("azure", azures).ask() == "Azure: Preempt"
+    amazons.action = json.dumps({"action": "terminate", "time": when}).encode()
+    assert source_at("aws", amazons).ask() == "AWS: terminate at an unknown time"
