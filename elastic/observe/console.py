@@ -33,7 +33,7 @@ from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import printable
-from elastic.system.worker_error import QUOTED, SAME_AS
+from elastic.system.worker_error import QUOTED
 
 LINE_LIMIT = 4000
 POLL_S = 0.1
@@ -185,7 +185,7 @@ class ConsoleFollower:
 
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
-            if line.startswith((SAME_AS.encode(), QUOTED.encode())):
+            if line.startswith(QUOTED.encode()):
                 continue  # in the log alone
             self._screen.print_line(f"[{prefix}] {_shown(line)}")
 

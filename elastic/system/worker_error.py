@@ -7,14 +7,12 @@ The format stands here because `elastic.agent` must not import `elastic.worker`.
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from elastic.divergence import Divergence
 from elastic.system.untrusted import Count, decode, encode
 
-# Lines of a worker's log that the console leaves out: they say nothing new, or nothing to people.
-SAME_AS = "error: the same as that of rank "
+# Begins lines of a log that the console leaves out: the agent says them, or nobody needs to.
 QUOTED = "in the words of the library: "
 
 # A state from which that many generations made no new step gives way to the next older one.
@@ -70,19 +68,6 @@ def write_error(folder: Path, error: WorkerError) -> None:
     draft = file.with_suffix(".part")
     draft.write_text(json.dumps(encode(error)))
     draft.replace(file)
-
-
-def first_with(sentence: str, folder: Path, rank: int) -> int:
-    """The rank whose error said this sentence first, of those that share the folder."""
-    claim = folder / f"said-{sha256(sentence.encode(errors='replace')).hexdigest()[:16]}"
-    try:
-        claim.symlink_to(str(rank))  # created whole, with what it says
-    except FileExistsError:
-        with suppress(OSError, ValueError):
-            return int(str(claim.readlink()))
-    except OSError:  # a full disk: rather said twice than never
-        pass
-    return rank
 
 
 def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:

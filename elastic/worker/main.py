@@ -46,7 +46,7 @@ from elastic.errors import (
 from elastic.system import forked_child, global_random, stop_signals
 from elastic.system.clock import share_boot_wall_s, since_boot_s
 from elastic.system.processes import die_with_parent
-from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
+from elastic.system.worker_error import QUOTED, WorkerError, write_error
 from elastic.worker import own_error, script_end
 
 _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiffers)
@@ -134,13 +134,11 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
 
 
 def explained(launch: Launch, error: BaseException, line: str) -> str:
-    """The sentence of an error, and its line: of all workers of a node that fail alike, by one."""
-    sentence, agent = f"error: {error}\n{line}", launch.agent
-    if agent is not None and isinstance(error, (StatesDiffer, RecipeNotExact)):
-        # The agent says it, as the end of the generation or of the run.
-        return "\n".join(f"{QUOTED}{each}" for each in sentence.splitlines())
-    first = launch.rank if agent is None else first_with(sentence, Path(agent.error_folder), launch.rank)
-    return sentence if first == launch.rank else f"{SAME_AS}{first}"
+    """The sentence of an error, and its line. Under an agent they are for the log alone: the agent
+    says them once, as the end of the generation or of the run.
+    """
+    words = f"error: {error}\n{line}"
+    return words if launch.agent is None else "\n".join(f"{QUOTED}{each}" for each in words.splitlines())
 
 
 def of_victim(error: PeerLost) -> str:

@@ -1,14 +1,20 @@
 """What an agent makes of a rendezvous backend that answers or does not."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
+from elastic.agent import group_client
 from elastic.agent.group_client import GroupClient
 from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.errors import RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
+from elastic.system.leave_deadline import Share
 from elastic.system.leave_page import LeavePage
 from elastic.testing.fakes import FakeClock
 
@@ -127,3 +133,55 @@ def test_the_agent_of_rank_0_alone_admits_who_waits(there):
     assert not group.admits(WATCH)
     group.enter(generation((A, B), cause="failure", rank=0), step=0)
     assert group.admits(WATCH)
+
+
+@pytest.fixture
+def joining(there, monkeypatch):
+    """A node that joins generations whose store another one serves."""
+    rendezvous, _, _, client = there
+    rendezvous.joined, rendezvous.closed = [], []
+
+    def join(_interrupted):
+        rendezvous.joined.append(generation((A, B), cause=NODE_LOST, rank=1))
+        return rendezvous.joined[-1]
+
+    rendezvous.join, rendezvous.close = join, lambda *_, **how: rendezvous.closed.append(how)
+    answers = []
+
+    def connect(_where, timeout):
+        answer = answers.pop(0) if answers else TimeoutError("timed out")
+        if answer is not None:
+            raise answer
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(group_client.socket, "create_connection", connect)
+
+    def joins():
+        return client.join(lambda: False, meanwhile=lambda: None, share=Share.DRAIN)
+
+    return rendezvous, answers, joins
+
+
+@pytest.mark.parametrize("answer", [None, ConnectionRefusedError("refused")])
+def test_a_node_enters_where_the_machine_of_the_store_answers(joining, answer):
+    """One that refuses is reached: its worker has ended, which its own agent reports."""
+    rendezvous, answers, joins = joining
+    answers += [TimeoutError("lost"), answer]
+    assert joins() is rendezvous.joined[0]
+    assert rendezvous.closed == []
+
+
+def test_a_node_that_reaches_no_store_leaves_after_three_generations(joining):
+    rendezvous, _, joins = joining
+    with pytest.raises(RendezvousTimeout, match=r"stores of 3 generations .*a:1: timed out"):
+        joins()
+    assert rendezvous.closed == 3 * [{"step": 0, "counts": False}]
+
+
+def test_a_generation_that_is_over_before_it_is_reached_closes_none(joining):
+    """The node that serves its store died; another one has found that."""
+    rendezvous, answers, joins = joining
+    rendezvous.watch = lambda: replace(WATCH, open=False)
+    answers += [TimeoutError("timed out"), None]
+    assert joins() is rendezvous.joined[1]
+    assert rendezvous.closed == []

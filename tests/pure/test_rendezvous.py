@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elastic.errors import GroupEnded, Interrupted, UsageError
-from elastic.rendezvous import generation_store, torch_handler, transitions
+from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
@@ -28,7 +27,7 @@ from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.torch_handler import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
+from elastic.rendezvous.torchrun import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
@@ -404,63 +403,14 @@ def test_a_node_serves_the_store_of_an_earlier_try_that_won_after_all() -> None:
     assert EndpointHost("127.0.0.1").enter(tries[-3]).get("who") == b"me"
 
 
-def lone_handler(
-    backend: MemoryBackend, host: EndpointHost, endpoints: list[str], interrupted: Callable[[], bool] = never
-) -> ElasticRendezvous:
+def lone_handler(backend: MemoryBackend, host: EndpointHost, endpoints: list[str]) -> ElasticRendezvous:
     """A node that names these as the stores of its first generations, and then serves its own."""
 
     def open_endpoint() -> str:
         return endpoints.pop(0) if endpoints else host.open()
 
     rendezvous = lone(backend, open_endpoint=open_endpoint)
-    return ElasticRendezvous(rendezvous, host, run_id="r", interrupted=interrupted)
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """A store whose host is frozen: the kernel takes connections, and nobody answers."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_a_store_that_does_not_answer_is_given_up_when_its_generation_is_over(silent: str) -> None:
-    """The other node, which serves it, is found dead while this one connects. torch would try for
-    twenty seconds.
-    """
-    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
-    handler = lone_handler(backend, host, [silent])
-    enter, asked = host.enter, []
-
-    def entering(endpoint: str, is_over: Callable[[], bool]) -> Any:
-        def asks() -> bool:
-            asked.append(endpoint)
-            if len(asked) == 3:
-                handler._rendezvous.close(transitions.NODE_LOST, step=0, counts=False)
-            return is_over()
-
-        return enter(endpoint, asks)
-
-    host.enter = entering  # type: ignore[assignment,method-assign]
-    handler.next_rendezvous()
-    assert asked == [silent] * 3
-    assert handler.generation is not None and handler.generation.number == 2
-    handler._rendezvous.stop()
-
-
-def test_a_node_that_is_to_leave_waits_for_no_store_that_does_not_answer(silent: str) -> None:
-    asked: list[bool] = []
-
-    def interrupted() -> bool:
-        asked.append(True)
-        return len(asked) > 5
-
-    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
-    handler = lone_handler(backend, host, [silent], interrupted)
-    with pytest.raises(Interrupted):
-        handler.next_rendezvous()
-    handler._rendezvous.stop()
+    return ElasticRendezvous(rendezvous, host, run_id="r")
 
 
 def test_a_place_to_meet_that_fails_with_a_generations_store_ends_no_agent() -> None:
@@ -469,9 +419,9 @@ def test_a_place_to_meet_that_fails_with_a_generations_store_ends_no_agent() -> 
     handler = lone_handler(backend, host, ["127.0.0.1:1"])
     enter, failures = host.enter, []
 
-    def entering(endpoint: str, is_over: Callable[[], bool]) -> Any:
+    def entering(endpoint: str) -> Any:
         if endpoint != "127.0.0.1:1":
-            return enter(endpoint, is_over)
+            return enter(endpoint)
         backend.is_away = True
         raise RuntimeError("connection refused")
 
@@ -492,7 +442,7 @@ def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """As a worker that cannot be started: an agent must not end by it."""
-    serve, failures = torch_handler.serve, [error, error]
+    serve, failures = tcp_store_client.serve, [error, error]
 
     def serve_later(*words: Any) -> Any:
         if failures:
@@ -500,7 +450,7 @@ def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
             raise failures.pop()
         return serve(*words)
 
-    monkeypatch.setattr(torch_handler, "serve", serve_later)
+    monkeypatch.setattr(tcp_store_client, "serve", serve_later)
     handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
     handler.next_rendezvous()
     assert not failures
@@ -561,7 +511,7 @@ def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.Monkey
     def serve_none(*_words: object, **_options: object) -> None:
         raise AssertionError("served")
 
-    for module in (torch_handler, tcp_store_client):
+    for module in (torchrun, tcp_store_client):
         monkeypatch.setattr(module, "listen_on", listen)
     monkeypatch.setattr(tcp_store_client, "TCPStore", serve_none)
     with pytest.raises(BackendFailed, match="Too many open files"):
@@ -592,68 +542,16 @@ def test_a_node_that_can_serve_no_store_says_so_once(monkeypatch: pytest.MonkeyP
     assert said.count("no descriptor") == 1
 
 
-def test_a_node_is_not_deaf_for_minutes_while_it_connects_to_its_own_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where the last descriptor goes to the store itself, torch tries to connect to it for twice
-    the timeout.
-    """
-    serve, timeouts = tcp_store_client.serve, []
-
-    def serve_noted(host: str, listener: socket.socket, timeout: timedelta) -> Any:
-        timeouts.append(timeout)
-        return serve(host, listener, timeout)
-
-    monkeypatch.setattr(tcp_store_client, "serve", serve_noted)
-    host = EndpointHost("127.0.0.1")
-    store = host.enter(host.open())
-    assert timeouts == [generation_store.CONNECT_TIMEOUT]
-    assert store.timeout == generation_store.STORE_TIMEOUT
-
-
-def test_a_node_that_can_start_no_thread_closes_no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would close three in a row within milliseconds, for all nodes, and end."""
-
-    def start_none(_act: object) -> Any:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(generation_store, "in_thread", start_none)
-    other = EndpointHost("127.0.0.1")
-    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [other.open()])
-    handler.next_rendezvous()
-    assert handler.generation is not None and handler.generation.number == 1
-    handler._rendezvous.stop()
-
-
 def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the fault of its own descriptors, and not of the addresses."""
 
     def fail(*_words: object, **_options: object) -> Any:
         raise RuntimeError("errno: 24 - Too many open files\nframe 0")
 
-    monkeypatch.setattr(generation_store, "TCPStore", fail)
+    monkeypatch.setattr(torchrun, "TCPStore", fail)
     handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), ["127.0.0.1:1"] * 3)
-    with pytest.raises(torch_handler.HostUnreachable, match=r"Too many open files\)"):
+    with pytest.raises(torchrun.HostUnreachable, match=r"Too many open files\)"):
         handler.next_rendezvous()
-    handler._rendezvous.stop()
-
-
-def test_a_wide_group_asks_no_more_while_it_connects_than_while_it_trains(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All nodes ask at once when the node dies that serves the store."""
-    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
-    handler.next_rendezvous()
-    asked, watch = [], handler._rendezvous.watch
-
-    def watch_noted() -> GroupView:
-        asked.append(1)
-        return watch()
-
-    monkeypatch.setattr(Rendezvous, "poll_s", 4 * generation_store.ASK_S)
-    monkeypatch.setattr(handler._rendezvous, "watch", watch_noted)
-    assert not any(handler._is_over() for _ in range(8))
-    assert len(asked) == 2
     handler._rendezvous.stop()
 
 

@@ -9,7 +9,7 @@ from elastic.agent.workers import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die
-from elastic.system.worker_error import QUOTED, WorkerError, first_with, read_errors, write_error
+from elastic.system.worker_error import QUOTED, WorkerError, read_errors, write_error
 from elastic.worker.main import of_victim, report_error
 
 
@@ -41,13 +41,6 @@ def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):
     write_error(tmp_path, error)
 
     assert read_errors(tmp_path, [1]) == [error]
-
-
-def test_of_workers_that_fail_alike_one_says_so(tmp_path):
-    """Each asks before it prints; a folder that is gone costs a repetition, and no sentence."""
-    assert [first_with("a queue was changed", tmp_path, rank) for rank in (2, 0, 1)] == [2, 2, 2]
-    assert first_with("rank 1 differs", tmp_path, 1) == 1
-    assert first_with("a queue was changed", tmp_path / "gone", 3) == 3
 
 
 def test_a_victim_says_one_sentence_and_marks_what_its_collective_said():

@@ -1,18 +1,18 @@
-"""Each generation has a fresh TCPStore, so no process can read what an older generation wrote.
+"""The rendezvous of `torchrun --rdzv-backend elastic --rdzv-endpoint DIR`, torch's interface.
 
+Each generation has a fresh TCPStore, so that no process can read what an older generation wrote.
 torch's own handler keeps one store for all generations. There a worker can read the address that a
 worker of the generation before it had left, and its process group hangs until a timeout. It also
-keeps the first master address it saw, after the node of rank 0 has changed. Here the agent of rank
-0 serves a new store for each generation, and its address is part of the generation.
+keeps the first master address it saw, after the node of rank 0 has changed.
 
-This is torch's RendezvousHandler over our `Rendezvous`: for our agent, and for `torchrun
---rdzv-backend elastic --rdzv-endpoint DIR`. torchrun does not tell it steps, nor the number of
-workers of a node. So there it does not count progress or limit workers, and a change of membership
-stops the workers at once, as in torchrun.
+torchrun does not tell it steps, nor the number of workers of a node. So it does not count progress
+or limit workers, and a change of membership stops the workers at once, as in torchrun. Our own
+agent does without it (agent/group_client.py, agent/store_socket.py).
 """
 
 import contextlib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,10 +29,10 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
+from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.generation import Generation
-from elastic.rendezvous.generation_store import ASK_S, CONNECT_TIMEOUT, HostSilent, connect, serve
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -43,6 +43,8 @@ from elastic.system.untrusted import parse_number
 
 MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TRIES = 3
+CONNECT_TIMEOUT = timedelta(seconds=10)
+STORE_TIMEOUT = timedelta(seconds=300)
 
 # torch's agents count down in the generation's store as their workers succeed; the last sets this.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
@@ -80,12 +82,13 @@ class EndpointHost:
         Raises BackendFailed where there is no descriptor or thread for it: that may pass.
         """
         try:
-            store = serve(self.address, listen_on(self.address))
+            store = tcp_store_client.serve(self.address, listen_on(self.address), CONNECT_TIMEOUT)
         except (OSError, RuntimeError) as error:
             raise BackendFailed(
                 f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
                 " trying again"
             ) from error
+        store.set_timeout(STORE_TIMEOUT)
         endpoint = f"{self.address}:{store.port}"
         tried = [name for name in self._stores if name != self._entered]
         for name in tried[: max(0, len(tried) + 1 - MOST_TRIES)]:
@@ -93,12 +96,10 @@ class EndpointHost:
         self._stores[endpoint] = store
         return endpoint
 
-    def enter(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> TCPStore:
+    def enter(self, endpoint: str) -> TCPStore:
         """The store at `endpoint`, on this node or another. Stores of other generations are closed.
 
-        is_over: asked again and again, whether to wait no more for a store that does not answer.
-        Raises HostSilent then; torch's DistError, a RuntimeError; or ValueError for an endpoint of
-        the wrong form.
+        Raises torch's DistError, a RuntimeError; or ValueError for an endpoint of the wrong form.
         """
         own = self._stores.get(endpoint)
         self._entered = endpoint
@@ -109,25 +110,18 @@ class EndpointHost:
         port = parse_number(text) or 0
         if not host or not 0 < port <= HIGHEST_PORT:
             raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
-        return connect(host, port, is_over)
+        store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
+        store.set_timeout(STORE_TIMEOUT)
+        return store
 
 
 class ElasticRendezvous(RendezvousHandler):
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        host: EndpointHost,
-        *,
-        run_id: str,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`host.open` must be the `open_endpoint` of `rendezvous`; `interrupted()` ends a wait."""
+    def __init__(self, rendezvous: Rendezvous, host: EndpointHost, *, run_id: str) -> None:
+        """`host.open` must be the `open_endpoint` of `rendezvous`."""
         self._rendezvous = rendezvous
         self._host = host
         self._run_id = run_id
-        self._interrupted = interrupted
         self._store: Store | None = None
-        self._looks = 0  # since the last that asked the group
         self.generation: Generation | None = None
 
     def get_backend(self) -> str:
@@ -143,19 +137,15 @@ class ElasticRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Close this node's generation if it is still open, and wait for the next.
 
-        The node's workers must be stopped. Raises RunEnded, JoinTimedOut, our Interrupted and
-        BackendFailed, and HostUnreachable if the stores of three generations in a row could not be
-        reached.
+        The node's workers must be stopped. Raises RunEnded, JoinTimedOut, our BackendFailed, and
+        HostUnreachable if the stores of three generations in a row could not be reached.
         """
         self._close_own()
         failures, reason = 0, ""
         while failures < CONNECT_TRIES:
             generation = self._join()
             try:
-                store = self._host.enter(generation.endpoint, self._is_over)
-            except HostSilent:
-                # The node of rank 0 died after it formed the generation, or this one is to leave.
-                continue
+                store = self._host.enter(generation.endpoint)
             except (RuntimeError, ValueError) as error:
                 # Its store cannot be reached from here, and its heartbeats can. Nodes that did
                 # reach it see the close and join again. Where the place to meet does not answer
@@ -204,27 +194,9 @@ class ElasticRendezvous(RendezvousHandler):
         self._rendezvous.stop()
         return True
 
-    def _is_over(self) -> bool:
-        """Whether the generation that is being entered has ended, or this node is to leave. A poll
-        finds the death of the node that serves its store.
-
-        In a wide group all nodes may ask at once, so that it polls no more often than they do while
-        they train; a signal is heard at every look.
-        """
-        if self._interrupted():
-            return True
-        self._looks += 1
-        if self._looks * ASK_S < self._rendezvous.poll_s:
-            return False
-        self._looks = 0
-        with contextlib.suppress(BackendFailed):
-            view = self._rendezvous.watch()
-            return view.fenced or not view.open
-        return False
-
     def _join(self) -> Generation:
         try:
-            return self._rendezvous.join(self._interrupted)
+            return self._rendezvous.join(lambda: False)
         except GroupEnded as error:
             raise RunEnded(error.exit_code, str(error)) from error
         except RendezvousTimeout as error:
