@@ -9,9 +9,10 @@ It imports no torch: the fork server and the workers do.
 
 from contextlib import suppress
 
-from elastic.agent.actions import GROUP_POLL_S, AgentParts, NodeGeneration
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.finished_run import has_recorded_end
+from elastic.agent.generation import NodeGeneration
+from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.store_socket import StoreSockets
 from elastic.agent.worker_environment import worker_starts
 from elastic.agent.workers import NodeWorkers

@@ -2,8 +2,8 @@
 
 `RULES` is that function, as data: the first rule whose condition holds decides, and the last one
 always holds. An agent evaluates it many times a second. This module does not act (agent.py and
-actions.py do), does not read a clock, and does not count restarts, which the group's shared state
-does.
+generation.py do), does not read a clock, and does not count restarts, which the group's shared
+state does.
 """
 
 from collections.abc import Callable

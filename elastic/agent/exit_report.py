@@ -10,12 +10,13 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from elastic.agent.actions import AgentParts, is_own_exit
 from elastic.agent.agent import NodeAgent
-from elastic.agent.calls import GivenUp
 from elastic.agent.finished_run import has_recorded_end, read_stop
+from elastic.agent.generation import is_own_exit
+from elastic.agent.parts import AgentParts
 from elastic.agent.repeated_error import told_at_the_end
 from elastic.agent.settings import Settings
+from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import (

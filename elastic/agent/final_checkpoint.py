@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from elastic.agent.calls import GivenUp
-from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
 from elastic.checkpoint.commit import other_state_text

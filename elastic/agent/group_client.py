@@ -15,9 +15,8 @@ from functools import partial
 from math import inf
 from typing import Literal, TypeVar
 
-from elastic.agent.calls import Calls, GivenUp
 from elastic.agent.rejoin_backoff import RejoinBackoff
-from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.shutdown_request import Calls, GivenUp, ShutdownRequest
 from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.generation import Generation

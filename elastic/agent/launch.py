@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from elastic.agent import preflight
-from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.claim_run_dir import check_claim, claim, claim_again
 from elastic.agent.exit_report import report_exit
@@ -22,9 +21,9 @@ from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.finished_run import check_finished, finished_text, has_trained_nothing, is_complete
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hang_detector import HangDetector
-from elastic.agent.health import AgentHealth
 from elastic.agent.monitor import Monitor
 from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
+from elastic.agent.parts import AgentHealth, AgentParts
 from elastic.agent.preemption import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.set_aside import set_aside

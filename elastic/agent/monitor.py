@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Protocol
 
-from elastic.agent.actions import AgentParts
+from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 
 

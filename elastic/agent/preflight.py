@@ -9,16 +9,14 @@ directory, and finds the state that --from names. A script that does not import 
 run twice: nothing is known of it but its text.
 """
 
+import ast
 import os
 import signal
 import sys
 import tempfile
-import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
-from symtable import symtable
 
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
@@ -47,29 +45,21 @@ def imports_library(recipe: Path) -> bool:
     """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
     try:
         text = recipe.read_bytes()
-        symtable(text, str(recipe), "exec")  # type: ignore[arg-type]  # bytes name their encoding
-        imported = list(_imported(text))
+        compile(text, str(recipe), "exec", dont_inherit=True)
+        tree = ast.parse(text)
     except FileNotFoundError as error:
         raise UsageError(
             f"expected a recipe, found no file {recipe}; give the path of a Python script"
         ) from error
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise UsageError(f"expected a Python script in {recipe}, found something else: {error}") from error
-    return "elastic" in imported
-
-
-def _imported(text: bytes) -> Iterator[str]:
-    """The first part of each name that a statement imports, or imports from."""
-    before, statement = "", ""  # the token before; the kind of import that goes on
-    for token in tokenize.tokenize(BytesIO(text).readline):
-        word = token.string if token.type in (tokenize.NAME, tokenize.OP) else ""
-        if not word or word == ";":
-            statement = ""
-        elif word in ("import", "from") and before in ("", ";", ":"):
-            statement = word
-        elif (statement, before) in (("import", "import"), ("import", ","), ("from", "from")):
-            yield word
-        before = word
+    imported: set[str] = set()
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Import):
+            imported.update(alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and not statement.level:
+            imported.add(statement.module or "")
+    return "elastic" in {name.partition(".")[0] for name in imported}
 
 
 def check_command(options: Options) -> None:

@@ -5,14 +5,15 @@ is decided in decide.py; the supervisor ends what outlives its share (system/sup
 """
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from elastic.agent.calls import Calls, GivenUp
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
 from elastic.system.leave_page import LeavePage
@@ -20,6 +21,32 @@ from elastic.system.leave_page import LeavePage
 LOOK_S = 0.05
 SHORTEST_S = 0.25  # of a task for which no time is left: a quick answer still counts
 T = TypeVar("T")
+
+
+class Calls:
+    """Runs calls one after another, on a thread that nothing waits for."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._run, name="calls", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        answer = Future[T]()
+        self._waiting.put((answer, call))
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            answer, call = self._waiting.get()
+            try:
+                answer.set_result(call())
+            # The edge of a thread: the caller gets what was raised.
+            except BaseException as error:
+                answer.set_exception(error)
+
+
+class GivenUp(Exception):  # noqa: N818 - as in errors.py
+    """A call did not return within its share of the grace; nothing waits for its thread."""
 
 
 class ShutdownRequest:

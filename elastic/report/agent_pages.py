@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from elastic.agent.actions import AgentParts
+from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.config.listen_address import ListenAddress
 from elastic.observe.run_view import RunView

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from elastic.agent.health import STANDS_STILL_S, AgentHealth
+from elastic.agent.parts import STANDS_STILL_S, AgentHealth
 from elastic.config.listen_address import ListenAddress
 from elastic.errors import UsageError
 from elastic.report import http_server

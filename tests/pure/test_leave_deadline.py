@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.calls import GivenUp
-from elastic.agent.shutdown_request import SHORTEST_S, ShutdownRequest
+from elastic.agent.shutdown_request import SHORTEST_S, GivenUp, ShutdownRequest
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from elastic.system import interrupt
 from elastic.system.leave_deadline import OVERTIME_S, LeaveDeadline, Share

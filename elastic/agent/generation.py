@@ -9,131 +9,20 @@ by the share of its task at most.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
-from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
-from elastic.agent.group_client import GroupClient
-from elastic.agent.health import AgentHealth
+from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.repeated_error import came_back
-from elastic.agent.run_dir_watch import RunDirWatch
-from elastic.agent.settings import Settings
-from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.agent.spawner import Spawner
-from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
-from elastic.events import DrainRequested, GenerationEnded, UploaderDied
-from elastic.observe.console import ConsoleFollower
-from elastic.observe.log import EventLog
+from elastic.events import DrainRequested, GenerationEnded
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT, REHEARSAL
-from elastic.system.clock import Clock
-from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import RaisedError, WorkerError, read_errors
-from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 
-GROUP_POLL_S = 0.025
 LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentParts:
-    """The parts of one agent, which outlive its generations."""
-
-    settings: Settings
-    group: GroupClient
-    shutdown: ShutdownRequest
-    spawner: Spawner
-    uploader: UploaderProcess
-    page: ControlPage
-    memory: SnapshotMemory
-    commits: CommitWatch
-    final_checkpoint: FinalCheckpoint
-    watchdog: Watchdog
-    faults: NodeFaults
-    console: ConsoleFollower
-    log: EventLog
-    run_dir_watch: RunDirWatch
-    health: AgentHealth
-    clock: Clock
-
-    @property
-    def step(self) -> int:
-        """The last step that any worker of this node finished in this generation; 0 for none."""
-        return max(self.page.step(i) for i in range(self.settings.nproc))
-
-    @property
-    def common_step(self) -> int:
-        """The last step that all workers of this node finished in this generation; 0 for none."""
-        return min(self.page.step(i) for i in range(self.settings.nproc))
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a worker of this node is in its first step, whose line may be written already, or
-        has a step behind it, in this generation or in the state that it restored.
-        """
-        in_step = (self.page.open_step(i) for i in range(self.settings.nproc))
-        return self.step > 0 or any(in_step)
-
-    def has_shared_state(self, generation: int) -> bool:
-        """Whether the nodes of this generation are known to have the newest state of this node: a
-        node that joined later, or without memory for it, has none.
-        """
-        newest = self.memory.newest
-        return newest is None or (
-            newest.info.generation == generation and newest.info.step <= self.page.shared_step
-        )
-
-    def leave_group(self, is_shared: Callable[[int], bool], last_step: int) -> bool:
-        """Give up this node's place once its newest state is safe; the workers have stopped.
-
-        last_step: that was trained, as far as this node knows. is_shared: whether the nodes of a
-        generation have that state and go on with it. Where other
-        members do, this node leaves before it is saved: they form their next generation at once and
-        need not wait for an upload. Once they have, the fence stops a save by this node: then the
-        checkpoint is theirs to commit. Where no other node has it, the next generation waits for
-        the save. Returns whether other members go on.
-        """
-        self.health.end()
-        if self.settings.imports_library:  # a plain script's state is its own
-            self.shutdown.ends(last_step)
-        with self.shutdown.task("the rendezvous"):
-            done = self.group.withdraw(is_shared)
-        others = done.others_go_on
-        if done.generation is not None:
-            # It may be one that this node was told to leave before it entered it. The next one
-            # waits for the save, which must not be fenced by this one.
-            self.uploader.enter(done.generation)
-        with self.shutdown.task("the save of the last step"):
-            self.final_checkpoint.ensure_committed(others=others, meanwhile=self.revive_uploader)
-            self.commits.poll()
-        if differences := self.final_checkpoint.differences:
-            # Nothing says which of the two states is right: no node goes on with either of them, in
-            # whichever generation it is by now.
-            reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
-            run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
-            longest_s = self.shutdown.grace_s
-            while not self.group.end_of_any(run_end):
-                if self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s, longest_s):
-                    break
-                self.clock.sleep(GROUP_POLL_S)
-        with self.shutdown.task("the rendezvous"):
-            self.group.leave()
-        return others
-
-    def revive_uploader(self) -> None:
-        """Called in each turn of the loop, and several times a second while the loop waits."""
-        self.health.turn()
-        if death := self.uploader.revive():
-            self.memory.release_leases()
-            if death.deaths <= MANY_DEATHS:  # the events have the later ones
-                self.console.print_line(str(death))
-            self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
 
 
 class NodeGeneration:
