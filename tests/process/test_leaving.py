@@ -119,15 +119,16 @@ def test_a_state_that_was_changed_before_the_loop_was_left_is_refused_at_every_r
     assert not drill.events("stopped")
 
 
-@pytest.mark.parametrize("how", ["break", "before", "fork"])
-def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how):
-    """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join.
+@pytest.mark.parametrize(("how", "rank"), [("break", 1), ("break", 0), ("before", 1), ("fork", 1)])
+def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how, rank):
+    """It leaves in step 9, and the other one goes on into a sum that it will never join. Rank 0
+    serves the store in which the other one reads why.
 
     With `fork` a child of rank 1 lives on, which was forked while its connections were open.
     """
-    agent = leave(drill, how, "--nproc-per-node", "2", rank=("1",))
+    agent = leave(drill, how, "--nproc-per-node", "2", rank=(str(rank),))
     agent.ends_with(2)
-    assert "rank 1 left the loop in step 9" in agent.output
+    assert f"rank {rank} left the loop in step 9" in agent.output
     assert "All ranks must leave it in the same step" in agent.output
     assert len(drill.events("generation_started")) == 1
     assert not drill.events("stopped")
