@@ -233,7 +233,7 @@ class Drill:
 
     def _env(self, more: dict[str, str] | None) -> dict[str, str]:
         ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
-        # Set already, so that an agent does not re-execute itself to set it.
+        # As the command sets them for what it starts: an agent and its fork server are forks here.
         return os.environ | ours | {"GLIBC_TUNABLES": MALLOC, HASH_SEED: "0"} | (more or {})
 
     def _begin(self, begin: Callable[[IO[bytes]], AgentProcess], *, is_supervised: bool) -> Agent:

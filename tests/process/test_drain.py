@@ -159,42 +159,6 @@ def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undi
     drill.is_like(undisturbed)
 
 
-def test_a_signal_in_the_pause_between_restarts_ends_it_and_loses_nothing(drill, undisturbed):
-    """The worker is killed in step 10 and in the restores of five generations, so that the next one
-    is 16 s away. The state of step 9 is in memory alone.
-    """
-    plan = "; ".join(f"generation {number} rank 0 restore: kill" for number in range(2, 7))
-    drill.shut(10)
-    agent = drill.start(*MEMORY_ALONE, "--max-restarts", "20", "--faults", plan)
-    drill.stands(10, ranks=1)
-    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
-    drill.happens("generation_ended", generation=6)
-    agent.signal(signal.SIGTERM)
-    agent.ends_with(75)
-    assert "step 9 is saved" in agent.output.splitlines()[-1]
-    assert is_committed(drill, 9)
-    assert len(drill.events("generation_started")) == 6
-    drill.all_are_gone()
-
-    drill.open(10)
-    drill.start(*MEMORY_ALONE).ends_with(0)
-    drill.is_like(undisturbed)
-
-
-def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, undisturbed):
-    """The worker hangs in the middle of its restore, with the state of step 20 loaded."""
-    drill = stopped
-    agent = drill.start("--grace", "1h", "--faults", "generation 2 rank 0 restore: hang")
-    drill.happens("fault_injected", generation=2)
-    agent.signal(signal.SIGTERM)
-    agent.ends_with(75)
-    assert "step 20 is saved" in agent.output.splitlines()[-1]
-    drill.all_are_gone()
-
-    drill.start().ends_with(0)
-    drill.is_like(undisturbed)
-
-
 def test_a_signal_during_a_restore_after_a_fault_counts_the_steps_before_it(drill, undisturbed):
     """Step 9 is in memory alone, and the stopped uploader cannot commit it."""
     drill.shut(5, 10)

@@ -109,17 +109,6 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
     assert all(recovery.keys() >= RECOVERY and recovery["total_s"] > 0 for recovery in report["recoveries"])
 
 
-def test_a_loss_that_couples_samples_survives_a_kill_among_three_workers(drill, undisturbed_sum):
-    """Four shards on three ranks, so one rank has two; the last one is killed while the gradients
-    of its shard are there and unsent.
-    """
-    plan = "step 6 rank 2 backward: kill"
-    drill.start("--nproc-per-node", "3", "--faults", plan, arguments=("--form", "sum")).ends_with(0)
-
-    drill.is_like(undisturbed_sum)
-    assert len(drill.events("fault_injected")) == 1
-
-
 def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_only(drill, undisturbed):
     """It dies half-way through the payload of step 8, between the payload and the commit record of
     step 12, and, after the agent was killed as well, after the record of the last step, whose
@@ -397,18 +386,6 @@ def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, und
     assert run_records.lines(drill.run.metrics)[13]["time"] - paused >= 1.0
 
 
-def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbed):
-    """Both ranks, one for a while and one until the end: no rank counts as hung, no generation
-    ends.
-    """
-    plan = "step 5 rank 1: slow 3x for 4 steps; step 7 rank 0 backward: slow 2x"
-    drill.start("--nproc-per-node", "2", "--faults", plan).ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert [e["step"] for e in drill.events("fault_injected")] == [5, 7]
-    assert len(drill.events("generation_started")) == 1
-
-
 def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill, undisturbed):
     """The line of step 9 is written, half of its state is copied: step 8 is what is found. Then
     rank 1, which copies nothing, while rank 0 does.
@@ -423,28 +400,6 @@ def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill
     assert second == (8, "snapshot", 1)
     # Where rank 0 is killed for it is open.
     assert third[0] in {14, 15}
-
-
-def test_an_uploader_that_pauses_at_each_point_of_a_commit_still_commits(drill, undisturbed):
-    """Stopped and woken between payload and commit record of step 8, and in the middle of the
-    payload of the last step, which the workers wait for.
-    """
-    plan = "checkpoint 8 before-commit: pause 1s; checkpoint 24 upload: pause 1s"
-    drill.shut(5, 9)
-    agent = drill.start("--keep", "9", "--faults", plan)
-    # A save is due later while the one before is under way, and a newer one would take its place
-    # before it is begun.
-    drill.happens("checkpoint_committed", step=4)
-    drill.open(5)
-    drill.happens("fault_injected", step=8)
-    drill.open(9)
-    agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    for step in (8, 24):
-        paused = drill.happens("fault_injected", step=step)["time"]
-        assert drill.happens("checkpoint_committed", step=step)["time"] - paused >= 1.0
-    assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
 def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
@@ -541,21 +496,3 @@ def test_a_paused_process_was_stopped_and_continued(whom, code):
     _, status = os.waitpid(process.pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
     assert process.wait() == code
-
-
-def test_gradients_that_a_recipe_makes_itself_survive_a_killed_worker(drill, tmp_path):
-    """The recipe clips the gradient of each shard, sums them and sets `.grad`: such a step ends
-    with its body, without `backward`. Its loss is not known.
-
-    The state of step 8 counts if rank 0 has voted for it too before the agent kills that.
-    """
-    form = {"arguments": ("--form", "hand")}
-    drill.start("--run-dir", str(tmp_path / "calm"), **form).ends_with(0)
-    options = ("--nproc-per-node", "2", "--snapshot-every", "1", "--audit", "3steps")
-    drill.start(*options, "--faults", "step 8 rank 1 forward: kill", **form).ends_with(0)
-    _, calm = drill.inspects("report", str(tmp_path / "calm"))
-    _, report = drill.inspects("report", drill.run.url)
-    assert report["final_digest"] == calm["final_digest"]
-    assert report["generations"][1]["first_step"] in {7, 8}
-    code, found = drill.inspects("diff", str(tmp_path / "calm"), drill.run.url)
-    assert code == 0, found

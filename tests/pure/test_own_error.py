@@ -7,7 +7,7 @@ import pytest
 import torch
 from botocore.exceptions import EndpointConnectionError
 
-from elastic.errors import PeerLost, StoreFailed, UsageError
+from elastic.errors import UsageError
 from elastic.faults.inject import InjectedFault
 from elastic.system.untrusted import decode
 from elastic.system.worker_error import BEFORE_THE_LOOP, ErrorPlace
@@ -38,28 +38,18 @@ def while_handling(error, earlier):
     [
         InjectedFault("injected: step 9 rank 0 backward: raise"),
         OSError(5, "Input/output error"),
-        FileNotFoundError("batch.bin"),
-        ConnectionResetError("reset"),
-        TimeoutError(),
         EndpointConnectionError(endpoint_url="http://store"),
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        torch.distributed.DistNetworkError("closed"),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp"),
         RuntimeError("[gloo/transport/tcp/pair.cc:525] Read error"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
         RuntimeError("unable to open shared memory object </torch_1>"),
         RuntimeError("Socket Timeout"),
         raised_from(ValueError("no labels"), ConnectionError("store")),
         while_handling(ValueError("no batch"), OSError("store")),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
         UsageError("no"),
-        PeerLost("gone"),
-        StoreFailed("full"),
-        KeyboardInterrupt(),
         SystemExit(3),
         type("OwnError", (Exception,), {})("of the recipe"),
         type("Refused", (RuntimeError,), {})("a library's"),
@@ -75,13 +65,8 @@ def test_what_a_restart_may_mend_is_not_the_programs_own(error):
     "error",
     [
         NameError("name 'x' is not defined"),
-        AttributeError("no"),
-        TypeError("unsupported"),
         ValueError("expected 3"),
         KeyError("labels"),
-        IndexError("out of range"),
-        AssertionError(),
-        ZeroDivisionError("division by zero"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x64 and 32x10)"),
         RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
