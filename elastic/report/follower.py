@@ -11,7 +11,7 @@ from contextlib import suppress
 from math import inf
 from typing import Protocol
 
-from elastic.agent.actions import AgentParts
+from elastic.agent.parts import AgentParts
 from elastic.config.run_dir import RunDir
 from elastic.events import GenerationStarted
 from elastic.observe.logged_event import last

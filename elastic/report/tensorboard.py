@@ -24,7 +24,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 from tensorboardX.summary import text as text_summary
 
-from elastic.agent.actions import AgentParts
+from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.recovery import PHASES, Recovery
 from elastic.observe.run_view import RunView
