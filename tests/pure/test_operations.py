@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from elastic.agent.clouds.services import CLOUDS
 
 from elastic import errors
+from elastic.agent.preemption import CLOUDS
 from elastic.commands import command_parser
 from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
