@@ -3,7 +3,7 @@
 A fencing token is a number that only grows: a writer with a smaller one than the newest must stop.
 Here the token is the newest generation that the node has entered. Only the agent can ask the
 rendezvous for the newest one. It shares a page of memory with its uploader, each word of which one
-of the two writes:
+of the two writes, and a pipe whose bytes mean only that there is a question:
 
     ASKED      uploader   when it asked last
     NEWEST     agent      the newest generation that the rendezvous has shown
@@ -12,6 +12,7 @@ of the two writes:
     TRIED      agent      when it began its last try to read it
     COMMITTED  uploader   the step that it committed last, for the group to remember
     COMMITS    uploader   how many it has committed
+    PIPE       agent      the pipe's descriptor in the agent
 
 The uploader trusts only a number that was read after it asked. So a machine that was suspended, and
 wakes up, cannot pass an old number to a save. There are two exceptions, in which the newest state
@@ -30,17 +31,18 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from elastic.errors import StoreFailed
 from elastic.system.clock import Clock, since_boot_s
 
-POLL_S = 0.02
+POLL_S = 0.002
 # From the moment when a generation is formed: to its members' next look at the group, and the
 # connection to its TCPStore.
 ENTERING_S = 1.0
 SILENT_S = 15.0  # an agent waits for its rendezvous for a few seconds
 CLOSE_S = 1.0
-_ASKED, _NEWEST, _ENTERED, _READ, _TRIED, _COMMITTED, _COMMITS, _WORDS = range(8)
+_ASKED, _NEWEST, _ENTERED, _READ, _TRIED, _COMMITTED, _COMMITS, _PIPE, _WORDS = range(9)
 _WORD_BYTES = 8
 
 
@@ -53,7 +55,8 @@ class FencePage:
         self._fd = os.memfd_create("elastic-fence", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, mmap.PAGESIZE)
         self._words = _map(self._fd)
-        self._closed = threading.Event()
+        self._questions, self._words[_PIPE] = os.pipe()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="fence", daemon=True)
         self._thread.start()
 
@@ -79,12 +82,13 @@ class FencePage:
         return self._words[_COMMITS], self._words[_COMMITTED]
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed = True
+        os.write(self._words[_PIPE], b"x")
         self._thread.join(CLOSE_S)  # a call may hang, and ends with the process then
 
     def _run(self) -> None:
         words = self._words
-        while not self._closed.wait(POLL_S):
+        while os.read(self._questions, mmap.PAGESIZE) and not self._is_closed:
             if words[_TRIED] >= words[_ASKED]:
                 continue
             began_ns = _now_ns()
@@ -104,7 +108,12 @@ class Fence:
         """path: of the agent's page; empty where there is no agent, and so no fence. is_orphan:
         whether the agent is dead. Raises OSError.
         """
-        self._words = _map(os.open(path, os.O_RDWR | os.O_CLOEXEC)) if path else None
+        self._words: memoryview | None = None
+        if path:
+            self._words = _map(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            pipe = Path(path).with_name(str(self._words[_PIPE]))
+            # Not blocking: nothing reads in an agent that is stopped.
+            self._pipe = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._clock = clock
         self._is_orphan = is_orphan
 
@@ -154,6 +163,8 @@ class Fence:
     def _ask(self) -> int:
         assert self._words is not None
         self._words[_ASKED] = asked_ns = _now_ns()
+        with suppress(OSError):  # the agent is dead, or has questions enough
+            os.write(self._pipe, b"x")
         return asked_ns
 
 
