@@ -81,7 +81,7 @@ def parse(image: Buffer, size_bytes: int | None = None) -> Header:
         for name, first in ties.items():
             if name in entries or first not in entries:
                 raise ValueError(f"{name!r} is tied to {first!r}, which cannot be")
-        # Of images that earlier code wrote they are not known.
+        # Absent where all are row-major.
         strides = {
             name: _strides(entries[name], of) for name, of in json.loads(metadata.get(STRIDES, "{}")).items()
         }
