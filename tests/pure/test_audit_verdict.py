@@ -1,6 +1,5 @@
 """Four computations of one shard tell a machine that erred once from a recipe that is not exact."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +12,6 @@ evidence = st.tuples(*[st.sampled_from(["a", "b"])] * len(NAMES)).map(
     lambda found: Evidence(dict(zip(NAMES, found, strict=True)))
 )
 four = st.tuples(evidence, evidence, evidence, evidence).filter(lambda found: found[0] != found[1])
-
-
-def of_one(name, values):
-    """Four computations that give these values of one entry."""
-    return tuple(Evidence({name: each}) for each in values)
 
 
 def audited(found: tuple[Evidence, ...], **fields):
@@ -73,21 +67,3 @@ def test_each_shard_of_a_rank_is_audited_in_some_step(seed, world_size, spare):
     for rank in range(world_size):
         own = span(shards, world_size, rank)
         assert {audited_shard(seed, step, own) for step in range(1, 60 * len(own) + 60)} == set(own)
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ("abcd", "rank 2 and again by rank 1"),
-        ("abcd", "remembers what was before"),
-        ("abab", "an initialisation by the first data that a rank sees"),
-        ("abbb", "rank 2 (node n2) computed it once in a way that three other computations"),
-        ("abaa", "rank 1 (node n1) computed it once in a way that three other computations"),
-    ],
-)
-def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
-    """Each letter is what one of the computations gave: owner, auditor, owner, auditor."""
-    text = audited(of_one("the gradient of m.weight", found)).sentence()
-    assert text.startswith("step 40, shard 5")
-    assert "the gradient of m.weight" in text
-    assert expected in text

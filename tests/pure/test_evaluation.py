@@ -172,26 +172,10 @@ def test_the_sum_is_that_of_the_dumb_twin():
     assert found == tree(values) != sum(values)
 
 
-def test_loading_processes_and_collate_are_not_seen_in_the_result():
-    """Two processes load what this one loads; an own collate sees the samples of a block."""
-
-    def both(samples):
-        return torch.utils.data.default_collate(samples)
-
-    def spread(batch):
-        return batch.data[0].double().sum()
-
-    dataset = Noisy(19)
-    assert evaluation(ALONE, dataset, workers=2).sum(spread) == evaluation(ALONE, dataset).sum(spread)
-    assert evaluation(ALONE, dataset, collate=both).sum(spread) == evaluation(ALONE, dataset).sum(spread)
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
         (lambda _b: None, "found a NoneType"),
-        (lambda _b: {"loss": 1.0, "name": ["x"]}, "found a str"),
-        (lambda _b: np.array([2**70]), "found a ndarray"),
         (lambda _b: torch.zeros(2, device="meta"), "found a Tensor"),
         (lambda b: b.data[0].double(), "return sums over the block's samples"),
         (lambda b: {"a": 1} if b.shard else {"b": 1}, "the same for every block"),
@@ -275,8 +259,7 @@ def evaluate_differing(member, kind):
     return "no error"
 
 
-@pytest.mark.parametrize("kind", ["weight", "buffer", "mode", "number"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("world_size", "kind"), [(2, "weight"), (3, "buffer"), (2, "mode"), (3, "number")])
 def test_an_evaluation_of_other_weights_on_one_rank_is_refused_on_all(ranks, world_size, kind):
     """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
     said = f"found another on rank {world_size - 2} than on rank {world_size - 1}: the function reads"
@@ -296,7 +279,7 @@ def evaluate_own_generator(member):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize("world_size", [1, 5])
 def test_a_dataset_with_a_generator_of_its_own_is_found(ranks, world_size):
     """All ranks would agree on a sum that another number of ranks would not give."""
     for said in ranks.run(world_size, evaluate_own_generator):

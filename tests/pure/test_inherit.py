@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from committed import begin_run, commit_in
-from records import IDENTITY, PARENT
+from records import IDENTITY
 from torch import nn
 
 from elastic.config import identity
@@ -145,19 +145,3 @@ def test_a_parent_that_is_gone_or_damaged_is_never_begun_from(tmp_path, parent):
     with pytest.raises(UsageError, match=r"expected step 40 of .*, found that it is no longer there"):
         restore(ALONE, parent, tmp_path / "own", state)
     assert untouched.weight[0, 0].item() == 0.0
-
-
-def test_what_was_taken_is_said_with_its_digest(tmp_path, parent, capsys):
-    """Also what was not: its entry begins as the recipe builds it."""
-    taken = Parent(**{**encode(parent), "entries": ("model",), "ancestors": PARENT.ancestors})
-    restore(ALONE, taken, tmp_path / "own", State(model=model(0.0), head=model(1.0)))
-    assert capsys.readouterr().out == (
-        f"begins from step 40 of {tmp_path}/first (digest {parent.digest[:16]}), entries model; steps count from 1\n"
-        "  head: as the recipe builds it\n"
-    )
-
-
-def test_a_refusal_says_how_to_take_what_fits(tmp_path, parent):
-    """A new module is left out of the command that a user would give next."""
-    with pytest.raises(UsageError, match=rf"no entry ema there.*--from {tmp_path}/first@40:ENTRY"):
-        restore(ALONE, parent, tmp_path, State(model=model(0.0), ema=model(0.0)))

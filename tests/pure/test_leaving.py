@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import threading
 
 import pytest
 import torch.distributed as dist
 
 from elastic.errors import PeerLost, UsageError
 from elastic.train.groups import ProcessGroups
-from elastic.train.loop.ends import LEFT, LoopEnd, end_process_with_thread
+from elastic.train.loop.ends import LEFT, LoopEnd
 from elastic.train.loop.leaving import explain_loss
 from elastic.train.step.parts import StepPlace
 from elastic.worker import script_end
@@ -220,22 +219,3 @@ def test_a_rank_that_passed_the_place_where_another_left_is_told_so(left, mine, 
     assert explain_loss(second, here) is None
     if found is not None:
         assert f"rank 1 left the loop in step {left[0]}, " in str(found)
-
-
-def test_an_error_of_this_library_that_ends_a_thread_ends_the_process(monkeypatch):
-    """The main thread may wait for what that thread would have put into a queue."""
-    ended, printed = [], []
-    monkeypatch.setattr(threading, "excepthook", lambda found: printed.append(found.exc_value))
-    monkeypatch.setattr(script_end, "_ends_process", [ended.append])
-    end_process_with_thread()
-
-    def fail(error):
-        raise error
-
-    ours, theirs = UsageError("expected one loop"), ValueError("of the recipe")
-    for error in (ours, theirs):
-        thread = threading.Thread(target=fail, args=(error,))
-        thread.start()
-        thread.join()
-    assert ended == [ours]
-    assert theirs in printed

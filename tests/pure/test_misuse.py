@@ -9,7 +9,6 @@ import torch
 from steps import ALONE, CLASSES, FEATURES, steps
 
 import elastic
-from elastic.data.data import check_loading
 from elastic.errors import UsageError
 from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.on_step import StepFunctions
@@ -68,22 +67,6 @@ def test_a_type_error_from_inside_is_not_taken_for_a_misuse():
 def test_what_is_right_goes_through():
     assert data([1], epochs=2) == ([1], 2, "drop", None)
     assert data.__doc__ == "A data set in the run's order."
-
-
-@pytest.mark.parametrize(("workers", "collate", "found"), [(-1, None, "found -1"), (0, [1], "found list")])
-def test_how_samples_are_loaded_is_checked_where_it_is_said(workers, collate, found):
-    """A DataLoader would raise at the first step, in each generation."""
-    with pytest.raises(UsageError, match=r"^run\.data: ") as refused:
-        check_loading(workers, collate, "run.data")
-    assert found in str(refused.value)
-    check_loading(2, len, "run.data")
-
-
-def test_a_step_is_given_a_function_and_not_its_result():
-    model = torch.nn.Linear(FEATURES, CLASSES)
-    step = next(steps(ALONE, elastic.State(model=model)))
-    with pytest.raises(UsageError, match=r"expected a function of a batch .* found Tensor; it is"):
-        step.mean_loss(torch.zeros(()))
 
 
 def test_a_computation_that_an_error_left_half_done_is_not_gone_on_with():

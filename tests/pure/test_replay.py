@@ -104,11 +104,6 @@ def test_lines_that_do_not_begin_from_the_restored_state_say_nothing_of_its_step
     assert times(None, dropped, restored=0, chain="") == [(9, 1), (10, 1)]
 
 
-def test_a_line_without_a_chain_is_left_out_and_those_around_it_count():
-    dropped = [line_of(9, 1), StepLine(step=10, generation=1), line_of(12, 1)]
-    assert times(line_of(8, 1), dropped) == [(9, 1), (12, 1)]
-
-
 def replays(member, folder, excuse, is_deterministic, chains):
     """What a rank does that comes out with these chain values from step 9 on; all ranks know from
     rank 0 alone what steps 9 to 11 gave.

@@ -64,6 +64,7 @@ MUTANTS = (
     Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "written_by < generation and", "", "pure/test_retention.py"),
     Mutant("uploader/fence.py", "while words[_READ] < asked_ns:", "while False:", "pure/test_fence.py"),
+    Mutant("uploader/fence.py", "words[_NEWEST] <= max(generation, words[_ENTERED])", "words[_NEWEST] <= generation", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "max(words[_NEWEST], self._shown())", "self._shown()", "pure/test_fence.py"),
     # A snapshot is whole, or is none.
     Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_snapshot_slots.py"),
@@ -103,6 +104,26 @@ MUTANTS = (
     Mutant("train/state/candidates.py", "(-each.step, each.is_stored)", "(-each.step, not each.is_stored)", "pure/test_restore_order.py"),
     Mutant("train/state/candidates.py", "if newest < committed_step and not is_there:", "if False:", "pure/test_restore_order.py"),
     Mutant("train/loop/schedule.py", "if current is not None and wanted <= current", "if current is not None and 0 <= current", "pure/test_schedule.py"),
+    # What a step is, and what it refuses.
+    Mutant("train/step/contract.py", "if versions != self._versions:", "if False:", "pure/test_step_refusals.py"),
+    Mutant("train/step/contract.py", "not structure.same(structure.values_of(self.parts.holders), self.parts.values)", "False", "pure/test_step_refusals.py"),
+    Mutant("train/step/contract.py", "changed := self._flags.changed()", "changed := []", "pure/test_step_refusals.py"),
+    Mutant("train/step/contract.py", "        if self._is_in_function:", "        if False:", "pure/test_step_refusals.py"),
+    Mutant("train/step/contract.py", "if list(map(_TRAINING, self.modules)) != self.flags:", "if False:", "pure/test_modes.py"),
+    Mutant("train/step/sums.py", "or found.has_graph > agreed.has_graph", "", "pure/test_step_refusals.py"),
+    Mutant("train/step/end.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_step_buffers.py"),
+    Mutant("train/step/step.py", "if self.has_line:", "if False:", "pure/test_step_refusals.py"),
+    Mutant("reduce/gradients.py", "shard == self._pairs[-1][-1]", "shard == self._pairs[-1][0]", "pure/test_gradients.py"),
+    Mutant("data/loading_processes.py", '"sample", epoch, stream', '"sample", stream', "pure/test_loader.py"),
+    Mutant("train/evaluate/evaluation.py", "torch.full((sum(sizes),), -0.0", "torch.full((sum(sizes),), 0.0", "pure/test_evaluation.py"),
+    Mutant("train/evaluate/evaluation.py", "kept.put_back()", "pass", "pure/test_evaluation.py"),
+    Mutant("train/evaluate/evaluation.py", "if samples != own_samples:", "if False:", "pure/test_evaluation.py"),
+    # A state comes back as it was.
+    Mutant("train/state/restore.py", "if checksum.of_image(body) == snapshot.info.checksum:", "if True:", "pure/test_restore.py"),
+    Mutant("train/state/built.py", "            if before != now:", "            if False:", "pure/test_built.py"),
+    Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_built.py"),
+    Mutant("train/state/values.py", "(former := places.setdefault(id(value), place)) != place", "(former := places.setdefault(id(value), place)) is None", "pure/test_values.py"),
+    Mutant("proof/agreement.py", "step == 0 or is_repeated(known, step)", "step == 0", "pure/test_consistency.py"),
 )  # fmt: skip
 
 
