@@ -25,7 +25,6 @@ from elastic.system.fork_protocol import (
     Forget,
     Forked,
     ForkRequest,
-    FromAgent,
     FromServer,
     Ready,
     Refused,
@@ -103,7 +102,7 @@ class ForkServerClient:
         has_store = start.store_fd is not None
         request = ForkRequest(command=start.command, env=dict(start.env), serves_store=has_store)
         try:
-            self._connection.send(encode(FromAgent(message=request)), start.fds, timeout_s=FORK_LIMIT_S)
+            self._connection.send(encode(request), start.fds, timeout_s=FORK_LIMIT_S)
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
@@ -138,7 +137,7 @@ class ForkServerClient:
         """No signal is sent to this worker any more; it is reaped."""
         if self.exit_code is None:
             with suppress(OSError):  # a server that is gone has left its workers to be reaped
-                self._connection.send(encode(FromAgent(message=Forget(pid=pid))), timeout_s=FORK_LIMIT_S)
+                self._connection.send(encode(Forget(pid=pid)), timeout_s=FORK_LIMIT_S)
 
     def fileno(self) -> int:
         """Readable when the server has sent something."""
@@ -182,7 +181,8 @@ class ForkServerClient:
             return
         try:
             for line in self._connection.receive():
-                match decode(FromServer, line, what="a message of the fork server").message:
+                message: FromServer = decode(FromServer, line, what="a message of the fork server")
+                match message:
                     case Exited(pid=pid, code=code):
                         self._exit_codes[pid] = code
                     case Forked(pid=pid) as answer:

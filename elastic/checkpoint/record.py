@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from elastic.errors import CheckpointDamaged
-from elastic.system.untrusted import Count, FieldRule, Positive, decode, exactly, parse_json, pattern
+from elastic.system.untrusted import Count, Positive, decode, exactly, parse_json, pattern
 
 FORMAT = 3
 PAYLOAD = "state.safetensors"
@@ -78,7 +78,7 @@ class CommitRecord(Save):
 
     format: Annotated[int, exactly(FORMAT)]
     write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
-    attempt: Annotated[str, FieldRule(_ATTEMPT_DIR.fullmatch, "the name of an attempt")]
+    attempt: Annotated[str, pattern(_ATTEMPT, "the name of an attempt")]
     size_bytes: Count
     digest: _Hash
     sha256: _Hash

@@ -7,7 +7,7 @@ It does not promise that a value is current: another node may have replaced it s
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from elastic.errors import ElasticError
@@ -101,7 +101,7 @@ class Group:
     failure: WorkerFailure | None = None
     ended: RunEnd | None = None
     # The file keeps the key of the first version that wrote it.
-    reports: tuple[UnreachableReport, ...] = field(default=(), metadata={"key": "complaints"})
+    reports: tuple[UnreachableReport, ...] = ()
     settings: SharedSettings | None = None
     committed_step: Count = 0
 

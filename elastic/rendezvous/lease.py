@@ -32,6 +32,8 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import Meta
+
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous.backends.beat_files import FOLDER, BeatFiles
 from elastic.rendezvous.first_look import Holder
@@ -41,7 +43,7 @@ from elastic.storage.store import read_small
 from elastic.system.clock import Clock
 from elastic.system.files import overwrite
 from elastic.system.silence import Silence
-from elastic.system.untrusted import FieldRule, decode, parse_number
+from elastic.system.untrusted import decode, parse_number
 
 RENEWALS_PER_KEEP_ALIVE = 5
 LONGEST_RENEW_S = 1.0  # a node that joins waits for one
@@ -52,7 +54,7 @@ MOVES_TO_BELIEVE = 2  # the first may have been on its way while the holder died
 _RELEASED = b"released"
 _WIDTH = 20  # of all that is written in place of each other
 
-_Seconds = Annotated[float, FieldRule(lambda seconds: seconds > 0, "a number of seconds above 0")]
+_Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

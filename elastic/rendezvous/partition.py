@@ -13,7 +13,7 @@ stay keep reaching each other.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic.rendezvous.probe_graph import Graph
 
@@ -24,7 +24,7 @@ class UnreachableReport:
 
     node: str
     # The file keeps the key of the first version that wrote it.
-    peers: tuple[str, ...] = field(metadata={"key": "unheard"})
+    peers: tuple[str, ...]
 
 
 def broken_links(reports: Iterable[UnreachableReport]) -> frozenset[frozenset[str]]:

@@ -10,7 +10,7 @@ This is the part without a socket: what to send and when, and what follows from 
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic.rendezvous.group import Node
 from elastic.system.untrusted import decode, encode
@@ -27,8 +27,8 @@ Address = tuple[str, int]
 class Probe:
     """hears: whether the sender receives the probes of `receiver`. asks: for an answer at once."""
 
-    sender: str = field(metadata={"key": "from"})
-    receiver: str = field(metadata={"key": "to"})
+    sender: str
+    receiver: str
     hears: bool
     asks: bool = False
 

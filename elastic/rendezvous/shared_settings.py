@@ -9,18 +9,19 @@ long a node waits for others concerns that node alone, and is not compared.
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from elastic.system.untrusted import Count, FieldRule, bounds
+from elastic.system.untrusted import Count, bounds, pattern
 
 LONGEST_NAME = 255
 
 Name = Annotated[
     str,
-    FieldRule(
-        lambda text: text.isprintable() and len(text) <= LONGEST_NAME,
+    # No control character, and none that reorders what a terminal shows.
+    pattern(
+        rf"[^\x00-\x1f\x7f-\xa0\xad\u061c\u200b-\u200f\u2028-\u202f\u205f-\u206f\ufeff\ud800-\udfff]{{0,{LONGEST_NAME}}}",
         f"a printable name of at most {LONGEST_NAME} characters",
     ),
 ]
-_Seconds = Annotated[float, FieldRule(lambda seconds: seconds >= 0, "a number of seconds")]
+_Seconds = Annotated[float, bounds(lowest=0, below=10**12)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

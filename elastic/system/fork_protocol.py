@@ -31,11 +31,7 @@ class Forget:
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromAgent:
-    """All that the agent sends."""
-
-    message: ForkRequest | Forget
+FromAgent = ForkRequest | Forget  # all that the agent sends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +63,5 @@ class Exited:
     code: int  # or minus the number of the signal that ended it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromServer:
-    """All that the fork server sends. No two messages have the same keys, so each names itself."""
-
-    message: Ready | Forked | Refused | Exited
+# All that the fork server sends. No two messages have the same keys, so each names itself.
+FromServer = Ready | Forked | Refused | Exited

@@ -50,7 +50,6 @@ from elastic.system.fork_protocol import (
     Forked,
     ForkRequest,
     FromAgent,
-    FromServer,
     Ready,
     Refused,
 )
@@ -90,7 +89,8 @@ class ForkServer:
                 self._report_exit(pidfd)
             if self.agent.fileno() in readable:
                 for line in self.agent.receive():
-                    match decode(FromAgent, line, what="a message of the agent").message:
+                    message: FromAgent = decode(FromAgent, line, what="a message of the agent")
+                    match message:
                         case Forget(pid=pid):
                             self._reap(pid)
                         case request:
@@ -165,7 +165,7 @@ class ForkServer:
             os.close(pidfd)
 
     def _send(self, message: Ready | Forked | Refused | Exited) -> None:
-        self.agent.send(encode(FromServer(message=message)), timeout_s=None)
+        self.agent.send(encode(message), timeout_s=None)
 
 
 def become_worker(

@@ -14,7 +14,7 @@ from elastic.agent.worker_process import ProcessStart
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.system.fork_protocol import Exited, Forked, FromServer, Ready
+from elastic.system.fork_protocol import Exited, Forked, Ready
 from elastic.system.json_lines import to_line
 from elastic.system.leave_page import LeavePage
 from elastic.system.untrusted import encode
@@ -65,7 +65,7 @@ class ImportingServer:
         self.says(Ready(gpus=0))
 
     def says(self, *messages):
-        self.connection.sendall(b"".join(to_line(encode(FromServer(message=each))) for each in messages))
+        self.connection.sendall(b"".join(to_line(encode(each)) for each in messages))
 
 
 class Questions:

@@ -164,7 +164,7 @@ def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):
     """
     a, b = opened("a"), opened("b")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for data in (b"", b"\xff" * 60000, b"[" * 60000, b"{}", b'{"from":1,"to":2,"hears":3}'):
+        for data in (b"", b"\xff" * 60000, b"[" * 60000, b"{}", b'{"sender":1,"receiver":2,"hears":3}'):
             stranger.sendto(data, ("127.0.0.1", a.port))
         for probe in (
             Probe(sender="z", receiver="a", hears=True),

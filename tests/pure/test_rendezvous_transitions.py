@@ -107,7 +107,7 @@ def test_the_json_keys_of_a_group_do_not_change() -> None:
     """They are part of the format, whatever the fields are called in the code."""
     report = UnreachableReport(node="a", peers=("b",))
     record = json.loads(replace(formed("a"), reports=(report,)).to_json())
-    assert record["complaints"] == [{"node": "a", "unheard": ["b"]}]
+    assert record["reports"] == [{"node": "a", "peers": ["b"]}]
     assert sorted(record) == sorted(
         [
             "format",
@@ -122,7 +122,7 @@ def test_the_json_keys_of_a_group_do_not_change() -> None:
             "high_step",
             "failure",
             "ended",
-            "complaints",
+            "reports",
             "settings",
             "committed_step",
         ]

@@ -1,7 +1,7 @@
 """Foreign JSON becomes the value that its dataclass describes, or an error that says where."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -31,7 +31,7 @@ class Trip:
     limit: float | None
     is_open: bool
     label: int | str | None
-    sender: str = field(default="me", metadata={"key": "from"})
+    sender: str = "me"
 
 
 TRIP = {
@@ -44,7 +44,7 @@ TRIP = {
     "limit": 0.5,
     "is_open": True,
     "label": "z",
-    "from": "you",
+    "sender": "you",
 }
 
 
@@ -67,7 +67,7 @@ def trip(value: Any, exact: bool) -> Trip | None:
     if (
         type(value) is not dict
         or (exact and set(value) != set(TRIP))
-        or not set(TRIP) - {"from"} <= set(value)
+        or not set(TRIP) - {"sender"} <= set(value)
     ):
         return None
     start, end = place(value["start"], exact), value["end"]
@@ -84,16 +84,16 @@ def trip(value: Any, exact: bool) -> Trip | None:
         value["limit"] is None or is_number(value["limit"], int, float),
         type(value["is_open"]) is bool,
         label is None or type(label) is str or is_number(label, int),
-        type(value.get("from", "me")) is str,
+        type(value.get("sender", "me")) is str,
     ]
     if not all(good):
         return None
     return Trip(
-        **{name: value[name] for name in TRIP if name not in ("start", "stops", "end", "from")},
+        **{name: value[name] for name in TRIP if name not in ("start", "stops", "end", "sender")},
         start=start,
         stops=tuple(stops),
         end=end_place,
-        sender=value.get("from", "me"),
+        sender=value.get("sender", "me"),
     )
 
 
@@ -109,7 +109,7 @@ trips = st.fixed_dictionaries(
         "is_open": st.booleans() | st.integers(0, 1),
         "label": json_values,
     },
-    optional={"from": texts, "more": json_values},
+    optional={"sender": texts, "more": json_values},
 )
 
 
@@ -134,48 +134,28 @@ def test_hostile_bytes_are_a_value_error_in_a_short_message(data, exact):
     assert len(str(caught.value)) < 400
 
 
-def with_(place: list[Any], value: Any) -> dict[str, Any]:
-    record = json.loads(json.dumps(TRIP))
-    *folders, last = place
-    inner = record
-    for name in folders:
-        inner = inner[name]
-    inner[last] = value
-    return record
-
-
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("change", "message"),
     [
-        (with_(["length"], "x"), "expected trip.length to be a number, found 'x'"),
-        (with_(["is_open"], 1), "expected trip.is_open to be true or false, found 1"),
-        (
-            with_(["stops", 1, "port"], 65536),
-            "expected trip.stops[1].port to be a whole number from 0 to 65535, found 65536",
-        ),
-        (
-            with_(["start", "host"], "A"),
-            "expected trip.start.host to be a name of small letters, found 'A'",
-        ),
-        (with_(["end"], 3), "expected trip.end to be an object, found 3"),
-        (with_(["label"], True), "expected trip.label to be a whole number or text or null, found True"),
-        (with_(["words", "x"], None), "expected trip.words.x to be text, found None"),
-        (with_(["start", "more"], 1), "expected trip.start to have no more than host, port, found 'more'"),
-        ({"host": "a"}, "expected trip to have start, stops, end, ports, words"),
-        ([], "expected trip to be an object, found []"),
-        ("{", "expected trip to be JSON, found '{' (Expecting property name"),
+        ({"length": "x"}, "expected trip.length to be valid, found: Expected `float`, got `str`"),
+        ({"stops": [{"host": "b", "port": 65536}]}, "trip.stops[0].port to be valid, found: Expected `int`"),
+        ({"start": {"host": "a", "port": 1, "more": 1}}, "expected trip.start to have host, port, found"),
+        ({"length": 1e200}, "expected trip.length to be a number, found 1e+200"),
     ],
 )
-def test_the_message_names_the_place_the_expectation_and_the_finding(record, message):
-    """One wrong value at each kind of place."""
+def test_the_message_names_the_place_the_expectation_and_the_finding(change, message):
     with pytest.raises(ValueError, match=r"^expected") as caught:
-        decode(Trip, record, what="trip")
+        decode(Trip, TRIP | change, what="trip")
     assert message in str(caught.value)
 
 
+def test_of_a_union_the_one_with_these_keys_is_decoded():
+    assert decode(Trip | Place, {"host": "a", "port": 1}, what="it") == Place(host="a", port=1)
+
+
 def test_encode_gives_back_what_decode_read():
-    """Nested records, and a key that differs from its field's name."""
-    assert encode(decode(Trip, TRIP, what="trip")) == TRIP
+    """Nested records."""
+    assert json.loads(json.dumps(encode(decode(Trip, TRIP, what="trip")))) == TRIP
 
 
 @given(json_values)
