@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.listen_address import ListenAddress
@@ -21,6 +21,7 @@ from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
 
+T = TypeVar("T")
 CloudName = Literal["aws", "gcp", "azure"]
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
@@ -120,18 +121,27 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _every(text: str, **how: Any) -> Every:
-    try:
-        return Every.parse(text, **how)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _reader(read: Callable[[str], T]) -> Callable[[str], T]:
+    """The function, whose UsageError argparse shows behind the name of the option."""
+
+    def named(text: str) -> T:
+        try:
+            return read(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return named
 
 
-def state_of_run(text: str) -> Origin:
-    try:
-        return Origin.parse(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise argparse.ArgumentTypeError(
+                f"expected {', '.join(words[:-1])} or {words[-1]}, found {text!r}"
+            )
+        return text
+
+    return read
 
 
 def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
@@ -144,46 +154,26 @@ def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
     return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
 
 
-def listen_address(text: str) -> ListenAddress:
-    try:
-        return ListenAddress.parse(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _backend(text: str) -> str:
-    if text not in ("dir", *_ENDPOINTS):
-        raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
-    return text
-
-
-def _balance(text: str) -> str:
-    if text not in ("auto", "off"):
-        raise argparse.ArgumentTypeError(f"expected auto or off, found {text!r}")
-    return text
-
-
-def _cloud(text: str) -> str:
-    if text not in get_args(CloudName):
-        raise argparse.ArgumentTypeError(f"expected aws, gcp or azure, found {text!r}")
-    return text
-
-
 # The type of an option, and the function that reads its text.
 _AtLeastOne = Annotated[int, partial(whole, 1)]
 _Seconds = Annotated[float, _seconds]
 _ALWAYS = [each.name for each in stop_signals.END]
 _WARNINGS = {each.name.removeprefix("SIG"): each for each in stop_signals.WARNINGS}
-_save_every = partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto")
+listen_address = _reader(ListenAddress.parse)
+state_of_run = _reader(Origin.parse)
+_save_every = partial(
+    Every.parse, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto"
+)
 _every_nth = partial(
-    _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
+    Every.parse, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
 )
 _hang_timeout = partial(
-    _every,
+    Every.parse,
     kinds=("seconds", "auto", "off"),
     unit="s",
     expected="seconds above 0, a duration (60s, 10min), auto or off",
 )
+_EverySteps = Annotated[Every, _reader(_every_nth)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,21 +193,21 @@ class Options:
     min_nodes: _AtLeastOne = 1
     max_nodes: _AtLeastOne = 1
     nproc_per_node: Annotated[int | Literal["auto"], _workers] = "auto"
-    rdzv_backend: Annotated[Literal["dir", "c10d", "etcd"], _backend] = "dir"
+    rdzv_backend: Literal["dir", "c10d", "etcd"] = "dir"
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     max_restarts: Annotated[int, partial(whole, 0)] = 3
-    save_every: Annotated[Every, _save_every] = Every(kind="auto")
+    save_every: Annotated[Every, _reader(_save_every)] = Every(kind="auto")
     keep: _AtLeastOne = 3
-    snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
-    audit: Annotated[Every, _every_nth] = Every(kind="auto")
-    rehearse: Annotated[Every, _every_nth] = Every(kind="auto")
+    snapshot_every: _EverySteps = Every(kind="auto")
+    audit: _EverySteps = Every(kind="auto")
+    rehearse: _EverySteps = Every(kind="auto")
     accept: bool = False
-    balance: Annotated[Literal["auto", "off"], _balance] = "auto"
-    hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
+    balance: Literal["auto", "off"] = "auto"
+    hang_timeout: Annotated[Every, _reader(_hang_timeout)] = Every(kind="auto")
     grace_s: _Seconds = 30.0
     drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS
-    notice: Annotated[CloudName | None, _cloud] = None
+    notice: CloudName | None = None
     notice_file: str | None = None
     notice_command: str | None = None
     faults: str | None = None
@@ -340,6 +330,8 @@ def reader_of(name: str) -> Callable[[str], Any] | None:
     kind = get_type_hints(Options, include_extras=True)[name]
     if kind is bool:
         return None
+    if words := _only_words(name):
+        return _one_of(*words)
     (read,) = getattr(kind, "__metadata__", (str,))
     return cast("Callable[[str], Any]", read)
 

@@ -72,19 +72,10 @@ def test_a_flag_is_1_or_0_and_an_empty_variable_says_nothing():
     assert parse(["a.py"], values_of(empty)) == parse(["a.py"])
 
 
-def test_an_object_store_keeps_its_own_keep_alive_unless_a_variable_sets_it():
-    assert parse(["a.py"], values_of({"ELASTIC_RUN_DIR": "s3://b/r"})).keep_alive_s == 15.0
-    both = values_of({"ELASTIC_RUN_DIR": "s3://b/r", "ELASTIC_KEEP_ALIVE": "4"})
-    assert parse(["a.py"], both).keep_alive_s == 4.0
-
-
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [
         ("ELASTIC_MAX_NODES", "0", "ELASTIC_MAX_NODES: expected a whole number of at least 1, found '0'"),
-        ("ELASTIC_GRACE", "soon", "ELASTIC_GRACE: expected seconds"),
-        ("ELASTIC_SAVE_EVERY", "5", "ELASTIC_SAVE_EVERY: expected 500steps"),
-        ("ELASTIC_RDZV_BACKEND", "zookeeper", "ELASTIC_RDZV_BACKEND: expected dir, c10d or etcd"),
         ("ELASTIC_FROM", "@3", "ELASTIC_FROM: expected RUN"),
         ("ELASTIC_FRESH", "true", "ELASTIC_FRESH: expected 1 or 0, found 'true'"),
     ],

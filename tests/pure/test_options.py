@@ -90,21 +90,6 @@ def test_options_mean_the_same_in_any_order_before_or_after_the_recipe(options, 
     assert parse(argv) == options
 
 
-def test_defaults_are_those_of_the_help():
-    """Scripts depend on them."""
-    assert parse(["recipes/barlow.py"]) == Options(
-        recipe="recipes/barlow.py",
-        run_dir="runs/barlow",
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node="auto",
-        max_restarts=3,
-        keep=3,
-        grace_s=30.0,
-        save_every=Every(kind="auto"),
-    )
-
-
 def test_the_help_names_every_option_once_and_nothing_else():
     """A field of Options that lacks its line in the help fails here, and a line without a field."""
     named = re.findall(r"^  (--\S+)", OPTIONS_HELP, re.MULTILINE)
@@ -115,13 +100,6 @@ def test_the_help_names_every_option_once_and_nothing_else():
 def test_an_interval_reads_back_from_its_text(value):
     """Agents pass intervals to their workers as text."""
     assert Every.parse(str(value)) == value
-
-
-@given(st.integers(1, 10**7), st.sampled_from(["s", "min", "h"]))
-def test_a_typed_duration_reads_back_as_the_same_interval(thousandths, unit):
-    """0.009 * 60 is 0.5399999999999999, which has more digits than a duration may have."""
-    typed = Every.parse(f"{thousandths / 1000:.3f}{unit}")
-    assert Every.parse(str(typed)) == typed
 
 
 @pytest.mark.parametrize(
@@ -147,49 +125,30 @@ def test_each_option_reads_its_published_grammar(words, every):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "0steps", "0s", "-5steps", "1.5steps", "10 min", "min", "steps", "1e3s", "off", "often"]
-)
-def test_save_every_refuses_what_it_would_have_to_guess(text):
-    """A number alone could mean steps or seconds."""
-    with pytest.raises(UsageError, match="--save-every: expected 500steps"):
-        parse(["a.py", f"--save-every={text}"])
-
-
-@pytest.mark.parametrize("text", ["", "0", "1.5", "-1", "10min", "9" * 20, "²"])
-def test_snapshot_every_refuses_what_is_not_a_number_of_steps(text):
-    """Seconds among them: only steps can be counted by all ranks alike."""
-    with pytest.raises(UsageError, match="expected a number of steps, auto or off"):
-        parse(["a.py", f"--snapshot-every={text}"])
-
-
-@pytest.mark.parametrize(
     ("argv", "says"),
     [
         ([], "expected a recipe, found none"),
-        (["--keep", "3"], "expected a recipe, found none"),
         (["a.py", "b.py"], "expected one recipe, found a.py and b.py"),
         (["a.py", "--epochs", "3"], "unknown option --epochs; an option of the recipe comes after --"),
         (["a.py", "--minnodes=2"], "did you mean --min-nodes?"),
         (["a.py", "--min-nodes", "2"], "found 2 and 1; give --max-nodes 2 or more"),
         (["a.py", "--keep", "0"], "--keep: expected a whole number of at least 1, found '0'"),
-        (["a.py", "--max-restarts", "-1"], "--max-restarts: expected a whole number"),
-        (["a.py", "--grace", "soon"], "--grace: expected seconds"),
         (["a.py", "--grace", "nan"], "--grace: expected seconds"),
-        (["a.py", "--nproc-per-node", "gpu"], "--nproc-per-node: expected a whole number"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
-        (["a.py", "--hang-timeout", "never"], "auto or off, found 'never'"),
+        (["a.py", "--save-every", "5"], "--save-every: expected 500steps"),  # of what?
+        (["a.py", "--save-every", "1.5steps"], "--save-every: expected 500steps"),
+        (["a.py", "--snapshot-every", "10min"], "a number of steps, auto or off"),  # ranks count alike
+        (["a.py", "--snapshot-every", "9" * 20], "a number of steps, auto or off"),
         (
             ["a.py", "--drain-signals", "USR1,KILL"],
             "names of USR1, USR2, HUP with commas between them, or none, found 'KILL'",
         ),
         (["a.py", "--drain-signals", "TERM"], "found 'TERM' (it always asks for a drain)"),
-        (["a.py", "--drain-signals", ""], "or none, found ''"),
         (["a.py", "--notice", "AWS"], "--notice: expected aws, gcp or azure, found 'AWS'"),
         (
             ["a.py", "--rdzv-backend", "zookeeper"],
             "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'",
         ),
-        (["a.py", "--rdzv-backend", "etcd"], "give the members of the cluster"),
         (["a.py", "--rdzv-backend", "c10d"], "expected --rdzv-endpoint with --rdzv-backend c10d, found none"),
         (["a.py", "--run-dir"], "--run-dir: expected one argument"),
         (["a.py", "--min", "1"], "unknown option --min"),
@@ -203,17 +162,12 @@ def test_a_mistake_is_answered_with_what_was_expected_and_found(argv, says):
 
 
 def test_words_after_the_double_dash_belong_to_the_recipe():
-    """A second -- and options with names of ours among them."""
+    """A second -- and options with names of ours among them; --help before it is ours."""
     options = parse(["a.py", "--", "--keep", "9", "--", "--help"])
-
-    assert options.keep == 3
-    assert options.recipe_args == ("--keep", "9", "--", "--help")
-
-
-def test_help_after_the_double_dash_is_that_of_the_recipe():
-    """--help before it is ours."""
     assert asks_for(["a.py", "--help"], "-h", "--help")
     assert not asks_for(["a.py", "--", "--help"], "-h", "--help")
+    assert options.keep == 3
+    assert options.recipe_args == ("--keep", "9", "--", "--help")
 
 
 @pytest.mark.parametrize(
@@ -221,14 +175,10 @@ def test_help_after_the_double_dash_is_that_of_the_recipe():
     [
         ("r.py", False, 2.0),
         ("r.py --run-dir s3://b/run", True, 15.0),
-        ("r.py --run-dir gs://b/run --keep-alive 5", True, 5.0),
         ("r.py --run-dir s3://b/run --keep-alive 2", True, 2.0),
         ("r.py --rdzv-endpoint s3://b/meet", True, 15.0),
         ("r.py --run-dir s3://b/run --rdzv-endpoint /shared/meet", False, 2.0),
         ("r.py --run-dir s3://b/run --rdzv-backend etcd --rdzv-endpoint h", False, 2.0),
-        ("r.py --run-dir sftp://h/run", False, 2.0),
-        ("r.py --run-dir sftp://h/run --max-nodes 2 --rdzv-endpoint /shared/meet", False, 2.0),
-        ("r.py --run-dir sftp://h/run --max-nodes 2 --rdzv-backend c10d --rdzv-endpoint h", False, 2.0),
         ("r.py --run-dir file:///run --max-nodes 2 --rdzv-endpoint file:///shared/meet", False, 2.0),
     ],
 )
