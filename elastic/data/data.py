@@ -43,14 +43,13 @@ def check_dataset(dataset: Any, where: str) -> int:
     if isinstance(dataset, DataLoader):
         raise UsageError(
             f"{where}: expected a dataset, found a DataLoader; pass its dataset (loader.dataset), with workers=... and "
-            "collate=... where it has them. The run itself makes batches and shuffles, the same at every number of workers"
+            "collate=... where it has them: the run itself makes batches and shuffles"
         )
     if isinstance(dataset, IterableDataset | dict) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
         raise UsageError(
-            f"{where}: expected a map-style dataset, with __len__ and __getitem__(number), found {type(dataset).__name__}. A stream "
-            "has no sample numbers, so no order that is the same at every number of workers and after a resume: give its samples "
+            f"{where}: expected a map-style dataset, with __len__ and __getitem__(number), found {type(dataset).__name__}; give the samples of a stream "
             "numbers, such as an index of files and offsets, or load it into a list"
         )
     try:

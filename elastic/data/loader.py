@@ -131,8 +131,8 @@ class BatchLoader:
         # The last stays the last: what collate draws follows from its stream.
         if loaded([*places[-2::-1], places[-1]], first.epoch) != before:
             raise UsageError(
-                "expected a dataset that gives the same samples at any time, found other ones at a second load: it, or collate, counts, reads an iterator, "
-                "keeps a mean, draws from a generator of its own, or writes into its data; draw from the global generators, and change copies"
+                "expected a dataset that gives the same samples at any time, found other ones at a second load: it, or collate, counts, draws from its own generator, "
+                "or writes into its data; change copies"
             )
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:

@@ -42,9 +42,8 @@ def default_collate(samples: list[Any]) -> Any:
         if isinstance(error, RuntimeError) and _OF_SAMPLES.search(str(error)) is None:
             raise
         raise UsageError(
-            f"the samples of a batch cannot be put together ({type(error).__name__}: {error!s:.200}): expected numbers, arrays or tensors of "
-            "one size, alike in every sample. Give collate=function(samples), which returns the batch, as in run.data(dataset, collate=padded) "
-            "and run.evaluate(dataset, function, collate=padded): it pads them to one size, or returns a list"
+            f"the samples of a batch cannot be put together ({type(error).__name__}: {error!s:.200}): expected numbers, arrays or tensors of one size. Give "
+            "collate=function(samples), which pads them or returns a list, to run.data and run.evaluate"
         ) from error
 
 

@@ -156,11 +156,8 @@ def _ask_again(
     indices = ask(epoch)
     if short_sha256(indices) != of_epochs[epoch]:
         raise UsageError(
-            f"order({epoch}): expected the same samples at each call, found other ones than when the run began to load; "
-            "the order may depend on the epoch and on random numbers drawn inside the function (torch, random, numpy), and not on "
-            "the training, on earlier calls, or on a generator of its own. Samples that the training chooses are kept in elastic.Values in the "
-            "State, and read there by the dataset, dataset[i] giving sample values.chosen[i % len(values.chosen)], as docs/porting.md shows under "
-            "Labels and samples that the loop chooses"
+            f"order({epoch}): expected the same samples at each call, found other ones: it may depend on the epoch and on random numbers drawn inside it "
+            "alone; what the training chooses belongs in elastic.Values"
         )
     return indices
 

@@ -89,9 +89,8 @@ class ReplayCheck:
         )
         if not excuse:
             raise ReplayDiffers(
-                f"{found}. Either the script keeps something outside its State (elastic-train check RECIPE looks for such), or what it reads was changed in between, "
-                f"or a machine computed wrongly. The same command goes on with what the script computes now, and elastic-train report {self._run_url} keeps this "
-                f"difference; --from {self._run_url} --run-dir NEW begins a new run from a state of this one"
+                f"{found}. The script keeps something outside its State (elastic-train check RECIPE finds it), or what it reads was changed, or a machine computed "
+                f"wrongly. The same command goes on with what the script computes now; --from {self._run_url} --run-dir NEW begins a new run"
             )
         if self._log is not None:
             print(f"{found}. The run goes on, since {excuse}", flush=True)

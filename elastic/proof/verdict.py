@@ -174,8 +174,8 @@ class Audited:
             )
         if self._alone is not None:
             return (
-                "Three of four computations agree, as where a machine was wrong once; but it came before, in this step or as many steps after a beginning. So it does with "
-                "a function that does something else at its first calls in a process (a counter, a cache, an initialisation: do it before the loop), or with a machine that is often wrong"
+                "Three of four computations agree, but it came before, in this step or as many steps after a beginning: the function does something else at its first "
+                "calls in a process (a counter, a cache, an initialisation: do it before the loop), or a machine is often wrong"
             )
         if self.first == self.owners_second and self.again == self.auditors_second:
             return (

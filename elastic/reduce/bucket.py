@@ -138,10 +138,8 @@ class Bucket:
         if parameter.grad is None and not parameter.requires_grad:
             raise UsageError(left_changed([name], is_frozen=True))
         raise UsageError(
-            f"expected the gradient of {name} to stay in .grad until all shards' gradients are summed, "
-            "but it was taken away or replaced: by zero_grad() in the function given to step.mean_loss or step.sum, by a hook, or by an "
-            "optimizer that steps inside backward. A shard's gradient is only a part: call zero_grad() and step() of the optimizer in the loop's "
-            "body, after step.mean_loss(...) or step.backward(...)"
+            f"expected the gradient of {name} to stay in .grad until all shards are summed, found it taken away by zero_grad(), a hook or an optimizer "
+            "in the function; call these in the loop's body, after backward"
         )
 
     def fill_missing(self) -> None:
@@ -196,8 +194,7 @@ class Bucket:
             return
         if self._is_second or self.is_sent:
             raise UsageError(
-                f"the gradient of {self._names.name_of(parameter)} came in several parts within one shard, and in one part in the "
-                "shards before, so that its sum would depend on the number of workers; with activation checkpointing, pass "
+                f"expected the gradient of {self._names.name_of(parameter)} in as many parts in each shard, found several after one; with activation checkpointing, pass "
                 "use_reentrant=False to torch.utils.checkpoint.checkpoint"
             )
         self.repeated.add(parameter)
@@ -219,9 +216,8 @@ def sparse(name: str) -> str:
 def of_other_dtype(name: str, dtype: torch.dtype, found: object) -> str:
     """What the user reads. name, dtype: of the parameter. found: of its gradient, or grad_dtype."""
     return (
-        f"expected gradients of {name} in its own dtype, {dtype}, found {found if isinstance(found, torch.dtype) else f'{name}.grad_dtype = {found}'}: some "
-        "of them would be rounded before they are added and others after, by which worker computes which shard. Leave grad_dtype as torch sets it, "
-        "and have a backward of one's own return the parameter's dtype; for more digits keep the parameter in torch.float32 and compute with a cast of it, as torch.autocast does"
+        f"expected gradients of {name} in its own dtype, {dtype}, found {found if isinstance(found, torch.dtype) else f'{name}.grad_dtype = {found}'}; "
+        "leave grad_dtype as torch sets it, and return that dtype from a backward of your own; for more digits keep the parameter in float32"
     )
 
 

@@ -92,8 +92,8 @@ def _count_swaps() -> _CountedSwap:
 def not_ours(name: str) -> str:
     """What the user reads. name: of the parameter."""
     return (
-        f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {name} (register_post_accumulate_grad_hook): "
-        "it would see the gradient of one shard. Change gradients, and call the optimizer, in the loop's body, after step.mean_loss or step.backward"
+        f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {name}; change gradients "
+        "in the loop's body, after step.mean_loss or step.backward"
     )
 
 
@@ -120,7 +120,5 @@ def left_changed(names: list[str], *, is_frozen: bool) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
         f"the function given to step.mean_loss or step.sum has {'frozen' if is_frozen else 'unfrozen'} {', '.join(names[:_NAMED])}{more} (requires_grad = "
-        f"{not is_frozen}) and leaves that so. The shards after this one, on the same worker alone, would begin with it, and the result would depend on how many workers "
-        "there are. Set requires_grad in the loop's body, before step.mean_loss or step.sum, and before each of them where a step has several (a GAN's two "
-        "losses); or put it back before the function returns"
+        f"{not is_frozen}) and leaves that so; set requires_grad in the loop's body, or put it back before the function returns"
     )

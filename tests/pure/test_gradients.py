@@ -205,7 +205,7 @@ def test_a_gradient_that_comes_in_parts_in_some_shards_only_is_refused():
         for _ in range(1 + shard):
             parameter.sum().backward()
 
-    with pytest.raises(UsageError, match=r"p\.0 came in several parts.*use_reentrant=False"):
+    with pytest.raises(UsageError, match=r"the gradient of p\.0 in as many parts.*use_reentrant=False"):
         one_step(gradients, backward)
 
 

@@ -1,0 +1,11 @@
+"""Messages to users are short: what was expected, what was found, what to do."""
+
+from messages import messages
+
+LONGER = 25  # than they may be, today; it only falls
+
+
+def test_messages_are_no_longer_than_they_may_be():
+    """Shorten a message, and lower the number."""
+    longer = [f"{each.size} {each.file}: {each.text}" for each in messages() if each.size > each.most]
+    assert len(longer) <= LONGER, "\n".join(sorted(longer))
