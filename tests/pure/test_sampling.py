@@ -84,7 +84,7 @@ def test_an_order_that_depends_on_more_than_the_epoch_is_refused_when_the_epoch_
     own = np.random.default_rng(0)
     order = order_of(epochs=2, order=lambda _epoch: own.permutation(SAMPLES))
     with pytest.raises(
-        UsageError, match=r"(?s)order\(1\): expected the same samples at each call.*docs/porting.md"
+        UsageError, match=r"(?s)order\(1\): expected the same samples at each call.*elastic.Values"
     ):
         order.of_epoch(1)
 
