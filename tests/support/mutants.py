@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant("agent/decide.py", "iter(by_itself + failures)", "iter(failures)", "pure/test_decide.py"),
     Mutant("agent/decide.py", "o.has_failed and o.leaving, Action.LEAVE", "o.has_failed and o.leaving, Action.FAIL", "pure/test_decide.py"),
     Mutant("agent/decide.py", "self.code == EXIT_COMPLETE and self.open_step is not None", "False", "pure/test_decide.py"),
-    Mutant("agent/hangs/hang_detector.py", "return WAITING_FACTOR * usual_s", "return usual_s", "pure/test_hang_detector.py"),
+    Mutant("agent/hang_detector.py", "return WAITING_FACTOR * usual_s", "return usual_s", "pure/test_hang_detector.py"),
     # Ranks agree on a state before it counts.
     Mutant("proof/agreement.py", "if all(ballot & _KEPT for", "if any(ballot & _KEPT for", "pure/test_agreement.py"),
     Mutant("proof/agreement.py", "        undo()\n", "", "pure/test_agreement.py"),

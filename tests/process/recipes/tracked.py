@@ -86,20 +86,13 @@ def main() -> None:
 
     if "fail" in WAYS:
         run.on_step(fail)
-    if "stop" in WAYS:
-        run.on_step(lambda _record: run.stop("enough"))
     if "evaluate" in WAYS:
         run.on_step(lambda _record: run.evaluate(data, lambda batch: batch.data[0].sum()))
-    steps = []
-    if "log" in WAYS:
-        run.on_step(lambda _record: steps[-1].log(late=1.0))
     if "change" in WAYS:
         run.on_step(lambda _record: model[0].weight.detach().add_(1))
 
     for step in run.steps(data, state):
         wait_at_gate(gates, step.number, run.rank)
-        if "log" in WAYS:
-            steps.append(step)
         loss = step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
         optimizer.step()
         step.log(rate=1 / step.number)
