@@ -7,15 +7,13 @@ files cannot be read: no value is better than one that stands still.
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.parts import AgentParts
@@ -25,7 +23,7 @@ from elastic.observe.run_view import RunView
 from elastic.observe.step_batch import StepBatch
 from elastic.report.follower import Follower
 from elastic.report.http_server import Answer, HttpServer, Page, listen
-from elastic.report.prometheus import RunSeries
+from elastic.report.prometheus import RunSeries, encoder_for
 from elastic.system.clock import Clock
 
 _RENDERING_S = 5.0
@@ -99,7 +97,7 @@ class AgentPages(Collector):
                 yield from self._of_run
 
     def _metrics(self, accept: str) -> Answer:
-        encode, content_type = _encoder_for(accept)
+        encode, content_type = encoder_for(accept)
         if not self._rendering.acquire(timeout=_RENDERING_S):
             return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
         try:
@@ -126,13 +124,6 @@ class AgentPages(Collector):
         if generation is None:
             return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"this node is in no generation\n")
         return Answer(body=f"ok: generation {generation}\n".encode())
-
-
-def _encoder_for(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """accept: the header of a request."""
-    with suppress(TypeError):  # a version that is no number, which the library compares with one
-        return choose_encoder(accept)
-    return choose_encoder("")
 
 
 def _agent_families(parts: AgentParts, labels: dict[str, str]) -> Iterable[Metric]:

@@ -21,10 +21,12 @@ from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.begun_with import parent_of
 from elastic.report.compare_runs import compare_runs
 from elastic.report.download import readable, unreadable
-from elastic.report.picture.draw import draw, draw_pair, write_page
+from elastic.report.html_page import write_page
+from elastic.report.page import page_of, page_of_two
 from elastic.report.report import report_of
 from elastic.report.status import status_of
 from elastic.report.verify import verify_run
+from elastic.report.views import view_now
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock
 
@@ -58,12 +60,13 @@ def inspect(inspection: Inspection) -> int:
 
 def _draw(html: str, runs: list[RunDir]) -> int:
     """The page of one run, or of two; two that differ give the exit code of `diff`."""
-    if len(runs) == 1:
-        print(write_page(draw(runs[0]), html))
+    pages = [page_of(run.url, view_now(run)) for run in runs]
+    if len(pages) == 1:
+        print(write_page(pages[0], html))
         return EXIT_COMPLETE
-    pair = draw_pair(*runs)
-    print(f"{pair.reason}\n{write_page(pair, html)}")
-    return EXIT_COMPLETE if pair.same else EXIT_FAILED
+    found = compare_runs(*runs)
+    print(f"{found.reason}\n{write_page(page_of_two(found, *pages), html)}")
+    return EXIT_COMPLETE if found.same else EXIT_FAILED
 
 
 def _report(run: RunDir) -> Answer:

@@ -2,14 +2,17 @@
 
 A connection lives for `CONNECTION_S` at most, however slowly its client sends or reads. There are
 at most `MOST_CONNECTIONS`; for one more the oldest is closed, so that slow clients cannot keep a
-probe out. Anything that is no GET or HEAD of a known page is answered with an error.
+probe out. Anything that is no GET or HEAD of a known page is answered with an error. The server
+does not ask who the reader is; docs/security.md says who can reach it.
 """
 
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -18,20 +21,32 @@ from elastic.config.listen_address import ListenAddress
 from elastic.errors import UsageError
 from elastic.system.clock import Clock
 
-CONNECTION_S = 10.0
-MOST_CONNECTIONS = 16
+CONNECTION_S = 30.0
+MOST_CONNECTIONS = 32
 _LOOK_S = 0.25  # between two looks at the ages of connections
 _NO_DESCRIPTOR_S = 0.5
 _STOP_S = 2.0
-_OK, _NOT_FOUND, _BROKEN = 200, 404, 500
 TEXT = "text/plain; charset=utf-8"
+# No other site may read an answer, show it in a frame, or be told where the reader comes from.
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
+    """tag: names the content; a client that has it is not sent it again. policy: of a page."""
+
     body: bytes
-    status: int = _OK
+    status: int = HTTPStatus.OK
     content_type: str = TEXT
+    tag: str = ""
+    policy: str = ""
 
 
 # Makes the answer to a request that has this Accept header.
@@ -46,24 +61,30 @@ def listen(address: ListenAddress) -> socket.socket:
         )[0]
         return socket.create_server(where, family=family, backlog=MOST_CONNECTIONS)
     except (OSError, UnicodeError) as error:  # the second for a name that no host can have
+        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
-            f"expected an address and a free port of this machine, found --http {address} ({error});"
-            " take another port, or port 0 for any free one"
+            f"expected to listen on {address}, found: {found}; give another address or port (0: any free one)"
         ) from error
 
 
 class HttpServer:
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock) -> None:
-        """pages: by path. The server closes the socket when it stops."""
+    def __init__(
+        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, *, name: str | None = None
+    ) -> None:
+        """pages: by path. name: the server answers those who ask it by this name, an address or the
+        machine's name, and nobody else; None for whatever name. It closes the socket when it stops.
+        """
         host, port = listening.getsockname()[:2]
         self.address = ListenAddress(host=host, port=port)
-        self._server = _Server(listening, pages, clock)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True
-        )
+        self._server = _Server(listening, pages, clock, name)
+        self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def serve(self) -> None:
+        """In this thread, until `stop` or an exception."""
+        self._server.serve_forever(_LOOK_S)
 
     def stop(self) -> None:
         if self._thread.is_alive():
@@ -73,14 +94,36 @@ class HttpServer:
         self._server.server_close()
 
 
+def is_own_name(text: str | None, name: str) -> bool:
+    """Whether a Host header names this server: by an address, as localhost, by the name that it
+    listens on, or by the machine's name.
+
+    A page of another site whose name leads here (DNS rebinding) cannot be one of these: its name is
+    in its address.
+    """
+    if not text:
+        return False
+    host = text.rpartition(":")[0] if text[-1:].isdigit() and ":" in text else text
+    host = host.strip("[]").rstrip(".").lower()
+    if host in {"localhost", name.lower(), socket.gethostname().lower()}:
+        return True
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return False
+
+
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
+    block_on_close = False
 
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock) -> None:
+    def __init__(
+        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, name: str | None
+    ) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()  # the one that the base class made
         self.socket = listening
-        self.pages = pages
+        self.pages, self.name = pages, name
         self._clock = clock
         self._lock = threading.Lock()
         self._began_s: dict[socket.socket, float] = {}  # of open connections, the oldest first
@@ -125,33 +168,43 @@ class _Server(ThreadingMixIn, HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = CONNECTION_S
     server: _Server
-    server_version = "elastic-train"
-    sys_version = ""
+    server_version, sys_version = "elastic-train", ""
 
     def do_GET(self) -> None:
         answer = self._answer()
-        self._begin(answer)
-        self.wfile.write(answer.body)
+        is_known = bool(answer.tag) and self.headers.get("If-None-Match") == answer.tag
+        self.send_response(HTTPStatus.NOT_MODIFIED if is_known else answer.status)
+        headers = _HEADERS | {"Content-Type": answer.content_type, "ETag": answer.tag}
+        headers |= {"Content-Security-Policy": answer.policy} if answer.policy else {}
+        for name, value in headers.items():
+            if value:
+                self.send_header(name, value)
+        if not is_known:
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD" and not is_known:
+            self.wfile.write(answer.body)
 
     def do_HEAD(self) -> None:
-        self._begin(self._answer())
+        self.do_GET()
 
     def log_message(self, *_: Any) -> None:
         """Requests are no events of the run."""
 
     def _answer(self) -> Answer:
+        if self.server.name is not None and not is_own_name(self.headers.get("Host"), self.server.name):
+            sentence = (
+                "expected the name or the address of this server in the Host header, found another; open it by"
+                " the address that the command printed"
+            )
+            return Answer(status=HTTPStatus.FORBIDDEN, body=f"{sentence}\n".encode())
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
             known = ", ".join(self.server.pages)
-            return Answer(status=_NOT_FOUND, body=f"expected one of {known}\n".encode())
+            return Answer(status=HTTPStatus.NOT_FOUND, body=f"expected one of {known}\n".encode())
         try:
             return page(self.headers.get("Accept") or "")
         # The edge of a thread: without an answer the client would not know why it got none.
         except Exception as error:
-            return Answer(status=_BROKEN, body=f"{type(error).__name__}: {error}\n".encode())
-
-    def _begin(self, answer: Answer) -> None:
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
+            sentence = f"{type(error).__name__}: {error}\n"
+            return Answer(status=HTTPStatus.INTERNAL_SERVER_ERROR, body=sentence.encode(errors="replace"))

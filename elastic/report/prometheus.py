@@ -7,10 +7,13 @@ step becomes a lost one, is a gauge.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from math import nan
+from typing import Any
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -19,6 +22,8 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END
 from elastic.observe.recovery import PHASES, Recovery
@@ -33,6 +38,15 @@ RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300
 _Values = Iterable[tuple[tuple[str, ...], float]]  # the values of the labels, and the number
 
 
+def encoder_for(accept: str) -> tuple[Callable[[Any], bytes], str]:
+    """What writes families of a registry as a client takes them, and their type. accept: the header
+    of its request.
+    """
+    with suppress(TypeError):  # a version that is no number, which the library compares with one
+        return choose_encoder(accept)
+    return choose_encoder("")
+
+
 class RunSeries:
     """labels: of every series. about: of `elastic_run_info` beside them."""
 
@@ -45,6 +59,13 @@ class RunSeries:
         info.add_metric(self._values, self._about)
         parts = (self._steps, self._newest, self._time, self._recoveries, self._checkpoints, self._group)
         return [info, *(family for part in parts for family in part(view))]
+
+    def text(self, view: RunView, accept: str) -> tuple[bytes, str]:
+        """(what a scrape of these alone is answered with, its type)."""
+        encode, content_type = encoder_for(accept)
+        registry = CollectorRegistry()
+        registry.register(_Collected(self.families(view)))
+        return encode(registry), content_type
 
     def _steps(self, view: RunView) -> Iterator[Metric]:
         durations = view.durations
@@ -199,6 +220,14 @@ class RunSeries:
             buckets = zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True)
             family.add_metric([*self._values, *own], [*buckets], total)
         return family
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
 
 
 def _by_label(values: Mapping[str, float]) -> _Values:

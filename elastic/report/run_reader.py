@@ -17,7 +17,6 @@ from elastic.observe.step_batch import StepBatch, number
 from elastic.observe.step_columns import StepColumns
 from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import StepReader
-from elastic.report.picture.series import MOST_POINTS, RunSeries
 from elastic.report.status import Status, status
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
@@ -25,20 +24,17 @@ from elastic.system.files import listing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFiles:
-    """trained, series: what counts of the lines of metrics. newest: the last of them."""
+    """trained: what counts of the lines of metrics. newest: the last of them."""
 
     events: Events
     trained: StepColumns
-    series: RunSeries
     newest: StepLine | None
 
 
 class RunReader:
-    def __init__(self, run: RunDir, *, most_points: int = MOST_POINTS, with_series: bool = True) -> None:
-        """most_points: of each series. with_series: else they stay empty, which takes less time."""
+    def __init__(self, run: RunDir) -> None:
         self._events = EventsReader(run.events)
-        self._steps = StepReader(run.metrics, with_values=with_series)
-        self._most_points, self._with_series = most_points, with_series
+        self._steps = StepReader(run.metrics, with_values=False)
         self._newest: StepLine | None = None
         self._begin()
 
@@ -53,16 +49,14 @@ class RunReader:
             batch = raw.moved(ahead)
             self._trained.add(batch)
             if len(batch):
-                if self._with_series:
-                    self._series.add(batch)
                 self._newest = _last_of(batch)
-        return ReadFiles(events=events, trained=self._trained, series=self._series, newest=self._newest)
+        return ReadFiles(events=events, trained=self._trained, newest=self._newest)
 
     def close(self) -> None:
         self._steps.close()
 
     def _begin(self) -> None:
-        self._trained, self._series = StepColumns(), RunSeries(self._most_points)
+        self._trained = StepColumns()
         self._newest = None
 
 

@@ -21,6 +21,7 @@ from elastic import events as kinds
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
 from elastic.observe.goodput import DOWN, END, TimeSpent, time_spent
+from elastic.observe.incidents import text_of
 from elastic.observe.logged_event import Events
 from elastic.observe.loss_words import loss_words
 from elastic.observe.recovery_line import recovery_line
@@ -29,12 +30,11 @@ from elastic.observe.step_columns import StepColumns
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.facts import plain_facts
-from elastic.report.picture.marks import text_of
-from elastic.report.picture.words import count, duration, short
 from elastic.report.polling import folder_id, pause_s
 from elastic.report.run_reader import ReadFiles, RunReader, status_now
 from elastic.report.shards import shards_by_rank, shards_text
 from elastic.report.status import Status
+from elastic.report.words import count, duration, short
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
 
@@ -99,12 +99,12 @@ def watch(url: str, *, once: bool) -> int:
     run, console = RunDir.parse(url), Console(highlight=False)
     check_url(run.url)
     if once:
-        with closing(RunReader(run, with_series=False)) as reader:
+        with closing(RunReader(run)) as reader:
             console.print(drawn(_first_look(run, reader)))
         return EXIT_COMPLETE
     if not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
-    with closing(RunReader(run, with_series=False)) as reader:
+    with closing(RunReader(run)) as reader:
         _show(run, reader, console)
     return EXIT_COMPLETE
 
@@ -147,7 +147,7 @@ def _look(run: RunDir, reader: RunReader) -> View:
     ages_s = heartbeat_ages_s(run.rendezvous_url)
     with readable(run) as there:
         if run.is_remote:  # a copy is read whole
-            with closing(RunReader(there, with_series=False)) as own:
+            with closing(RunReader(there)) as own:
                 files = own.read()
         else:
             files = reader.read()

@@ -41,7 +41,7 @@ def test_a_wheel_holds_every_file_of_the_package(wheel):
     package = ROOT / "elastic"
     files = [
         *package.rglob("*.py"),
-        *(package / "report/picture/static").rglob("*.*"),
+        *(package / "report/static").rglob("*.*"),
         *package.rglob("LICENSE"),
     ]
     expected = {str(path.relative_to(ROOT)) for path in files}

@@ -5,10 +5,10 @@ from contextlib import redirect_stdout
 
 from logged import logged
 
-from elastic.observe.goodput import time_spent
+from elastic.observe.run_view import Record, view_of
 from elastic.observe.step_columns import columns_of
 from elastic.report import tables
-from elastic.report.picture.headline import headline
+from elastic.report.headline import headline
 from elastic.report.report import summarise
 from elastic.report.status import status
 
@@ -27,7 +27,7 @@ def shown(events, now=130.0, beats=None):
     with redirect_stdout(io.StringIO()) as out:
         tables.show(tables.status_tables("run", found))
         tables.show(tables.report_tables("run", report))
-    return f"{out.getvalue()}\n{headline(found, report, time_spent(events, columns_of([])))}"
+    return f"{out.getvalue()}\n{headline(view_of(Record(events=events, steps=columns_of([]), newest=None, age_s=now - max(each.time for each in events)), beats))}"
 
 
 def test_a_plain_script_that_runs_shows_restarts_and_time():

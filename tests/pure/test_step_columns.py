@@ -207,7 +207,6 @@ def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
 
     found = reader.read()
     assert (found.trained, found.newest, found.events) == (columns_of([]), None, [])
-    assert found.series.logged() == ([], 0)
 
 
 def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):

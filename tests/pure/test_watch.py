@@ -14,7 +14,6 @@ from elastic.observe import console
 from elastic.observe.loss_words import loss_words
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.report.picture.series import RunSeries
 from elastic.report.run_reader import ReadFiles
 from elastic.report.runs import RunLine, Runs
 from elastic.report.status import status
@@ -46,7 +45,7 @@ LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
 
 def shown(events=EVENTS, lines=LINES, now=110.0):
     newest = lines[-1] if lines else None
-    files = ReadFiles(events=events, trained=columns_of(lines), series=RunSeries(), newest=newest)
+    files = ReadFiles(events=events, trained=columns_of(lines), newest=newest)
     view = view_of(
         "runs/x", files, status(events, newest, dict.fromkeys((each.node for each in events), 0.5), now), now
     )

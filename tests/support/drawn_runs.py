@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,12 @@ from logged import logged
 
 from elastic.events import Event
 from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.run_view import Record, view_of
+from elastic.observe.series import CurvesOfRun
+from elastic.observe.step_batch import with_values
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
+from elastic.report.page import page_of
 
 BEGAN = 1_790_000_000.0
 STEP_S = 0.25
@@ -25,6 +30,23 @@ def write(folder: Path, events: Iterable[LoggedEvent[Event]], lines: Iterable[St
     (folder / "events" / "all.jsonl").write_text(text)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
     return folder
+
+
+def drawn(
+    events: Logged, lines: Sequence[StepLine], *, name: str = "runs/x", now_s: float = math.inf
+) -> dict[str, Any]:
+    """The page of a run that is only values. now_s: where the run goes on, seconds since 1970."""
+    curves = CurvesOfRun()
+    curves.add(with_values(lines))
+    seen_s = [each.time for each in events] + [each.time or 0.0 for each in lines]
+    record = Record(
+        events=events,
+        steps=columns_of(lines),
+        newest=lines[-1] if lines else None,
+        age_s=min(now_s - max(seen_s, default=0.0), 1e7),
+        curves=curves.curves(),
+    )
+    return page_of(name, view_of(record, {"alive": 1.0} if now_s < math.inf else {}))
 
 
 def started(

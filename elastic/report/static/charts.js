@@ -5,7 +5,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// A chart over steps. series: [{series, color, dash?, label?}, ...], one or two, of picture/series.py.
+// A chart over steps. lines: [{series, color, dash?, label?}, ...], one or two, of observe/series.py.
 class StepChart {
   constructor(charts, title, lines, options = {}) {
     this.charts = charts;
@@ -140,31 +140,3 @@ class StepChart {
   }
 }
 
-// Seconds over the time of the run: a saw that falls to 0 at each commit.
-function ageChart(age, ends, began) {
-  const host = element("div");
-  const value = element("span", { class: "value" });
-  const figure = element("figure", { class: "chart wide", "data-name": "age" },
-    element("figcaption", {}, element("b", {}, "time since the newest checkpoint"), element("span", {}, "what the end of all nodes would have cost"), value), host);
-  let plot = null;
-  const draw = () => {
-    if (!host.clientWidth) return;
-    if (plot) plot.destroy();
-    const axis = { stroke: color("soft"), font: `12px ${getComputedStyle(document.body).fontFamily}`, ticks: { show: false } };
-    plot = new uPlot({
-      width: host.clientWidth, height: 130, padding: [8, 26, 0, 0], legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
-      scales: { x: { time: false, range: [0, Math.max(ends, 0.001)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.08, 0.001)] } },
-      axes: [
-        { ...axis, grid: { show: false }, size: 30, gap: 6, splits: (u) => timeTicks(0, ends, u.width / 95), values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : duration(tick))) },
-        { ...axis, grid: { stroke: color("line"), width: 1 }, size: 66, gap: 8, splits: (_, __, low, high) => timeTicks(low, high, 3), values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : duration(tick))) },
-      ],
-      series: [{}, { stroke: color("save"), width: 1.5, points: { show: false } }],
-      hooks: { setCursor: [(u) => {
-        const index = u.cursor.idx;
-        value.textContent = index === null || index === undefined ? "" : `${duration(u.data[1][index])} at ${clockTime(began + u.data[0][index], false)}`;
-      }] },
-    }, [age.at, age.values], host);
-  };
-  return { figure, draw };
-}

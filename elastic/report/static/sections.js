@@ -6,7 +6,7 @@ const CAUSES = {
   resume: "resumes", down: "no group was there", "between steps": "between steps: evaluations, saves", end: "after the last step",
 };
 
-// The class that gives a part of the time its colour.
+// The variable of page.css that has the colour of a part of the time.
 function causeColor(kind) {
   return kind in CAUSES ? `cause-${kind.replaceAll(" ", "-")}` : "cause-other";
 }
@@ -25,7 +25,7 @@ function timeBar(picture, longest_s) {
   let x = 0;
   const shapes = timeParts(picture).map(([kind, seconds, color]) => {
     const width = (1000 * seconds) / (longest_s || 1);
-    const part = shape("rect", { class: color, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${causeWords(kind, picture)}: ${duration(seconds)}`));
+    const part = shape("rect", { fill: `var(--${color})`, x, y: 0, width: Math.max(0.5, width - 1.5), height: 22 }, shape("title", {}, `${causeWords(kind, picture)}: ${duration(seconds)}`));
     x += width;
     return part;
   });
@@ -34,7 +34,11 @@ function timeBar(picture, longest_s) {
 
 function timeTable(picture) {
   const whole = picture.wall_s || 1;
-  const swatch = (color, words) => element("span", {}, element("i", { class: `swatch ${color}` }), words);
+  const swatch = (color, words) => {
+    const own = element("i", { class: `swatch ${color}` });
+    own.style.background = `var(--${color})`;
+    return element("span", {}, own, words);
+  };
   const rows = timeParts(picture).map(([kind, seconds, color]) => {
     const times = picture.causes[kind];
     return [swatch(color, causeWords(kind, picture)), duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
@@ -68,39 +72,19 @@ function timeSection(pictures) {
   return section("time", "Where the time went", pictures.length > 1 ? "both bars on one scale" : null, ...parts);
 }
 
-function faultsSection(picture, opened) {
-  const { most_expensive, left_out } = picture.faults;
-  if (!most_expensive.length) return null;
-  const { began } = picture.timeline;
-  const rows = most_expensive.map((each) => [clockTime(began + each.at, true), each.step === null ? "–" : grouped(each.step), each.machine || "–", each.what, each.cost_s === null ? "–" : duration(each.cost_s)]);
-  const columns = [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]];
-  const note = left_out ? element("p", { class: "note" }, `And ${grouped(left_out)} more, none of which cost more.`) : null;
-  const ranked = { kind: "faults", order: "most expensive", columns, rows, number: rows.length + left_out };
-  return rankedSection("What went wrong", ranked, opened, note);
+// A table of which only the first rows are on the page.
+function rankedSection(kind, title, order, number, columns, rows, ...after) {
+  const aside = rows.length < number ? `the ${rows.length} ${order} of ${grouped(number)}` : `the ${order} first`;
+  const made = section(kind, title, aside, element("div", { class: "scroll" }, table({ class: `wide-table ${kind}` }, columns, rows)), ...after);
+  made.classList.add("long");
+  return made;
 }
 
-const FEW = 10;
-
-// A table whose first rows are shown, and all that the page has to a reader who asks.
-// opened: the kinds of which all rows are shown.
-function rankedSection(title, { kind, order, columns, rows, number }, opened, ...after) {
-  const shown = (few) => table({ class: `wide-table ${kind}` }, columns, rows.slice(0, few));
-  const few = opened.has(kind) ? rows.length : FEW;
-  const holder = element("div", { class: "scroll" }, shown(few));
-  const all = rows.length < number ? `the ${rows.length} ${order} of ${grouped(number)}` : `the ${order} first`;
-  const made = section(kind, title, rows.length > few ? `the ${FEW} ${order} of ${grouped(number)}` : all, holder, ...after);
-  made.classList.add("long");
-  if (rows.length > few) {
-    const more = element("button", { type: "button" }, rows.length < number ? `show ${rows.length}` : `show all ${rows.length}`);
-    more.addEventListener("click", () => {
-      holder.replaceChildren(shown(rows.length));
-      opened.add(kind);
-      made.querySelector(".aside").textContent = all;
-      more.remove();
-    });
-    made.querySelector(".top").append(more);
-  }
-  return made;
+function faultsSection({ faults, timeline }) {
+  if (!faults.number) return null;
+  const rows = faults.shown.map((each) => [clockTime(timeline.began + each.at, true), each.step === null ? "–" : grouped(each.step), each.node || "–", each.what, each.cost_s === null ? "–" : duration(each.cost_s)]);
+  const columns = [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]];
+  return rankedSection("faults", "What went wrong", "most expensive", faults.number, columns, rows);
 }
 
 function timelineSection(pictures, views) {
@@ -112,13 +96,12 @@ function timelineSection(pictures, views) {
   });
   const parts = made.flatMap(({ label, picture, view }) => {
     const { timeline } = picture;
-    const left = [[timeline.generations_left_out, "generations in the middle"], [timeline.lanes_left_out, "machines, with the fewest faults"], [timeline.marks_left_out, "marks in the middle"], [picture.checkpoints.commits_left_out, "checkpoints between those that are shown"]]
-      .filter(([number]) => number).map(([number, words]) => `${grouped(number)} ${words}`);
+    const left = Object.entries(timeline.left_out).filter(([, number]) => number).map(([kind, number]) => `${grouped(number)} ${kind}`);
     return [
       element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_machines, "machine")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
-      left.length ? element("p", { class: "note" }, `Left out, for want of room: ${left.join(", ")}.`) : null,
+      left.length ? element("p", { class: "note" }, `The newest are drawn. Left out, for want of room: ${left.join(", ")}.`) : null,
     ];
   });
   return [section("timeline", "Who was in, and when", null, ...parts), made.map(({ view }) => view)];
@@ -158,17 +141,13 @@ function stepTimeSection(pictures, charts, parts) {
     figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, over: picture.step_time.at, aside: "their own work in each step, without waiting" }).figure);
     found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
   }
-  if (pictures.length === 1 && picture.slow_ranks.length) {
-    const columns = [["slow rank", true], ["node", false], ["of the time in steps", true], ["the others waited", true]];
-    found.push(table({}, columns, picture.slow_ranks.map((each) => [String(each.rank), each.node, percent(each.share), duration(each.share * picture.useful_s)])));
-  }
   return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
 }
 
 const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["down_s", "down", "no node answered"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
 
-function recoveriesSection(picture, opened) {
-  const { number, longest: ranked } = picture.recoveries;
+function recoveriesSection(picture) {
+  const { number, shown: ranked } = picture.recoveries;
   if (!number) return null;
   const sum = (recovery) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
   const took = (recovery) => (recovery.total_s === null ? sum(recovery) : recovery.total_s);
@@ -187,24 +166,23 @@ function recoveriesSection(picture, opened) {
   const rows = ranked.map((each) => [grouped(each.generation), each.why, each.source || "–", each.step === null ? "–" : grouped(each.step), grouped(each.lost_steps), each.total_s === null ? "no new step" : `${duration(each.total_s)}${each.tries > 1 ? ` in ${each.tries} tries` : ""}`, bars(each)]);
   const columns = [["generation", false], ["why", false], ["state from", false], ["back at step", true], ["lost steps", true], ["total", true], ["phases", false]];
   const key = element("div", { class: "key" }, ...PHASES.map(([, kind, words]) => element("span", {}, element("i", { class: `swatch ${kind}` }), words)));
-  return rankedSection("Recoveries, by phase", { kind: "recoveries", order: "longest", columns, rows, number }, opened, key);
+  return rankedSection("recoveries", "Recoveries, by phase", "longest", number, columns, rows, key);
 }
 
 function checkpointsSection(picture) {
-  if (!picture.timeline) return [null, null];
-  const { committed, failed, newest_step, size_bytes, seconds, longest_age, age } = picture.checkpoints;
+  if (!picture.timeline) return null;
+  const { committed, failed, newest_step, size_bytes, seconds } = picture.checkpoints;
   const figures = element("div", { class: "figures" },
     figure(grouped(committed), `committed${failed ? `, ${grouped(failed)} failed` : ""}`),
     figure(newest_step === null ? "–" : `step ${grouped(newest_step)}`, "newest"), figure(bytes(size_bytes), "size"),
-    figure(duration(seconds), "took, median"), figure(duration(longest_age), "longest without a new one"));
-  const chart = ageChart(age, picture.timeline.ends, picture.timeline.began);
-  return [section("checkpoints", "Checkpoints", null, figures, chart.figure), chart];
+    figure(duration(seconds), "took, median"));
+  return section("checkpoints", "Checkpoints", null, figures);
 }
 
 const TOLD_ABOVE = new Set(["finished", "failed", "steps", "goodput", "lost to", "step time", "checkpoints"]);
 
 function factsSection(picture) {
-  const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label) && !(label === "slow" && picture.slow_ranks.length));
+  const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label));
   const rows = shown.flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]);
   return rows.length ? section("facts", "Also in the report", null, element("dl", {}, ...rows)) : null;
 }

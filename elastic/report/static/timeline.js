@@ -13,7 +13,6 @@ const MARKS = {
 const GAPS = {
   stop: { line: "pause-line", short: "stopped", words: "stopped as asked" },
   down: { line: "down-line", short: "no group", words: "no group was there" },
-  "left out": { line: "omitted-line", short: "not drawn", words: "not drawn" },
 };
 const SHORTEST = 0.5; // seconds that the view may show
 const LEFT = 150, TOP = 22, STRIP = 26, LANE = 15, GAP = 7, SAVES = 18;
@@ -24,7 +23,8 @@ class TimelineView {
     this.shown = picture.timeline;
     this.view = view; // {from, to} in seconds, or null for all
     this.onView = onView;
-    this.commits = picture.checkpoints.commits;
+    this.id = `clip-${(TimelineView.count = (TimelineView.count || 0) + 1)}`; // of this drawing in the page
+    this.commits = picture.timeline.commits;
     this.svg = shape("svg", { class: "timeline", tabindex: "0", role: "img" });
     this.reset = element("button", { type: "button", class: "reset", hidden: "" }, "show all");
     this.reset.addEventListener("click", () => this.show(null));
@@ -39,8 +39,9 @@ class TimelineView {
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
-  get from_() { return this.view ? this.view.from : 0; }
-  get to_() { return this.view ? this.view.to : Math.max(this.shown.ends, 0.001); }
+  get first() { return this.shown.generations[0].begins; } // of those that are drawn
+  get from_() { return this.view ? this.view.from : this.first; }
+  get to_() { return this.view ? this.view.to : Math.max(this.shown.ends, this.first + 0.001); }
 
   x(seconds) { return this.left_ + ((seconds - this.from_) / (this.to_ - this.from_)) * (this.width - this.left_ - 6); }
   at(x) {
@@ -65,18 +66,12 @@ class TimelineView {
     this.svg.setAttribute("height", height);
     const { num_generations, num_machines } = this.shown;
     this.svg.setAttribute("aria-label", `${counted(num_generations, "generation")} on ${counted(num_machines, "machine")} over ${duration(this.shown.ends)}`);
-    this.clip = shape("clipPath", { id: this.clipName() }, shape("rect", { x: this.left_, y: 0, width: this.width - this.left_, height }));
+    this.clip = shape("clipPath", { id: this.id }, shape("rect", { x: this.left_, y: 0, width: this.width - this.left_, height }));
     this.hair = shape("line", { class: "hair", y1: TOP - 4, y2: this.bottom, visibility: "hidden" });
     this.picked = shape("rect", { class: "picked", y: TOP, height: this.bottom - TOP, visibility: "hidden" });
-    const body = shape("g", { "clip-path": `url(#${this.clipName()})` }, ...this.tracks(), ...this.lanes(), ...this.strip(), ...this.saves(), ...this.marks(), this.picked, this.hair);
+    const body = shape("g", { "clip-path": `url(#${this.id})` }, ...this.tracks(), ...this.lanes(), ...this.strip(), ...this.saves(), ...this.marks(), this.picked, this.hair);
     this.svg.replaceChildren(shape("defs", {}, this.clip), ...this.axis(), ...this.names(), body);
     this.reset.hidden = this.view === null;
-  }
-
-  clipName() {
-    TimelineView.clips = TimelineView.clips || new WeakMap();
-    if (!TimelineView.clips.has(this.svg)) TimelineView.clips.set(this.svg, `clip-${(TimelineView.counter = (TimelineView.counter || 0) + 1)}`);
-    return TimelineView.clips.get(this.svg);
   }
 
   laneY(index) { return TOP + STRIP + GAP + index * (LANE + 3); }
@@ -250,14 +245,14 @@ class TimelineView {
     const each = this.shown.generations[index];
     if (at > each.ends && each.gap) {
       const took = this.shown.generations[index + 1].begins - each.ends;
-      return [[each.gap === "left out" ? `${counted(this.shown.generations_left_out, "generation")} ${this.shown.generations_left_out === 1 ? "is" : "are"} not drawn here` : `${GAPS[each.gap].words} for ${duration(took)}`, "b"]];
+      return [[`${GAPS[each.gap].words} for ${duration(took)}`, "b"]];
     }
     const steps = each.first_step === null ? "no step" : `steps ${grouped(each.first_step)} to ${grouped(each.last_step)}`;
     const words = [[`generation ${each.number}: ${each.cause}`, "b"], [`${each.world_size} ${each.world_size === 1 ? "worker" : "workers"} on ${each.num_nodes} ${each.num_nodes === 1 ? "node" : "nodes"}, ${steps}`, ""]];
     const trains = each.trains ?? each.ends, trained = each.trained ?? each.ends;
     const next = this.shown.generations[index + 1];
     if (at < trains) words.push([`${duration(trains - each.begins)} before its first step that counts`, ""]);
-    else if (at > trained) words.push([`${duration(each.ends - trained)} after its last step that counts${next && each.gap !== "left out" ? `, lost to ${next.cause}` : ""}`, ""]);
+    else if (at > trained) words.push([`${duration(each.ends - trained)} after its last step that counts${next ? `, lost to ${next.cause}` : ""}`, ""]);
     return words;
   }
 
@@ -288,8 +283,8 @@ class TimelineView {
     if (!(event.key in moves) || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     const [center, wanted] = moves[event.key];
-    if (wanted >= this.shown.ends) return this.show(null);
-    const from = Math.min(Math.max(0, center - wanted / 2), this.shown.ends - wanted);
+    if (wanted >= this.shown.ends - this.first) return this.show(null);
+    const from = Math.min(Math.max(this.first, center - wanted / 2), this.shown.ends - wanted);
     this.show({ from, to: from + wanted });
   }
 }

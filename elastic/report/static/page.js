@@ -33,7 +33,6 @@ class Page {
     this.zoom = null;
     this.charts = [];
     this.timelines = [];
-    this.opened = new Set(); // sections that show all of their rows
     this.isHeld = false; // a button of the pointer is down
     this.pointer = null; // its newest event
   }
@@ -49,11 +48,9 @@ class Page {
     const [timeline, views] = timelineSection(pictures, this.views);
     this.timelines = views;
     const single = pictures.length === 1 ? shown : null;
-    const [saved, ages] = single ? checkpointsSection(single) : [null, null];
-    this.ages = ages;
     const sections = [
-      single && tracebackSection(single), timeSection(pictures), single && faultsSection(single, this.opened), timeline, logsSection(pictures, this.charts, parts),
-      stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single, this.opened), saved, single && factsSection(single),
+      single && tracebackSection(single), timeSection(pictures), single && faultsSection(single), timeline, logsSection(pictures, this.charts, parts),
+      stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single), single && checkpointsSection(single), single && factsSection(single),
     ];
     this.put(sections.filter((each) => each), before);
   }
@@ -64,7 +61,6 @@ class Page {
     if (this.began !== undefined && began !== this.began) {
       this.views = [];
       this.zoom = null;
-      this.opened.clear();
     }
     this.began = began;
   }
@@ -95,15 +91,14 @@ class Page {
     const names = pictures.map(({ label, picture }) => element("span", {}, label ? `${label}: ${picture.name}` : picture.name));
     const state = shown.a ? null : element("span", { class: "state", "data-state": shown.state }, shown.state);
     run.replaceChildren(...(state ? [state] : []), ...names);
-    const reason = shown.a ? shown.reason.charAt(0).toUpperCase() + shown.reason.slice(1) + "." : `${shown.headline}${shown.last_sign_s === null ? "" : ` The last sign of life: ${clockTime(shown.last_sign_s, true)}.`}`;
-    document.getElementById("headline").textContent = reason;
+    const sign = shown.a || shown.last_sign_s === null ? "" : ` The last sign of life: ${clockTime(shown.last_sign_s, true)}.`;
+    document.getElementById("headline").textContent = `${shown.headline}${sign}`;
     document.getElementById("went-to").textContent = shown.a ? (shown.settings.length && !shown.same ? `Begun with other settings: ${shown.settings.join("; ")}.` : "") : shown.went_to;
   }
 
   draw() {
     for (const view of this.timelines) view.draw();
     for (const chart of this.charts) chart.draw(this.zoom);
-    if (this.ages) this.ages.draw();
   }
 
   zoomed(zoom) {

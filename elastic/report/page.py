@@ -1,0 +1,159 @@
+"""All that the page shows of a run, as one JSON document of bounded size.
+
+It follows from the view alone. Texts of a run are foreign: they are cut here, and escaped where
+they are shown (html_page.py, static/). Where something is left out, the document says how much.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from elastic.observe.recovery import Recovery
+from elastic.observe.run_view import RunView
+from elastic.observe.series import Series
+from elastic.report.diff import Difference
+from elastic.report.facts import report_facts
+from elastic.report.headline import headline, time_went_to
+from elastic.report.report import report_of
+from elastic.report.timeline import since, timeline
+from elastic.report.words import short, shortened_at_front
+
+_OVER = ("failed", "drained", "interrupted")
+_MOST_ROWS = 20  # of faults and of recoveries
+_MOST_CAUSES = 16
+_MOST_NAMES = 10  # of those without a chart
+_MOST_FACT = 600  # letters of each, and of what two runs have in common
+_MOST_TRACEBACK = 6000  # letters
+_DIGITS = 6  # of a value
+
+
+def page_of(name: str, view: RunView) -> dict[str, Any]:
+    spent, curves = view.time, view.curves
+    drawn = timeline(view.generations, view.incidents, view.checkpoints.times) if view.generations else None
+    return {
+        "name": short(name),
+        "state": view.state,
+        "headline": headline(view),
+        "went_to": time_went_to(view),
+        "last_sign_s": view.generations[-1].ends_s if drawn and view.state in _OVER else None,
+        "wall_s": spent.wall_s if spent else 0.0,
+        "useful_s": spent.useful_s if spent else 0.0,
+        "badput_s": _largest(spent.badput_s) if spent else {},
+        "causes": _largest(spent.times) if spent else {},
+        "paused_s": spent.paused_s if spent else 0.0,
+        "lost_steps": view.lost_steps,
+        "faults": _faults(view),
+        "recoveries": _recoveries(view),
+        "timeline": drawn,
+        "checkpoints": _checkpoints(view),
+        "logged": [_series(each) for each in (curves.loss, *curves.logged) if each] if curves else [],
+        "names_left_out": curves.names_left_out if curves else 0,
+        "without_number": _names(curves.without_number) if curves else [],
+        "step_time": _series(curves.step_s if curves else None),
+        "slowest": _series(curves.slowest_s if curves else None),
+        "others": _series(curves.others_s if curves else None),
+        "clock": _series(curves.time_s if curves else None, view.began_s or 0.0),
+        "facts": {
+            short(label): short(text, _MOST_FACT) for label, text in report_facts(report_of(view)).items()
+        },
+        "traceback": shortened_at_front(view.traceback, _MOST_TRACEBACK),
+    }
+
+
+def page_of_two(difference: Difference, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """a, b: of page_of. What `diff` says of the runs stands beside them."""
+    settings = [f"{each.setting}: {each.a} in A, {each.b} in B" for each in difference.settings]
+    reason = short(difference.reason, _MOST_FACT)
+    return {
+        "name": f"{a['name']} and {b['name']}",
+        "headline": f"{reason[:1].upper()}{reason[1:]}.",
+        "same": difference.same,
+        "first_difference": difference.first_difference,
+        "settings": [short(each) for each in settings[:_MOST_ROWS]],
+        "a": a,
+        "b": b,
+    }
+
+
+def _faults(view: RunView) -> dict[str, Any]:
+    """The most expensive first; before them the one that ended the run, which is not over yet."""
+    ranked = sorted(view.faults, key=lambda each: (each.cost_s is not None, -(each.cost_s or 0.0)))
+    shown = [
+        {
+            "at": since(view.began_s or 0.0, each.time),
+            "step": each.step,
+            "node": short(each.node),
+            "what": short(each.what),
+            "cost_s": each.cost_s,
+        }
+        for each in ranked[:_MOST_ROWS]
+    ]
+    return {"number": len(view.faults), "shown": shown}
+
+
+def _recoveries(view: RunView) -> dict[str, Any]:
+    """The longest first."""
+    # The view has one for each generation that is not the start of the run.
+    own = [each for each in view.generations if each.cause != "start"]
+    found = zip(own, view.recoveries, strict=False)
+    ranked = sorted(found, key=lambda pair: -_took_s(pair[1]))
+    totals = [each.total_s for each in view.recoveries if each.total_s is not None]
+    shown = [
+        asdict(recovery)
+        | {
+            "generation": generation.generation,
+            "cause": short(recovery.cause),
+            "source": short(recovery.source or ""),
+            "why": short(generation.why),
+            "step": None if generation.first_step is None else generation.first_step + recovery.lost_steps,
+        }
+        for generation, recovery in ranked[:_MOST_ROWS]
+    ]
+    return {
+        "number": len(view.recoveries),
+        "median_s": median(totals) if totals else None,
+        "longest_s": max(totals, default=None),
+        "shown": shown,
+    }
+
+
+def _took_s(recovery: Recovery) -> float:
+    """The total; without a new step, the phases that there were."""
+    if recovery.total_s is not None:
+        return recovery.total_s
+    phases = recovery.detect_s, recovery.rendezvous_s, recovery.restore_s, recovery.down_s
+    return sum(each or 0.0 for each in phases)
+
+
+def _checkpoints(view: RunView) -> dict[str, Any]:
+    found = view.checkpoints
+    return {
+        "committed": found.committed,
+        "failed": found.failed,
+        "newest_step": found.newest.step if found.newest else None,
+        "size_bytes": found.newest.size_bytes if found.newest else None,
+        "seconds": median(found.saving_s) if found.saving_s else None,
+    }
+
+
+def _series(series: Series | None, began_s: float = 0.0) -> dict[str, Any] | None:
+    """began_s: what is taken off each value."""
+    if series is None:
+        return None
+    values = [None if each is None else float(f"{each - began_s:.{_DIGITS}g}") for each in series.values]
+    return asdict(series) | {"name": short(series.name), "values": values}
+
+
+def _names(names: list[str]) -> list[str]:
+    """The first ones, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return [short(name) for name in names[:_MOST_NAMES]] + ([f"{more} more"] if more > 0 else [])
+
+
+def _largest(parts: Mapping[str, float]) -> dict[str, float]:
+    """The largest first; those beyond the limit are one part."""
+    ranked = sorted(parts.items(), key=lambda part: -part[1])
+    left_out = sum(size for _, size in ranked[_MOST_CAUSES:])
+    kept = {short(kind): size for kind, size in ranked[:_MOST_CAUSES]}
+    return kept | {"other causes": left_out} if left_out else kept

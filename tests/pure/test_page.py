@@ -1,0 +1,268 @@
+"""The page follows from a run, says what is left out, and keeps each text of it in its place."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import drawn_runs
+import pytest
+from drawn_runs import drawn
+from hypothesis import given
+from hypothesis import strategies as st
+from logged import logged
+
+from elastic.observe.generations import Generation
+from elastic.report import timeline
+from elastic.report.html_page import html_page, json_text, policy
+from elastic.report.timeline import lanes_of
+from elastic.report.words import MOST_LETTERS, duration, short
+
+BEGAN = drawn_runs.BEGAN
+
+
+def plain(text):
+    """The narrow space between a number and its unit does not matter to what is said."""
+    return text.replace("\u202f", " ").replace("\u00a0", " ")
+
+
+def steps(first, last, begin, generation=1, **values):
+    """Of a second each, from `begin` on."""
+    return [
+        replace(drawn_runs.line(step, BEGAN + begin + 1 + step - first, generation), seconds=1.0, **values)
+        for step in range(first, last + 1)
+    ]
+
+
+# What is said.
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.84, "0.8 s"),
+        (41.2, "41 s"),
+        (423, "7 min 3 s"),
+        (3599.7, "1 h"),
+        (27_660, "7 h 41 min"),
+        (266_400, "3 d 2 h"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(seconds, words):
+    assert plain(duration(seconds)) == words
+
+
+def test_two_sentences_say_what_became_of_a_run_and_what_it_cost():
+    """Two generations of ten steps: 2 s before each, a second between them, half a second after."""
+    shown = drawn(*drawn_runs.of_generations(2, 10))
+    assert plain(shown["headline"]) == "Finished: 20 steps in 10 s."
+    assert plain(shown["went_to"]) == (
+        "47.6 % of the time was training; 3.0 s went to 1 lost node, 2.0 s to the start and 0.5 s to the end."
+    )
+
+
+def test_a_run_that_failed_or_never_began_says_so():
+    events, lines = drawn_runs.of_generations(1, 10)
+    failed = logged("run_failed", BEGAN + 9, 1, exit_code=1, reason="ValueError: no.")
+    assert plain(drawn([*events[:-1], failed], lines)["headline"]) == (
+        "Failed at step 10 of 10 after 9.0 s: ValueError: no."
+    )
+    shown = drawn([], [])
+    assert (shown["headline"], shown["timeline"]) == ("Not begun: no generation has formed yet.", None)
+
+
+@pytest.mark.parametrize(("after_s", "said"), [(36, "; no step for 36 s."), (9, "after 1 min 52 s.")])
+def test_a_running_run_that_stands_still_says_since_when(after_s, said):
+    events = [drawn_runs.started(BEGAN, 1, "start", ["alive"])]
+    shown = drawn(events, steps(1, 103, 0.0), now_s=BEGAN + 103 + after_s)
+
+    assert plain(shown["headline"]).endswith(said)
+    assert "went to the wait since the last step" in shown["went_to"]
+    assert shown["timeline"]["ends"] == 103 + after_s
+
+
+# What went wrong.
+
+TWO = drawn_runs.started(BEGAN, 1, "start", ["a", "b"])
+LOST = logged("generation_ended", BEGAN + 101, 1, "a", cause="node lost", step=100)
+GAVE_UP = logged("run_interrupted", BEGAN + 105, 1, "a", step=100, gave_up=True, reason="b is gone")
+LEFT = [logged("run_interrupted", BEGAN + 101, 1, node, step=100) for node in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause", "nodes", "told"),
+    [
+        (
+            [logged("worker_exited", BEGAN + 101, 1, "b", rank=1, code=None, signal="SIGKILL")],
+            "failure",
+            ["a", "b"],
+            ("b", "rank 1 was killed by SIGKILL"),
+        ),
+        ([LOST], "node lost", ["a"], ("b", "node b lost")),
+        ([], "resume", ["a", "b"], ("", "no node answered")),
+        ([LOST, GAVE_UP], "resume", ["a"], ("b", "node b lost; the group gave up: b is gone")),
+        (LEFT, "resume", ["a", "b"], None),
+        ([], "node joined", ["a", "b", "c"], None),
+    ],
+)
+def test_what_ended_a_generation_is_told_with_its_cost(ends, cause, nodes, told):
+    """A hundred steps of a second; the next generation begins at 200 s and trains at 202 s."""
+    events = [TWO, *ends, drawn_runs.started(BEGAN + 200, 2, cause, nodes)]
+    events += [logged("run_finished", BEGAN + 252, 2, "a", steps=150)]
+    shown = drawn(events, [*steps(1, 100, 0.0), *steps(101, 150, 202.0, 2)])
+
+    found = [(each["node"], each["what"], each["cost_s"]) for each in shown["faults"]["shown"]]
+    assert found == ([] if told is None else [(*told, 102.0)])
+    gaps = [each["gap"] for each in shown["timeline"]["generations"]]
+    assert gaps == [{"resume": "stop" if told is None else "down"}.get(cause, ""), ""]
+
+
+def test_while_the_others_wait_no_node_is_blamed():
+    shown = drawn([TWO, LOST], steps(1, 100, 0.0), now_s=BEGAN + 110)
+    (found,) = shown["faults"]["shown"]
+    assert (found["node"], found["cost_s"]) == ("", None)
+
+
+# The timeline.
+
+
+def generation_of(number, nodes):
+    return Generation(
+        generation=number,
+        world_size=len(nodes),
+        nodes=nodes,
+        first_step=None,
+        last_step=None,
+        cause="start",
+        why="start",
+        begins_s=float(number),
+        trains_s=None,
+        trained_s=None,
+        ends_s=number + 1.0,
+        gap="",
+    )
+
+
+def test_a_generation_trains_from_its_first_step_that_counts_to_its_last():
+    shown = drawn(*drawn_runs.of_generations(2, 10))["timeline"]
+    times = [(each["begins"], each["trains"], each["trained"], each["ends"]) for each in shown["generations"]]
+    assert times == [(0.0, 2.0, 4.5, 5.5), (5.5, 7.5, 10.0, 10.5)]
+    assert len(shown["commits"]) == 2
+
+
+def test_a_node_that_comes_back_goes_on_in_the_lane_of_its_machine():
+    """Two nodes of one machine at a time have a lane each."""
+    nodes = ["a-1-00000001", "b-1-00000002", "b-2-00000004"]
+    events = [
+        drawn_runs.started(BEGAN, 1, "start", nodes),
+        drawn_runs.started(BEGAN + 10, 2, "node lost", nodes[1:]),
+        drawn_runs.started(BEGAN + 20, 3, "node joined", [*nodes[1:], "a-7-00000003"]),
+        logged("fault_injected", BEGAN + 21, 3, "a-7-00000003", fault="kill"),
+    ]
+    shown = drawn(events, [])["timeline"]
+    assert [(lane["name"], lane["nodes"], lane["spans"]) for lane in shown["lanes"]] == [
+        ("a", 2, [[0, 0], [2, 2]]),
+        ("b-1-00000002", 1, [[0, 2]]),
+        ("b-2-00000004", 1, [[0, 2]]),
+    ]
+    assert [mark["lane"] for mark in shown["marks"] if "injected" in mark["text"]] == [0]
+
+
+@given(
+    st.lists(st.sets(st.sampled_from([f"h{n % 3}-{n}-{n:08x}" for n in range(8)]), min_size=1), max_size=12)
+)
+def test_lanes_hold_each_node_once_and_two_only_one_after_another(members):
+    generations = [generation_of(at, sorted(each)) for at, each in enumerate(members)]
+    lanes = lanes_of(generations)
+
+    assert sorted(node for lane in lanes for node in lane.nodes) == sorted(set().union(*members))
+    for lane in lanes:
+        own = [[node for node in each if node in lane.nodes] for each in members]
+        assert max(map(len, own)) == 1
+        drawn_in = {at for first, last in lane.spans for at in range(first, last + 1)}
+        assert drawn_in == {at for at, found in enumerate(own) if found}
+
+
+# How much.
+
+
+def test_of_a_long_run_the_newest_is_drawn_and_the_rest_counted():
+    """Each second node is in each second generation, each with a fault; the figures are of all."""
+    nodes = [f"machine-{at:04}-1-{at:08x}" for at in range(100)]
+    events = []
+    for generation in range(1, 1001):
+        begins = BEGAN + 10 * generation
+        events += [
+            drawn_runs.started(begins, generation, "failure", nodes[generation % 2 :: 2]),
+            logged("fault_injected", begins + 0.5, generation, nodes[3], fault="kill " * 200),
+            logged("checkpoint_committed", begins + 1, generation, nodes[3], step=generation),
+        ]
+    found = drawn(events, [])
+    shown = found["timeline"]
+
+    assert [each["number"] for each in shown["generations"]] == [*range(501, 1001)]
+    assert (shown["num_generations"], shown["num_machines"]) == (1000, 100)
+    left_out = shown["left_out"]
+    assert left_out["generations"] == left_out["checkpoints"] == 500
+    assert left_out["machines"] == 100 - timeline.MOST_LANES == 100 - len(shown["lanes"])
+    assert left_out["marks"] > 500 == len(shown["marks"])
+    assert (found["recoveries"]["number"], len(found["recoveries"]["shown"])) == (1000, 20)
+    assert found["checkpoints"]["committed"] == 1000
+
+
+@pytest.mark.parametrize("message", ["\u30e1\u30e2\u30ea\u4e0d\u8db3 " * 60, "\U0001f525" * 200, "<&>" * 60])
+def test_the_worst_page_stays_small(message):
+    """A thousand generations that end with this message, and the most names that are drawn."""
+    events, lines = drawn_runs.of_generations(1000, 16)
+    events += [
+        logged(
+            "worker_failed",
+            each.time - 0.2,
+            each.generation,
+            each.node,
+            rank=0,
+            message=message,
+            traceback=message,
+        )
+        for each in events
+        if each.event.name == "generation_ended"
+    ]
+    values = {f"{message[:20]} {at}": -math.pi / 10**4 for at in range(30)}
+    lines = [
+        replace(each, values={key: value * math.sin(each.step) for key, value in values.items()})
+        for each in lines
+    ]
+    found = drawn(sorted(events, key=lambda each: each.time), lines, name=message)
+    assert len(html_page(found).encode()) < 2_000_000
+    assert found["names_left_out"] == 10
+
+
+@given(st.text(max_size=400))
+def test_no_text_is_longer_than_its_limit_or_commands_a_reader(text):
+    shown = short(text)
+    assert len(shown) <= MOST_LETTERS
+    assert all(each.isprintable() or each in "\n\t" for each in shown)
+
+
+# Safety.
+
+
+def test_no_text_of_a_run_ends_an_element_of_the_page():
+    """Each script element ends where the page ends it; the document is JSON all the same."""
+    calm = html_page(drawn(*drawn_runs.of_generations(1, 2)))
+    found = drawn(*drawn_runs.hostile(), name=drawn_runs.HOSTILE)
+    text = html_page(found)
+
+    assert text.count("</script") == calm.count("</script")
+    assert "<img" not in text
+    assert "\u2028" not in text
+    assert json.loads(json_text(found)) == json.loads(json.dumps(found))
+
+
+def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
+    text = html_page(drawn(*drawn_runs.of_generations(1, 2)))
+
+    assert "default-src 'none'" in policy(polls=False)
+    assert "unsafe" not in policy(polls=True)
+    assert "connect-src" not in policy(polls=False)
+    assert not re.search(r"""<[^>]*\s(?:on\w+|style|src|href)\s*=""", text[: text.index("<script")])
