@@ -216,7 +216,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process, slots):
+def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
     """A process offers a snapshot in memory of another process, and kills itself at once."""
     keep(slots, 3, image_of(3, LARGE_BYTES // 2))
     command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
@@ -225,7 +225,7 @@ def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, p
     assert committed_steps(config) == [3]
 
 
-def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, slots):
+def test_the_end_of_the_owners_pipe_finishes_the_saves(config, process, slots):
     """The owner exits right after the offers: both saves are finished, and the exit code is 0."""
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1, image_of(1, LARGE_BYTES // 2))
@@ -356,7 +356,7 @@ def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
 
 
 @pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
-def test_a_save_that_is_lost_with_its_uploader_can_be_offered_again(config, slots, wait_until, dies):
+def test_a_save_lost_with_its_uploader_can_be_offered_again(config, slots, wait_until, dies):
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess.start(replace(config, owner=os.getpid(), faults=faults))
     process.wait_ready()
@@ -382,7 +382,7 @@ def test_a_save_that_is_lost_with_its_uploader_can_be_offered_again(config, slot
     assert process.stop(LIMIT_S)
 
 
-def test_nothing_is_saved_in_a_run_directory_that_became_another_runs(config, tmp_path, slots):
+def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
     """It is moved during an upload, which goes on in a new folder; then another run has the name.
 
     No fence stops this save: as in etcd, where that run has a group of its own.
@@ -409,9 +409,7 @@ def test_nothing_is_saved_in_a_run_directory_that_became_another_runs(config, tm
     assert committed_steps(config) == [1]
 
 
-def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all_saves(
-    config, tmp_path, slots, capfd, wait_until
-):
+def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slots, capfd, wait_until):
     """Another launch has committed step 7. The second offer, whose client leaves at once, is not
     heard of; the third one's client learns of it.
     """
@@ -470,7 +468,7 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
     assert committed_steps(config) == [2, 1]
 
 
-def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, slots):
+def test_a_snapshot_that_changed_in_memory_is_not_committed(config, slots):
     """Its writer published its checksum; then one bit of its last tensor is flipped."""
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
@@ -489,7 +487,7 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
     assert committed_steps(config) == [1]
 
 
-def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):
+def test_a_snapshot_that_is_written_over_is_not_committed(config):
     """Between payload and record its lease is lost, as when the owner takes this uploader for dead,
     and the slot is written.
     """
@@ -507,8 +505,8 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
     assert open_store(config.checkpoints_url).list() == []
 
 
-@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
-def test_an_offer_of_a_snapshot_that_is_gone_fails_and_gives_no_lease_back(config, change):
+@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"size_bytes": 5}])
+def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
     """The one slot is being saved.
 
     An offer of bytes that the slot held before, or never, waits behind it. It must not give back a
@@ -540,9 +538,7 @@ class DyingProcess:
 
 
 @pytest.mark.parametrize("error", [None, BlockingIOError(errno.EAGAIN, "no process left")])
-def test_an_uploader_that_keeps_dying_is_started_again_ever_more_rarely_and_for_ever(
-    config, monkeypatch, error
-):
+def test_an_uploader_that_keeps_dying_is_started_more_rarely(config, monkeypatch, error):
     """It ends at its start, or cannot be started; the fifth death is said loudly. A process that
     has lived for a while is said once, and begins a new count.
     """
@@ -606,7 +602,7 @@ def held_job(slots, listener, step=1):
 
 
 @pytest.mark.parametrize("state", [SaveState.COMMITTED, SaveState.DIFFERS])
-def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, slots, state):
+def test_a_hanging_save_is_reported_as_failed_and_then_its_end(config, tmp_path, slots, state):
     """The fake clock passes the deadline and the patience while the storage call is held; later the
     call returns after all. That its step has another state ends the run, so it is said as well.
     """
@@ -651,7 +647,7 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     assert jobs.is_idle
 
 
-def test_saves_that_wait_for_a_deletion_that_hangs_are_reported_as_failed(config, tmp_path, slots):
+def test_saves_that_wait_for_a_hanging_deletion_fail(config, tmp_path, slots):
     """Training would wait for their answers and save nothing more, and nobody would be told."""
     held, clock, first, second = HeldSaver(), FakeClock(), Listener(), Listener()
     held.go_on.set()
@@ -677,7 +673,7 @@ def test_saves_that_wait_for_a_deletion_that_hangs_are_reported_as_failed(config
     assert jobs.is_idle
 
 
-def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, slots):
+def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.
     """
@@ -694,7 +690,7 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_loss(config, tmp_path, slots):
+def test_a_hanging_storage_does_not_keep_the_uploader(config, tmp_path, slots):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting.
 
     All limits are zero.
