@@ -7,14 +7,14 @@ parts of one node together around its agent.
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
-from elastic.agent.claim_run_dir import check_claim, claim, claim_again
+from elastic.agent.claim_run_dir import claim, claim_again
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
@@ -22,14 +22,13 @@ from elastic.agent.finished_run import check_finished, finished_text, has_traine
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hang_detector import HangDetector
 from elastic.agent.monitor import Monitor
-from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config
+from elastic.agent.open_rendezvous import answer_of, open_backend, rendezvous_config, take_place
 from elastic.agent.parts import AgentHealth, AgentParts
 from elastic.agent.preemption import open_notices
 from elastic.agent.run_dir_watch import RunDirWatch
 from elastic.agent.set_aside import set_aside
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.signpost import check_shared
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.spawner import Spawner
 from elastic.agent.store_socket import StoreSockets
@@ -38,7 +37,7 @@ from elastic.checkpoint.newest_generation import newest_generation, newest_gener
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ElasticError, GroupEnded
 from elastic.events import NodeScheduled
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse
@@ -46,14 +45,14 @@ from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.lease import LeaseRenewal, RunLease
+from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
@@ -96,7 +95,8 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
     claim_local_copies(run, uid)
-    config = rendezvous_config(options, run, uid)
+    met = meeting_place.newest(run, _CLOCK)
+    config = rendezvous_config(options, run, None if met is None else met[1])
     with scratch_folder() as scratch:
         settings = Settings(
             options=options,
@@ -139,12 +139,12 @@ def _run(
         if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
             return _finished(settings, monitor)
-        renewal = _take_lease(settings, rendezvous, shutdown)
-        stack.callback(lambda: shutdown.tidy(lambda: renewal.stop(releases=rendezvous.is_deserted)))
+        place = take_place(settings, rendezvous)
+        stack.callback(lambda: shutdown.tidy(lambda: _release(settings.run, rendezvous, place)))
         uploader = _start_uploader(settings, backend)
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
-        parts = _parts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
+        parts = _parts(settings, rendezvous, shutdown, spawner, place, uploader=uploader, console=console)
         agent = NodeAgent(parts, host)
         _handle_signals(options, shutdown)
         if run.is_remote:
@@ -270,62 +270,27 @@ def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]
     return newest
 
 
-def _take_lease(settings: Settings, rendezvous: Rendezvous, shutdown: ShutdownRequest) -> LeaseRenewal:
-    """Meet the others in the one place where the run directory's nodes meet.
-
-    Raises UsageError; RendezvousTimeout when the backend does not answer.
-    """
-    config, options = settings.rendezvous, settings.options
-    keep_alive_s = options.keep_alive_s
-    if config.kind == "etcd" and config.group == settings.uid:
-
-        def open_group(name: str) -> Backend:
-            return replace(config, group=name).open(environment.variables())
-
-        check = partial(check_shared, keep_alive_s=keep_alive_s, clock=_CLOCK)
-        answer_of(partial(check, open_group, settings.run.url, settings.run_key), settings)
-    # A node that is refused has taken no lease from those that train.
-    answer_of(rendezvous.first_look.check_settings, settings)
-    claimed = settings.run, settings.declared, settings.uid, _CLOCK
-    run_lease = RunLease(settings.run.url, _CLOCK)
-    try:
-        lease = run_lease.take(
-            printable(config.place)[:LONGEST_NAME],
-            keep_alive_s=keep_alive_s,
-            holder=lambda token: answer_of(partial(rendezvous.first_look.holder, token), settings),
-            check=partial(check_claim, *claimed),
-            notify=partial(print, flush=True),
-        )
-    except StoreFailed as error:
-        raise UsageError(
-            f"expected to take the lease of {settings.run.url}, found: {error}; give the command again when that has changed"
-        ) from error
-
-    def is_newest(token: str) -> bool:
-        try:
-            newest = run_lease.newest()
-        except StoreFailed as error:
-            raise BackendFailed(str(error)) from error
-        return newest is not None and newest.token == token
-
-    rendezvous.use_lease(lease.token, is_newest=is_newest)
-    return LeaseRenewal(
-        run_lease,
-        lease,
-        leads=lambda: rendezvous.leads,
-        may_lead=lambda: rendezvous.may_lead,
-        is_in=lambda: rendezvous.is_in,
-        on_lost=shutdown.ban,
-        lease_of_group=lambda: rendezvous.lease_of_group,
-        reclaim=partial(claim_again, *claimed),
-    )
+def _release(run: RunDir, rendezvous: Rendezvous, place: Place) -> None:
+    """The store of c10d ends with its host, after which no command can ask it who lives."""
+    if place.kind == "c10d" and rendezvous.is_deserted:
+        with suppress(ElasticError):
+            meeting_place.release(run, place, _CLOCK)
 
 
-def _parts(
+def _claim_again(settings: Settings, place: Place) -> bool:
+    """After the run directory was moved, make its name the run's again; False: it is another's."""
+    if not claim_again(settings.run, settings.declared, settings.uid, _CLOCK):
+        return False
+    meeting_place.put(settings.run, 1, place)
+    return True
+
+
+def _parts(  # noqa: PLR0913 - what the agent is made of
     settings: Settings,
     rendezvous: Rendezvous,
     shutdown: ShutdownRequest,
     spawner: Spawner,
+    place: Place,
     *,
     uploader: UploaderProcess,
     console: ConsoleFollower,
@@ -361,7 +326,9 @@ def _parts(
         faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
         console=console,
         log=log,
-        run_dir_watch=RunDirWatch(run, report, _CLOCK),
+        run_dir_watch=RunDirWatch(
+            run, report, _CLOCK, reclaim=partial(_claim_again, settings, place), ban=shutdown.ban
+        ),
         health=AgentHealth(_CLOCK),
         clock=_CLOCK,
     )

@@ -3,29 +3,37 @@
 Which nodes take part is not decided here: that is the group's (rendezvous/).
 """
 
+import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from elastic.agent.claim_run_dir import check_claim
 from elastic.agent.finished_run import is_complete
 from elastic.agent.settings import Settings
 from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
+from elastic.errors import StoreFailed, UsageError
+from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
+from elastic.rendezvous.meeting_place import Place
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import SystemClock
 
 C10D_GROUP = "run"  # by default
 _CLOCK = SystemClock()
 
 
-def rendezvous_config(options: Options, run: RunDir, uid: str) -> RendezvousConfig:
-    """Where the group meets. The options were checked before. uid: of the run directory.
+def rendezvous_config(options: Options, run: RunDir, there: Place | None) -> RendezvousConfig:
+    """Where the group meets. The options were checked before. there: where this run directory's
+    nodes have met so far.
 
-    etcd serves many runs, so the group has the uid as its name there. A node of the run serves the
-    c10d store, for this run alone: nodes that do not share the run directory meet there all the
-    same, and are refused.
+    etcd serves many runs, so the name of a group there is made of the command and the path of the
+    run directory, and nodes that come by another path find it in the directory. Nodes that do not
+    share the directory meet all the same, as in the c10d store that a node serves, and are refused.
     """
     endpoint = options.rdzv_endpoint
     if options.meets_in_objects:
@@ -34,8 +42,45 @@ def rendezvous_config(options: Options, run: RunDir, uid: str) -> RendezvousConf
         folder = run.rendezvous if endpoint is None else Path(endpoint.removeprefix("file://")).absolute()
         return RendezvousConfig(kind="dir", endpoint=str(folder), group="")
     assert endpoint is not None, "options without it are refused"
-    group = options.rdzv_id or (uid if options.rdzv_backend == "etcd" else C10D_GROUP)
+    group = options.rdzv_id or C10D_GROUP
+    if options.rdzv_backend == "etcd" and options.rdzv_id is None:
+        command = json.dumps([Path(options.recipe).name, *options.recipe_args, run.url])
+        of_command = f"run-{hashlib.sha256(command.encode(errors='replace')).hexdigest()[:16]}"
+        group = there.group if there is not None and there.kind == "etcd" else of_command
     return RendezvousConfig(kind=options.rdzv_backend, endpoint=endpoint, group=group)
+
+
+def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
+    """Meet the others in the one place where the run directory's nodes meet.
+
+    Raises UsageError; RendezvousTimeout when the backend does not answer.
+    """
+    run, config = settings.run, settings.rendezvous
+    is_own = config.endpoint in (run.rendezvous_url, str(run.rendezvous))
+    ours = Place(
+        kind=config.kind,
+        endpoint="" if is_own else config.endpoint,
+        group=config.group,
+        who=settings.node,
+        keep_alive_s=settings.options.keep_alive_s,
+    )
+    try:
+        place = meeting_place.take(
+            run,
+            ours,
+            _CLOCK,
+            check=partial(check_claim, run, settings.declared, settings.uid, _CLOCK),
+            notify=partial(print, flush=True),
+            is_here=lambda token: token == rendezvous.place_of_group,
+        )
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to write where nodes meet into {run.url}, found: {error}; give the command again when that has changed"
+        ) from error
+    rendezvous.use_place(place.token)
+    answer_of(rendezvous.check_settings, settings)
+    answer_of(rendezvous.start, settings)
+    return place
 
 
 def open_backend(settings: Settings) -> Backend:

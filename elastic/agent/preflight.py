@@ -75,7 +75,7 @@ def check_command(options: Options) -> None:
         raise UsageError(
             f"expected a folder with --fresh, which renames it at once, found {run.url}; take another --run-dir"
         )
-    config = rendezvous_config(options, run, uid="")
+    config = rendezvous_config(options, run, None)
     config.check(environment.variables())
     address_of(options)
     if options.meets_in_objects:

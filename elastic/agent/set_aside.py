@@ -1,8 +1,8 @@
 """--fresh renames a used run directory, in which nothing trains, and deletes nothing of it.
 
-It takes the directory's lease before, so that no other command begins in it meanwhile. It does not
-promise that a process which slept through all of that sees it at once: such a process finds itself
-fenced, since the group's state stays. A run directory at a URL is refused before
+It takes the directory's meeting place before, so that no other command begins in it meanwhile. It
+does not promise that a process which slept through all of that sees it at once: such a process
+finds itself fenced, since the group's state stays. A run directory at a URL is refused before
 (`preflight.check_command`): an object store renames nothing at once.
 """
 
@@ -13,15 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.config.identity import NAME
-from elastic.config.run_dir import UID, RunDir
+from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import ElasticError, UsageError
-from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import RunLease, Standing
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.meeting_place import ALONE, Place
+from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.system.clock import Clock, timestamp
 from elastic.system.files import listing, sync_folder
 from elastic.system.untrusted import printable
-
-KEEP_ALIVE_S = 2.0  # of the lease
 
 
 def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
@@ -43,17 +42,13 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
             f"expected {run.url} to hold one run, found another one in {nested}, which --fresh would move with it; move that one"
             " elsewhere first, or take another --run-dir"
         )
-    run_lease = RunLease(run.url, clock)
-    lease = run_lease.take(
-        f"a command with --fresh on {printable(socket.gethostname())}, pid {os.getpid()}",
-        keep_alive_s=KEEP_ALIVE_S,
-        holder=lambda _token: Holder.ELSEWHERE,
-        check=lambda: None,
-        notify=notify,
-    )
+    who = printable(f"a command with --fresh on {socket.gethostname()}, pid {os.getpid()}")
+    ours = Place(kind=ALONE, who=who[:LONGEST_NAME])
+    meeting_place.take(run, ours, clock, notify=notify)
     aside = run.local.with_name(f"{run.local.name}.aside-{timestamp(clock.wall())}")
     try:
-        if run_lease.standing(lease) is Standing.LOST:
+        found = meeting_place.newest(run, clock)
+        if found is None or found[1] != ours:
             raise UsageError("another command took it over while this one stood still")
         _rename(run, aside)
     except (ElasticError, OSError) as error:
@@ -64,9 +59,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
     finally:
         for folder in (run.local, aside):  # the old run may go on there, under its new name
             with suppress(ElasticError, OSError):
-                there = RunLease(str(folder), clock)
-                if there.standing(lease) is Standing.HELD:
-                    there.release(lease)
+                meeting_place.release(RunDir.parse(str(folder)), ours, clock)
 
 
 def _nested_run(top: Path) -> str | None:
@@ -75,7 +68,7 @@ def _nested_run(top: Path) -> str | None:
     A script without the library has no run.json. What cannot be listed is left out.
     """
     for folder, below, files in os.walk(top):
-        if folder != str(top) and (NAME in files or (UID in files and "lease" in below)):
+        if folder != str(top) and (NAME in files or (UID in files and PLACE in below)):
             return folder
     return None
 

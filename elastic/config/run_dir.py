@@ -20,12 +20,13 @@ from typing import Any
 from elastic.errors import UsageError
 
 UID = "uid"  # observe/run_uid.py
+PLACE = "place"  # rendezvous/meeting_place.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
 OWN_NAMES = frozenset(
     {
         "run.json",
         UID,
-        "lease",
+        PLACE,
         "data.json",
         "stopped.json",
         "checkpoints",

@@ -17,7 +17,6 @@ from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTim
 from elastic.rendezvous import carry_over, membership, transitions, watch_ring
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
-from elastic.rendezvous.first_look import FirstLook
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView, Withdrawal
@@ -36,6 +35,7 @@ POLL_S = 0.02
 # not grow with their number.
 POLL_S_PER_NODE = 0.0002
 LONGEST_POLL_S = 0.5
+FIRST_LOOK_S = 0.1
 LOOK_S = 2.0  # between two looks whether the run is complete
 
 _Found = tuple[tuple[str, ...], bool, tuple[Node, ...]]
@@ -89,7 +89,6 @@ class Rendezvous:
         self._notify = notify
         self._is_complete = is_complete
         self._newest_generation = newest_generation
-        self._is_newest_lease: Callable[[str], bool] = lambda _token: False
         self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
             backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
@@ -107,7 +106,6 @@ class Rendezvous:
         )
         combiner = Combiner(backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock)
         self._writer = GroupWriter(backend, me, self._observer, combiner, clock=clock)
-        self.first_look = FirstLook(self._observer, me.id, clock)
         self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
         self._due_close: Callable[[Group], Group] | None = None
@@ -358,37 +356,34 @@ class Rendezvous:
         group = self._observer.newest
         return group.committed_step if self._observer.is_ours(group) else 0
 
-    def use_lease(self, token: str, *, is_newest: Callable[[str], bool] = lambda _token: False) -> None:
-        """Before the first join: the lease under which this node meets the others. is_newest:
-        whether the run directory's newest lease has this token; it may raise BackendFailed.
-        """
-        self._observer.settings = replace(self._observer.settings, lease=token)
-        self._is_newest_lease = is_newest
+    def use_place(self, token: str) -> None:
+        """Before the first join: the record by which this node meets the others."""
+        self._observer.settings = replace(self._observer.settings, place=token)
 
     @property
-    def lease_of_group(self) -> str:
+    def place_of_group(self) -> str:
         """The token of this run's group, as of the last poll; empty for none."""
         group = self._observer.newest
-        return group.settings.lease if group.settings and self._observer.is_ours(group) else ""
+        return group.settings.place if group.settings and self._observer.is_ours(group) else ""
 
-    @property
-    def leads(self) -> bool:
-        """Whether this node does what one does for all, as of its last poll."""
-        return self._observer.leads
+    def check_settings(self) -> None:
+        """Before the first join: return once no live node of the group has other settings.
 
-    @property
-    def may_lead(self) -> bool:
-        """Whether the node that leads may have died since the last poll of this one, which cannot
-        poll because its workers take long to stop, a fork server imports, or no backend answers.
+        Raises UsageError when one is alive; this node has written nothing then. BackendFailed.
         """
-        last_poll_s = self._observer.timing.now_s
-        return self.is_in and self._clock.monotonic() - last_poll_s > self._observer.settings.keep_alive_s
+        while True:
+            _, group = self._observer.poll()
+            others = (group.member_ids | group.waiting_ids) - {self._me.id}
+            is_alive = not others.isdisjoint(self._observer.alive)
+            if group.settings == self._observer.settings or group.ended is not None or not is_alive:
+                return
+            if self._observer.moving:
+                raise UsageError(refusal(group.settings, self._observer.settings))
+            self._clock.sleep(FIRST_LOOK_S)
 
-    @property
-    def is_in(self) -> bool:
-        """Whether the group, as of the last poll, names this node."""
-        group = self._observer.newest
-        return self._me.id in group.member_ids | group.waiting_ids
+    def start(self) -> None:
+        """Begin the heartbeats. Raises BackendFailed."""
+        self._heartbeat.start()
 
     @property
     def is_deserted(self) -> bool:
@@ -406,11 +401,6 @@ class Rendezvous:
 
         Raises UsageError when one is alive.
         """
-        theirs, mine = group.settings, self._observer.settings
-        if theirs and replace(theirs, lease=mine.lease) == mine and self._is_newest_lease(theirs.lease):
-            # The others died while this node stood still, and came back under a lease of their own.
-            self._observer.settings = theirs
-            return
         has_ended = group.ended is not None
         if self._observer.moving and not has_ended:
             raise UsageError(refusal(group.settings, self._observer.settings))

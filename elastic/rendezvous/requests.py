@@ -89,7 +89,7 @@ _VERBS = frozenset(verb.value for verb in Verb)
 
 @lru_cache(maxsize=8)
 def settings_digest(settings: SharedSettings | None) -> str:
-    """Of the run, its lease and its rules. Who takes a group over keeps the number of its
+    """Of the run and its rules. Who takes a group over keeps the number of its
     generation, and those that it does not admit may have left requests.
     """
     if settings is None:
@@ -97,7 +97,7 @@ def settings_digest(settings: SharedSettings | None) -> str:
     else:
         run, keep_alive_s = settings.run, float(settings.keep_alive_s)
         rules = settings.min_nodes, settings.max_nodes, keep_alive_s
-        named = (run.run_id, run.uid, settings.lease, *rules)
+        named = (run.run_id, run.uid, *rules)
     return hashlib.blake2b(repr(named).encode(), digest_size=4).hexdigest()
 
 

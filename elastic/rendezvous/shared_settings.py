@@ -43,10 +43,10 @@ ANY_RUN = RunKey()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """lease: the token of the run directory's lease (lease.py) under which this group meets."""
+    """place: the token of the record by which this group meets (meeting_place.py); not compared."""
 
     run: RunKey
-    lease: Name = ""
+    place: Name = field(default="", compare=False)
     min_nodes: Annotated[int, bounds(lowest=1, below=10**9)]
     max_nodes: Count
     keep_alive_s: _Seconds
@@ -72,12 +72,6 @@ def refusal(theirs: SharedSettings | None, mine: SharedSettings) -> str:
             "the run directory is not shared: the nodes of this group have the same run in another directory"
             f" ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder that they share, or a URL."
             " If this is to be a run of its own, give another --rdzv-id or --rdzv-endpoint"
-        )
-    if theirs.lease != mine.lease:
-        return (
-            "the nodes of this group train under another lease of the run directory: theirs or this one is a copy, or they stood still for so long"
-            f" that it was taken from them ({theirs.run.title} there, {mine.run.title} here); give all nodes a --run-dir in a folder"
-            " that they share, or a URL; if they do share it, give the command again once the others have left"
         )
     differences = "; ".join(
         f"{flag} {there} there, {here} here" for flag, there, here in _rules(theirs, mine) if there != here

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.config.identity import NAME
-from elastic.config.run_dir import OWN_NAMES, UID, RunDir
+from elastic.config.run_dir import OWN_NAMES, PLACE, UID, RunDir
 from elastic.errors import StoreFailed
 from elastic.storage.remote import Objects
 
@@ -22,7 +22,7 @@ MOST_LISTINGS = 300  # of an object store, each a request
 # With a folder of events, any of these makes a run: a script without the library has no run.json.
 _BESIDE_EVENTS = {"checkpoints", "metrics.jsonl", "rendezvous"}
 # And any of these beside run.json, which other programs may have too.
-_BESIDE_IDENTITY = {*_BESIDE_EVENTS, UID, "lease", "events"}
+_BESIDE_IDENTITY = {*_BESIDE_EVENTS, UID, PLACE, "events"}
 
 # Whether each name directly below a folder is a folder; raises OSError or StoreFailed.
 Listing = Callable[[str], Mapping[str, bool]]
@@ -88,7 +88,7 @@ def holds_run(entries: Mapping[str, bool]) -> bool:
     """entries: as `Listing` gives them. A run that has lost a part of its files is one as well."""
     if entries.get(NAME) is False and entries.keys() & _BESIDE_IDENTITY:
         return True
-    if entries.get(UID) is False and entries.get("lease"):
+    if entries.get(UID) is False and entries.get(PLACE):
         return True
     return bool(entries.get("events") and entries.keys() & _BESIDE_EVENTS)
 

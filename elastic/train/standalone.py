@@ -1,8 +1,8 @@
 """Without an agent (plain python, or torchrun) a recipe runs all the same.
 
 Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C in the
-loop ask for a drain. A process that ends, by whatever way, finishes its saves and releases the run
-directory's lease; Ctrl-C alone gives up the saves. Nothing but torchrun restarts workers here, and
+loop ask for a drain. A process that ends, by whatever way, finishes its saves and frees the run
+directory; Ctrl-C alone gives up the saves. Nothing but torchrun restarts workers here, and
 no snapshot survives them.
 """
 
@@ -29,8 +29,10 @@ from elastic.errors import EXIT_FAILED, ElasticError, shown_code
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.run_uid import claim_uid
-from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import LeaseRenewal, RunLease
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.heartbeat import Heartbeat
+from elastic.rendezvous.meeting_place import ALONE, Place, alone_backend
+from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system import forked_child, interrupt
@@ -44,7 +46,7 @@ from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 from elastic.worker import own_error, script_end
 
-KEEP_ALIVE_S = 2.0  # of the run directory's lease
+KEEP_ALIVE_S, REMOTE_KEEP_ALIVE_S = 2.0, 15.0  # of this process; each heartbeat is a request
 
 _at_end: list[Callable[[], object]] = []  # of this process; the last one goes first
 _at_ctrl_c: list[Callable[[], object]] = []  # likewise, in place of those
@@ -52,7 +54,7 @@ _pages: list[tuple[ControlPage, int]] = []  # at most one, with the local rank
 
 
 def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir, Identity]:
-    """The run directory, with its lease, and the identity with the state of another run that this
+    """The run directory, which is its own, and the identity with the state of another run that this
     one begins from.
 
     From here on the end of the script, by whatever way, is that of the run. Raises UsageError, also
@@ -68,7 +70,7 @@ def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir
         recorded = None if there is None else identity.parse(there)
         parent = parent_of(recorded, launch.origin, run, SystemClock(), print)
         ours = replace(ours, parent=parent)
-        _take_lease(run)
+        _take_place(run)
     return run, replace(ours, parent=groups.from_rank0(ours).parent)
 
 
@@ -146,7 +148,7 @@ def _write(line: str) -> None:
 
 def _end(code: int) -> NoReturn:
     """Without finalization, which could wait for peers that are gone. The saves in hand are
-    finished as at any other exit, and the next command finds the lease free.
+    finished as at any other exit, and the next command finds the directory free.
     """
     if not forked_child.is_one():
         _call(reversed(_at_end))
@@ -185,19 +187,17 @@ def _before_finalization(groups: ProcessGroups) -> None:
         forked_child.end(script_end.exit_code())
 
 
-def _take_lease(run: RunDir) -> None:
-    run_lease = RunLease(run.url, SystemClock())
-    lease = run_lease.take(
-        f"plain python or torchrun on {socket.gethostname()}, pid {os.getpid()}",
-        keep_alive_s=KEEP_ALIVE_S,
-        holder=lambda _token: Holder.ELSEWHERE,
-        check=lambda: None,  # the directory is claimed once this process has the lease
-        notify=partial(print, flush=True),
-    )
-    renewal = LeaseRenewal(run_lease, lease, leads=lambda: True, is_in=lambda: True, on_lost=print)
-    release = partial(renewal.stop, releases=True)
-    _at_end.append(release)
-    _at_ctrl_c.append(release)
+def _take_place(run: RunDir) -> None:
+    clock, keep_alive_s = SystemClock(), REMOTE_KEEP_ALIVE_S if run.is_remote else KEEP_ALIVE_S
+    who = printable(f"plain python or torchrun on {socket.gethostname()}, pid {os.getpid()}")
+    ours = Place(kind=ALONE, who=who[:LONGEST_NAME], keep_alive_s=keep_alive_s)
+    # The directory is claimed once this process has its place.
+    meeting_place.take(run, ours, clock, notify=partial(print, flush=True))
+    heartbeat = Heartbeat(alone_backend(run), ours.token, keep_alive_s=keep_alive_s, notify=print)
+    heartbeat.start()
+    release = partial(meeting_place.release, run, ours, clock)
+    _at_end.extend((release, heartbeat.stop))
+    _at_ctrl_c.extend((release, heartbeat.stop))
 
 
 def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:

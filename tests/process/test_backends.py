@@ -100,7 +100,7 @@ def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, un
 
 @pytest.mark.parametrize("place", ["c10d", "dir"])
 def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(drill, undisturbed, place):
-    """A node stands still; the other one dies with the group's state, comes back under a new lease,
+    """A node stands still; the other one dies with the group's state, comes back,
     and goes on alone in generation 2. The sleeper puts nothing older in its place.
     """
     drill.shut(10, 14)
@@ -135,7 +135,7 @@ def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(dri
 
 def test_with_c10d_a_frozen_host_keeps_the_run_directory(drill, undisturbed):
     """Only the host's agent is stopped (SIGSTOP); all workers train. Nobody reaches the store, and
-    a command that finds the lease silent would take the run directory: 637 steps were lost so.
+    a command that finds the place silent would take the run directory: 637 steps were lost so.
     """
     drill.shut(10, 14)
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
@@ -149,7 +149,7 @@ def test_with_c10d_a_frozen_host_keeps_the_run_directory(drill, undisturbed):
     for words in ("--fresh",), ():
         refused = drill.start(*words)
         refused.ends_with(2)
-        assert "is in use: a group in c10d at" in refused.output.splitlines()[-1]
+        assert "nodes may train in c10d at" in refused.output.splitlines()[-1]
     host.signal(signal.SIGCONT)
     drill.open(14)
     for agent in (host, other):

@@ -23,7 +23,7 @@ def is_committed(drill, step):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(number, drill, undisturbed):
-    """It watches the lease of nodes that died in another place. The signal ended it without a word,
+    """It watches the place of nodes that died elsewhere. The signal ended it without a word,
     and its uploader with a traceback.
     """
     drill.shut(10)
@@ -32,7 +32,7 @@ def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(number,
     first.signal(signal.SIGKILL)
     first.wait()
     second = drill.start()
-    drill.waits_for(lambda: "watching for" in second.output, "it watches the lease")
+    drill.waits_for(lambda: "watching for" in second.output, "it watches the other place")
     second.signal(number)
     second.ends_with(75)
     assert second.output.splitlines()[-1] == interrupt.SENTENCE

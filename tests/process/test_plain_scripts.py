@@ -10,7 +10,8 @@ import pytest
 import run_records
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.rendezvous.lease import RunLease
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.meeting_place import NOBODY
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -247,7 +248,7 @@ except SystemExit:
 
 @pytest.mark.parametrize(("place", "code"), [("start", 2), ("loop", 2), ("drain", 75)])
 def test_plain_python_that_ends_by_an_error_of_ours_leaves_its_run_directory_free(drill, place, code):
-    """Before the lease was renewed; in the loop; and as the interpreter ends, because the recipe
+    """Before the first heartbeat; in the loop; and as the interpreter ends, because the recipe
     caught the end of its drain. The next command need not watch whether a holder lives.
     """
     recipe = drill.folder / "recipe.py"
@@ -255,7 +256,5 @@ def test_plain_python_that_ends_by_an_error_of_ours_leaves_its_run_directory_fre
     alone = drill.execute([sys.executable, str(recipe), place], {"ELASTIC_RUN_DIR": drill.run.url})
     alone.ends_with(code)
     assert "Traceback" not in alone.output
-    run_lease = RunLease(drill.run.url, SystemClock())
-    lease = run_lease.newest()
-    assert lease is not None
-    assert run_lease.is_released(lease)
+    _, place = meeting_place.newest(drill.run, SystemClock())
+    assert place.kind == NOBODY

@@ -60,7 +60,6 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     stranger.ends_with(2)
     said = stranger.output.splitlines()[-1]
     assert f"this group is training another run: tiny.py in {drill.run.url} there" in said
-    assert not (other.run.local / "lease").exists()
     drill.open(6)
     first.ends_with(0)
 
@@ -69,9 +68,13 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     assert not other.events("generation_started")
 
 
-def test_a_node_whose_run_directory_is_not_shared_is_refused(drill, drills, undisturbed, tmp_path):
-    """The same command, on a machine with a directory of its own."""
-    where = c10d()
+@pytest.mark.parametrize("place", ["c10d", "etcd"])
+def test_a_node_whose_run_directory_is_not_shared_is_refused(
+    drill, drills, etcd, undisturbed, tmp_path, place
+):
+    """The same command, on a machine with a directory of its own. In etcd the group is named."""
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", "one")
+    where = c10d() if place == "c10d" else where
     other = drills(tmp_path / "machine")
     drill.shut(6)
     first = drill.start(*GROUP, *where)
@@ -105,10 +108,10 @@ def test_one_run_directory_has_one_place_to_meet_while_its_nodes_live(drill, und
     drill.stands(6, ranks=1)
     second = drill.start(*GROUP, *c10d())
     second.ends_with(2)
-    assert "is in use: a group in dir at" in second.output.splitlines()[-1]
+    assert "is in use: its nodes meet in dir at" in second.output.splitlines()[-1]
     alone = drill.start_script(recipes / "tiny.py", env={"ELASTIC_RUN_DIR": drill.run.url})
     alone.ends_with(2)
-    assert "is in use: a group in dir at" in alone.output
+    assert "is in use: its nodes meet in dir at" in alone.output
     fresh = drill.start("--fresh")
     fresh.ends_with(2)
     assert "is in use" in fresh.output
@@ -137,7 +140,6 @@ def test_another_place_is_free_once_all_nodes_are_dead_or_have_left(drill, undis
     third.ends_with(0)
 
     drill.is_like(undisturbed)
-    assert "still uses" not in third.output
     assert [number for (number,) in drill.values("generation_started", "generation")] == [1, 2, 3]
 
 
@@ -152,7 +154,6 @@ def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped,
         again.ends_with(76)
         assert "the group has committed step 20, and" in again.output
         assert "the newest is of step 12." in again.output
-        assert f"Missing is {stopped.run.url}/checkpoints/000000000020/COMMIT.json" in again.output
         assert stopped.last_step == 20
     shutil.rmtree(stopped.run.rendezvous)
     stopped.start().ends_with(0)
@@ -171,24 +172,6 @@ def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, un
     assert stopped.values("restored", "step")[-1] == (16,)
 
 
-def test_a_node_whose_run_directory_is_a_copy_is_refused(drill, drills, undisturbed, tmp_path):
-    """It was made while the first node trains, so it has the same name and the same lease."""
-    where = c10d()
-    drill.shut(6)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    machine = drills(tmp_path / "machine")
-    shutil.copytree(drill.run.local, machine.run.local)
-    second = machine.start(*GROUP, *where)
-    second.ends_with(2)
-    assert f"{machine.run.url} is a copy of the one in which the nodes of" in second.output.splitlines()[-1]
-    drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0)]
-
-
 @pytest.mark.parametrize("place", ["dir", "etcd"])
 def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill, etcd, undisturbed, place):
     """It is moved in step 6. Strangers in the old name are refused, in whatever place they meet;
@@ -199,7 +182,7 @@ def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill,
     first = drill.start(*GROUP, *where)
     drill.stands(6, ranks=1)
     drill.run.local.rename(drill.folder / "moved")
-    drill.waits_for(lambda: list(drill.run.local.glob("lease/*")), "the lease in the old name")
+    drill.waits_for(lambda: list(drill.run.local.glob("place/*")), "the place in the old name")
     for options, says in (((), "holds another run"), (("--fresh",), "is in use")):
         stranger = drill.start(*options, arguments=OTHER)
         stranger.ends_with(2)
@@ -259,9 +242,8 @@ def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, e
 
 @pytest.mark.parametrize("place", ["dir", "etcd"])
 def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, etcd, undisturbed, place):
-    """All its processes stop for longer than its lease lasts, and --fresh begins a new run in its
-    place. The sleeper wakes and finds itself in another run's directory. In etcd the new run has
-    a group of its own.
+    """All its processes stop for longer than their place lasts, and --fresh begins a new run in the
+    directory. The sleeper wakes and finds itself in another run's directory.
     """
     where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints) if place == "etcd" else ()
     drill.shut(6, 12)
@@ -280,9 +262,7 @@ def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, etcd, undistur
     fresh.ends_with(0)
 
     drill.is_like(undisturbed)
-    assert {number for (number,) in drill.values("generation_started", "generation")} == {
-        3 if place == "dir" else 2
-    }
+    assert drill.values("generation_started", "generation") == [(3,)]
 
 
 def test_a_stranger_with_fresh_ends_no_generation_of_another_run(drill, drills, undisturbed, tmp_path):

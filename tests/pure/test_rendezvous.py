@@ -579,22 +579,6 @@ def test_of_eight_tries_to_form_a_generation_all_stores_stay() -> None:
     assert list(host._stores) == tries[1:]
 
 
-def test_a_member_that_cannot_poll_may_be_the_one_that_leads() -> None:
-    """The node that led is dead, and this one waits for something else: a command that comes
-    meanwhile must not take the run directory for a copy.
-    """
-    clock, backend = FakeClock(), FaultyBackend()
-    first, second = (lone(backend, name=name, policy=PAIR, clock=clock) for name in "ab")
-    for node in (first, second) * 4:
-        node.poll_join()
-    assert first.leads and not second.leads and not second.may_lead
-    clock.now += KEEP_ALIVE_S + 1.0
-    assert second.may_lead and not second.leads
-    second.poll_join()
-    assert not second.may_lead
-    assert not lone(backend, name="c", clock=clock).may_lead
-
-
 def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:
     """The disk is full for a long while and has room again; then one node does fall silent."""
     backend, clock = FaultyBackend(), HandClock()

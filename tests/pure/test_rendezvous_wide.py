@@ -74,9 +74,7 @@ def test_a_request_reads_back_for_its_settings_and_generation_alone(
     assert found == (request if is_about else None)
 
 
-@pytest.mark.parametrize(
-    "words", [["run=2"], ["uid=2"], ["lease=2"], ["min=2"], ["max=7"], ["keep_alive=3"]], ids=str
-)
+@pytest.mark.parametrize("words", [["run=2"], ["uid=2"], ["min=2"], ["max=7"], ["keep_alive=3"]], ids=str)
 def test_a_request_is_void_once_nodes_with_other_settings_have_the_group(words: list[str]) -> None:
     """They take it over with its number of generations. A node that they refuse has requested to
     join, and stands still while they come.

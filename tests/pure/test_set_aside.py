@@ -1,4 +1,4 @@
-"""--fresh renames a run directory under its lease, and leaves the lease free."""
+"""--fresh renames a run directory whose place it has taken, and leaves the place free."""
 
 from pathlib import Path
 
@@ -7,22 +7,12 @@ import pytest
 from elastic.agent import set_aside as set_aside_module
 from elastic.agent.set_aside import set_aside
 from elastic.config.identity import NAME
-from elastic.config.run_dir import UID, RunDir
+from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import UsageError
-from elastic.rendezvous.first_look import Holder
-from elastic.rendezvous.lease import Lease, RunLease
-from elastic.system.clock import Clock, SystemClock
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.meeting_place import NOBODY, Place
+from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-
-
-def take(run: RunDir, clock: Clock) -> Lease:
-    return RunLease(run.url, clock).take(
-        "a node",
-        keep_alive_s=2.0,
-        holder=lambda _token: Holder.ELSEWHERE,
-        check=lambda: None,
-        notify=lambda _line: None,
-    )
 
 
 @pytest.fixture
@@ -40,20 +30,19 @@ def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, pl
     without the library has no run.json.
     """
     inner = run.local / place
-    (inner / "lease").mkdir(parents=True)
+    (inner / PLACE).mkdir(parents=True)
     (inner / mark).write_text("{}")
     with pytest.raises(UsageError, match=f"found another one in {inner}"):
         set_aside(run, SystemClock(), print)
-    assert not (run.local / "lease").exists()
+    assert not (run.local / PLACE).exists()
     (inner / mark).rename(inner / "notes.json")
     set_aside(run, SystemClock(), print)
     assert not run.local.exists()
 
 
 def is_free(folder: Path) -> bool:
-    lease = RunLease(str(folder), SystemClock())
-    newest = lease.newest()
-    return newest is not None and lease.is_released(newest)
+    found = meeting_place.newest(RunDir.parse(str(folder)), SystemClock())
+    return found is not None and found[1].kind == NOBODY
 
 
 def test_what_fresh_has_renamed_stays_renamed_after_a_power_cut(
@@ -96,11 +85,11 @@ def test_a_run_directory_that_cannot_be_renamed_stays_as_it_is_and_free(
 def test_a_run_that_began_while_the_command_stood_still_is_not_renamed(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the lease, and is stopped before it renames."""
+    """It has taken the place, and is stopped before it renames."""
     clock = FakeClock()
 
     def stop(_now_s: float) -> str:
-        take(run, clock)
+        meeting_place.put(run, 2, Place(kind="dir"))
         return "later"
 
     monkeypatch.setattr("elastic.agent.set_aside.timestamp", stop)

@@ -216,7 +216,6 @@ class World:
             run=settings.run,
             newest_generation=lambda: self.shown_generation,
         )
-        rendezvous.use_lease(settings.lease)
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
 
     def endpoint_of(self, name: str) -> str:
@@ -306,15 +305,14 @@ class World:
 
 
 def other_settings(settings: SharedSettings, words: list[str]) -> SharedSettings:
-    """`run=NAME` is another command, `uid=NAME` the same one in another run directory, and
-    `lease=NAME` the same one under another lease.
+    """`run=NAME` is another command, and `uid=NAME` the same one in another run
+    directory.
     """
     options = dict(word.split("=") for word in words)
     run_id, uid = options.get("run", settings.run.run_id), options.get("uid", settings.run.uid)
     title = f"exact.py in runs/{options.get('uid', options.get('run', 'one'))}"
     return SharedSettings(
         run=RunKey(run_id=run_id, uid=uid, title=title),
-        lease=options.get("lease", settings.lease),
         min_nodes=int(options.get("min", settings.min_nodes)),
         max_nodes=int(options.get("max", settings.max_nodes)),
         keep_alive_s=float(options.get("keep_alive", settings.keep_alive_s)),

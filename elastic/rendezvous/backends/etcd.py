@@ -15,7 +15,7 @@ where that is so, its answer is a header.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
 error, and never taken for an empty group. The newest generation is shown again all the same, which
-saves need: while this group has the lease of the run directory no other one begins there.
+saves need: no other group begins in the run directory meanwhile.
 """
 
 import contextlib

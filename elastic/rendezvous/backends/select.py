@@ -20,6 +20,7 @@ from elastic.system.clock import Clock
 
 RETRY_S = 0.5
 
+Kind = Literal["dir", "objects", "c10d", "etcd"]
 Answer = TypeVar("Answer")
 
 
@@ -30,15 +31,9 @@ class RendezvousConfig:
     `group`: the name of the group there; empty for a folder, which holds one group only.
     """
 
-    kind: Literal["dir", "objects", "c10d", "etcd"]
+    kind: Kind
     endpoint: str
     group: str
-
-    @property
-    def place(self) -> str:
-        """For messages: where the nodes meet."""
-        named = f", group {self.group}" if self.group else ""
-        return f"a group in {self.kind} at {self.endpoint}{named}"
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError for a malformed address and for credentials that cannot be read."""

@@ -1,0 +1,196 @@
+"""The nodes of a run directory meet in one place at a time, which the directory remembers.
+
+place/<number>   created exclusively and never changed; the highest number counts
+
+The first node writes where it meets. A node that comes with another address asks the recorded
+place: while heartbeats move there it is refused, and once none has moved for twice the keep-alive
+it writes the next number, if no other node was faster. Where that place does not answer, a person
+decides, by removing the folder. A place may have two addresses (two names of a host): the token of
+the record is in the state of the group that meets there.
+
+It does not promise to notice a copy of a run directory, nor to stop a process that stood still
+for longer than twice the keep-alive: its group fences that.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, cast
+
+from elastic.config import environment
+from elastic.config.run_dir import PLACE, RunDir
+from elastic.errors import UsageError
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.backends.beat_files import FOLDER, BeatFiles
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.select import Kind, RendezvousConfig
+from elastic.rendezvous.shared_settings import Name
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import Clock
+from elastic.system.silence import Silence
+from elastic.system.untrusted import bounds, decode, parse_number, pattern
+
+KEEP_ALIVES = 2  # of silence, until a place is free
+MOVES_TO_BELIEVE = 2  # a heartbeat may have been on its way while its node died
+LOOKS_PER_KEEP_ALIVE = 8
+ALONE = "alone"  # a process without an agent, whose heartbeats lie in the run directory
+NOBODY = "nobody"  # the last one has left
+
+Text = Annotated[str, pattern("[^\x00-\x1f\x7f]{0,2000}", "an address")]
+_Seconds = Annotated[float, bounds(lowest=0, below=10**6)]
+Beats = Callable[[], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """endpoint: empty for the run directory itself. who: the node that came first, in words."""
+
+    kind: Name
+    endpoint: Text = ""
+    group: Name = ""
+    who: Name = ""
+    keep_alive_s: _Seconds = 2.0
+    token: Name = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def address(self) -> tuple[str, str, str]:
+        return self.kind, self.endpoint, self.group
+
+    def __str__(self) -> str:
+        named = f", group {self.group}" if self.group else ""
+        return f"{self.kind} at {self.endpoint or 'the run directory'}{named} (first {self.who})"
+
+
+def newest(run: RunDir, clock: Clock) -> tuple[int, Place] | None:
+    """The number and the place that count. Raises UsageError where it is damaged, StoreFailed."""
+    store, found = open_store(f"{run.url}/{PLACE}"), None
+    number = max(filter(None, (parse_number(each.name) for each in store.list())), default=1)
+    # A listing of an object store may be old.
+    while (data := read_small(store, _name(number), clock)) is not None:
+        found, number = (number, data), number + 1
+    if found is None:
+        return None
+    try:
+        return found[0], decode(Place, found[1], what="place")
+    except ValueError as error:
+        raise UsageError(f"{_removal(run)}: it is damaged, {error}") from error
+
+
+def take(  # noqa: PLR0913 - the seam of a run directory to its node
+    run: RunDir,
+    ours: Place,
+    clock: Clock,
+    *,
+    notify: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    is_here: Callable[[str], bool] = lambda _token: False,
+    beats_of: Callable[[RunDir, Place], Beats] | None = None,
+) -> Place:
+    """The place of the run directory from now on, under this address or another.
+
+    check: raises UsageError where the directory has become another run's, as it may while this node
+    waits. is_here: whether the group that this node found has this token. beats_of: `beats_at`.
+    Raises UsageError while nodes live in another place, StoreFailed.
+    """
+    while True:
+        found = newest(run, clock)
+        number, there = found or (0, None)
+        is_same = there is not None and (
+            (there.address == ours.address and there.kind != ALONE) or is_here(there.token)
+        )
+        if there is not None and not is_same and there.kind != NOBODY:
+            _check_silent(run, there, ours, beats_of or beats_at, clock, notify)
+        check()
+        if there is not None and is_same:
+            return there
+        if newest(run, clock) == found and put(run, number + 1, ours):
+            check()  # it lies in the directory that was claimed
+            return ours
+
+
+def put(run: RunDir, number: int, place: Place) -> bool:
+    """False where that number is taken. Raises StoreFailed."""
+    return open_store(f"{run.url}/{PLACE}").create(_name(number), json.dumps(asdict(place)).encode())
+
+
+def release(run: RunDir, ours: Place, clock: Clock) -> None:
+    """The last process of this place ends, after which the place cannot be asked."""
+    found = newest(run, clock)
+    if found is not None and found[1].token == ours.token:
+        put(run, found[0] + 1, Place(kind=NOBODY))
+
+
+def alone_backend(run: RunDir) -> Backend:
+    """Where a process without an agent leaves its heartbeats, under the token of its place."""
+    if run.is_remote:
+        from elastic.rendezvous.backends.object_store import ObjectStoreBackend
+
+        return ObjectStoreBackend(f"{run.url}/{PLACE}")
+    return DirectoryBackend(run.local / PLACE)
+
+
+def beats_at(run: RunDir, place: Place) -> Beats:
+    """How to read the heartbeats of a place of this run directory; changes nothing there.
+
+    Raises OSError for a folder that is not there, UsageError as `RendezvousConfig.open`.
+    """
+    if run.is_remote and place.kind in (ALONE, "objects"):
+        from elastic.rendezvous.backends.object_store import ObjectStoreBackend
+
+        below = PLACE if place.kind == ALONE else "rendezvous"
+        objects = ObjectStoreBackend(place.endpoint or f"{run.url}/{below}")
+        return partial(objects.beats, [place.token] if place.kind == ALONE else None)
+    if place.kind == ALONE:
+        return partial(BeatFiles(run.local / PLACE / FOLDER).read, [place.token])
+    if place.kind == "dir":
+        folder = Path(place.endpoint) if place.endpoint else run.rendezvous
+        if place.endpoint:
+            folder.stat()
+        return partial(BeatFiles(folder / FOLDER).read, None)
+    config = RendezvousConfig(kind=cast("Kind", place.kind), endpoint=place.endpoint, group=place.group)
+    return config.open(environment.variables()).beats
+
+
+def _check_silent(
+    run: RunDir,
+    there: Place,
+    ours: Place,
+    beats_of: Callable[[RunDir, Place], Beats],
+    clock: Clock,
+    notify: Callable[[str], None],
+) -> None:
+    """Return once no node has been alive in a place for its limit. Raises UsageError."""
+    limit_s = KEEP_ALIVES * there.keep_alive_s
+    notify(f"watching for {limit_s:.0f} s whether nodes still meet in {there}")
+    try:
+        read = beats_of(run, there)
+        last, moves, silence, seen_s = read(), 0, Silence(), clock.monotonic()
+        while silence.seconds < limit_s:
+            clock.sleep(there.keep_alive_s / LOOKS_PER_KEEP_ALIVE)
+            beats, now_s = read(), clock.monotonic()
+            if beats.items() <= last.items():
+                silence = silence.grow(now_s - seen_s, limit_s=limit_s)
+            else:
+                moves, silence = moves + 1, Silence()
+            last, seen_s = beats, now_s
+            if moves >= MOVES_TO_BELIEVE:
+                raise UsageError(
+                    f"{run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"
+                    f" {ours.endpoint or 'the run directory'}; give all nodes one --rdzv-backend and --rdzv-endpoint, or stop the others first"
+                )
+    except (BackendFailed, OSError) as error:
+        raise UsageError(
+            f"{_removal(run)}: nodes may train in {there}, which does not answer: {error}"
+        ) from error
+
+
+def _removal(run: RunDir) -> str:
+    return f"make sure that no node trains in {run.url}, and remove {run.url}/{PLACE}"
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}"

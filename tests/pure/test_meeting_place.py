@@ -1,0 +1,172 @@
+"""A run directory has one place to meet at a time, whatever comes at once."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from elastic.config.run_dir import PLACE, RunDir
+from elastic.errors import UsageError
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.meeting_place import ALONE, KEEP_ALIVES, Place, alone_backend, beats_at
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
+
+DIR = Place(kind="dir", who="a", token="1")
+ELSEWHERE = Place(kind="c10d", endpoint="host:1", group="run", who="b", token="2")
+CHANGED = pytest.raises(UsageError, match="is another run's")
+
+
+class World(FakeClock):
+    """Nodes whose heartbeats move at each look of another, unless they are dead."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.run = RunDir.parse(str(folder))
+        self.living: Callable[[], bool] = lambda: False
+        self.count = 0
+        self.said: list[str] = []
+
+    def beats(self, _run: RunDir, _place: Place) -> Callable[[], Mapping[str, int]]:
+        def read() -> Mapping[str, int]:
+            self.count += self.living()
+            return {"a": self.count}
+
+        return read
+
+    def take(self, place: Place, **options: Callable[..., object]) -> Place:
+        options = {"beats_of": self.beats, **options}
+        return meeting_place.take(self.run, place, self, notify=self.said.append, **options)  # type: ignore[arg-type]
+
+    @property
+    def number(self) -> int:
+        found = meeting_place.newest(self.run, self)
+        return 0 if found is None else found[0]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "run")
+
+
+def test_nodes_of_one_address_meet_at_once(world: World) -> None:
+    assert world.take(DIR) == DIR
+    assert world.take(Place(kind="dir", who="z")) == DIR
+    assert world.now == FakeClock().now and world.number == 1
+
+
+def test_another_place_is_refused_while_nodes_live(world: World) -> None:
+    world.take(DIR)
+    world.living = lambda: True
+    with pytest.raises(UsageError, match="is in use: its nodes meet in dir"):
+        world.take(ELSEWHERE)
+    assert world.number == 1
+
+
+def test_the_place_of_dead_nodes_makes_way(world: World) -> None:
+    """One heartbeat may have been on its way as its node died."""
+    world.take(DIR)
+    began = world.now
+    world.living = lambda: began < world.now < began + 0.3
+    assert world.take(ELSEWHERE) == ELSEWHERE
+    assert KEEP_ALIVES * DIR.keep_alive_s <= world.now - began < 1.5 * KEEP_ALIVES * DIR.keep_alive_s
+
+
+def test_one_place_has_two_addresses(world: World) -> None:
+    world.take(ELSEWHERE)
+    world.living = lambda: True
+    other = Place(kind="c10d", endpoint="10.0.0.1:1", group="run")
+    assert world.take(other, is_here=lambda token: token == "2") == ELSEWHERE
+
+
+def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
+    def fail(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, int]]:
+        raise BackendFailed("no route")
+
+    world.take(ELSEWHERE)
+    with pytest.raises(UsageError, match=f"remove .*/{PLACE}: .* does not answer: no route"):
+        world.take(DIR, beats_of=fail)
+    meeting_place.release(world.run, ELSEWHERE, world)
+    assert world.take(DIR, beats_of=fail) == DIR
+
+
+def test_only_its_own_place_is_released(world: World) -> None:
+    world.take(ELSEWHERE)
+    meeting_place.release(world.run, DIR, world)
+    assert world.number == 1
+
+
+def test_two_processes_alone_never_share_a_place(world: World) -> None:
+    first, second = (Place(kind=ALONE, who=name) for name in "ab")
+    world.take(first)
+    world.living = lambda: True
+    with pytest.raises(UsageError, match="is in use"):
+        world.take(second)
+
+
+def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> None:
+    """Half of them come with another address; the heartbeats of whoever is first move."""
+    run, found = RunDir.parse(str(tmp_path)), list[str]()
+    counter = iter(range(10**9))
+    barrier = threading.Barrier(8)
+
+    def come(number: int) -> None:
+        place = Place(kind="dir", endpoint=f"/{number % 2}", keep_alive_s=0.2)
+        barrier.wait()
+        try:
+            beats = lambda _run, _place: lambda: {"a": next(counter)}  # noqa: E731
+            took = meeting_place.take(run, place, SystemClock(), notify=lambda _line: None, beats_of=beats)
+            found.append(took.endpoint)
+        except UsageError:
+            found.append("")
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found)[:4] == [""] * 4 and len(set(found)) == 2
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_directory_that_became_another_runs_is_not_taken(world: World, fails_at: int) -> None:
+    """Before the place is written, or just after."""
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == fails_at:
+            raise UsageError("it is another run's")
+
+    with CHANGED:
+        world.take(DIR, check=check)
+    assert world.number == fails_at - 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": 1}'])
+def test_a_damaged_place_is_named(world: World, text: str) -> None:
+    folder = world.run.local / PLACE
+    folder.mkdir(parents=True)
+    (folder / "000001").write_text(text)
+    with pytest.raises(UsageError, match=f"remove {folder}"):
+        world.take(DIR)
+
+
+def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
+    """Of a process alone only its own; of a folder that is gone none, and that is no silence."""
+    run = RunDir.parse(str(tmp_path / "run"))
+    for token in "12":
+        alone_backend(run).beat(token)
+    assert beats_at(run, Place(kind=ALONE, token="1"))() == {"1": 1}
+    assert beats_at(run, DIR)() == {}
+    with pytest.raises(FileNotFoundError):
+        beats_at(run, Place(kind="dir", endpoint=str(tmp_path / "gone")))
+
+
+def test_a_record_names_who_came_first(world: World) -> None:
+    world.take(Place(kind="dir", who=socket.gethostname()))
+    assert json.loads((world.run.local / PLACE / "000001").read_bytes())["who"] == socket.gethostname()
