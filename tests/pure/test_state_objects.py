@@ -22,7 +22,6 @@ def tied():
 
 
 OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True, foreach=False),
     "adam-groups": lambda p: torch.optim.Adam([{"params": p[:1], "lr": 0.5}, {"params": p[1:]}], lr=0.1),
 }
@@ -60,7 +59,7 @@ def training(optimizer, scheduler):
 
 @pytest.mark.parametrize(
     ("optimizer", "scheduler"),
-    [("sgd", "cosine"), ("adam-groups", "cosine"), ("adamw", "warmup")],
+    [("adam-groups", "cosine"), ("adamw", "warmup")],
 )
 def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the
