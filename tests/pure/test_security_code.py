@@ -27,6 +27,13 @@ LOADERS = {"torch", "np", "numpy"}  # they are imported under these names only
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle: these modules use them between a process and its own children. One
 # more only asks whether an object of the recipe's is a number in shared memory.
+# An error goes through pickle in the process that has it, to see whether a pipe can carry it; a
+# recipe is compiled and not run, to refuse what is not Python; the name of a shell is an argument.
+REVIEWED = {
+    "agent/preflight.py": ["compile"],
+    "commands.py": ["shell"],
+    "data/loading_processes.py": ["pickle"],
+}
 USERS_OF_MULTIPROCESSING = {"data/loading_processes.py", "testing/ranks.py"}
 
 
@@ -69,10 +76,10 @@ def modules() -> list[str]:
     return sorted(str(path.relative_to(LIBRARY)) for path in LIBRARY.rglob("*.py"))
 
 
-@pytest.mark.parametrize("name", modules())
-def test_no_module_unpickles_or_evaluates(name):
+def test_no_module_unpickles_or_evaluates():
     """Searches imports, calls and attributes: pickles, torch.load, collectives of objects, eval."""
-    assert unsafe(parsed(name)) == []
+    found = {name: unsafe(parsed(name)) for name in modules()}
+    assert {name: what for name, what in found.items() if what} == REVIEWED
 
 
 def test_only_the_reviewed_modules_use_multiprocessing():

@@ -120,15 +120,15 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("data", HOSTILE, ids=lambda data: repr(data[:12]))
-def test_hostile_bytes_give_the_documented_error(reader, data):
+def test_hostile_bytes_give_the_documented_error(reader):
     """Deep nesting, a number of a million digits, no text, a pickle, digits of another script."""
     read, documented = READERS[reader]
-    if reader == "etcd" and data in (b"{}", b'{"step": 1e999}'):
-        assert read(data) is not None  # an answer, though an empty one
-        return
-    with pytest.raises(documented):
-        read(data)
+    for data in HOSTILE:
+        if reader == "etcd" and data in (b"{}", b'{"step": 1e999}'):
+            assert read(data) is not None  # an answer, though an empty one
+            continue
+        with pytest.raises(documented):
+            read(data)
 
 
 @pytest.mark.parametrize("reader", READERS)
