@@ -155,8 +155,8 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     if launch.master is None:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
     with peers_may_die("the opening of the group"), closing_with_this_process():
-        if launch.agent is None:
-            dist.init_process_group("gloo")
+        if launch.agent is None or not launch.agent.imports_library:
+            dist.init_process_group("gloo")  # torch opens the store in rank 0
         else:
             store = open_store(*launch.master, launch.store_fd)
             dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)

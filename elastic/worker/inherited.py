@@ -39,7 +39,9 @@ def change() -> str:
     for began in _begun:
         before, now = began.variables, environment.variables()
         if names := [name for name in before | now if before.get(name) != now.get(name)]:
-            return f"the recipe sets {', '.join(names)}; set it in the environment of the command"
+            return (
+                f"{', '.join(names)} changed before elastic.start; set it in the environment of the command"
+            )
         for folder in sys.path:
             if folder not in began.path and (origin := began.preloaded.hides(Path(folder))):
                 return (

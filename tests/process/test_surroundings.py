@@ -54,7 +54,7 @@ def test_settings_at_the_top_of_a_recipe_act_as_under_python_and_the_console_say
     agent = drill.start(recipe=recipes / "settings.py", arguments=(str(tmp_path / "vendored"),))
     agent.ends_with(0)
     (line,) = (line for line in agent.output.splitlines() if "workers are spawned" in line)
-    assert "the recipe sets OMP_NUM_THREADS, SKLEARN_ASSUME_FINITE" in line
+    assert "OMP_NUM_THREADS, SKLEARN_ASSUME_FINITE changed before elastic.start" in line
     assert "assume_finite True, joblib vendored, threads 2" in agent.output
     assert json.loads((drill.run.local / "run.json").read_text())["threads"] == 2
 

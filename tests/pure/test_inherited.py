@@ -35,7 +35,7 @@ def test_a_variable_that_is_set_or_removed_is_named(forked, monkeypatch, value):
         monkeypatch.delenv("PATH")
     else:
         monkeypatch.setenv("HF_HOME", value)
-    assert inherited.change().startswith(f"the recipe sets {'PATH' if value is None else 'HF_HOME'};")
+    assert inherited.change().startswith(f"{'PATH' if value is None else 'HF_HOME'} changed")
 
 
 def test_a_folder_that_hides_an_inherited_module_is_named(forked):
