@@ -94,21 +94,17 @@ def _faults(view: RunView) -> dict[str, Any]:
 
 def _recoveries(view: RunView) -> dict[str, Any]:
     """The longest first."""
-    # The view has one for each generation that is not the start of the run.
-    own = [each for each in view.generations if each.cause != "start"]
-    found = zip(own, view.recoveries, strict=False)
-    ranked = sorted(found, key=lambda pair: -_took_s(pair[1]))
+    why = {each.generation: each.why for each in view.generations}
+    ranked = sorted(view.recoveries, key=lambda each: -_took_s(each))
     totals = [each.total_s for each in view.recoveries if each.total_s is not None]
     shown = [
-        asdict(recovery)
+        asdict(each)
         | {
-            "generation": generation.generation,
-            "cause": short(recovery.cause),
-            "source": short(recovery.source or ""),
-            "why": short(generation.why),
-            "step": None if generation.first_step is None else generation.first_step + recovery.lost_steps,
+            "cause": short(each.cause),
+            "source": short(each.source or ""),
+            "why": short(why.get(each.generation, each.cause)),
         }
-        for generation, recovery in ranked[:_MOST_ROWS]
+        for each in ranked[:_MOST_ROWS]
     ]
     return {
         "number": len(view.recoveries),

@@ -61,6 +61,17 @@ def test_two_sentences_say_what_became_of_a_run_and_what_it_cost():
     )
 
 
+def test_recoveries_are_told_with_their_causes_and_the_longest_first():
+    found = drawn(*drawn_runs.of_generations(8, 10))["recoveries"]
+
+    assert (found["number"], len(found["shown"])) == (7, 7)
+    first = found["shown"][0]
+    assert (first["generation"], first["why"], first["source"]) == (8, "node joined", "peer")
+    totals = [each["total_s"] for each in found["shown"]]
+    assert totals == sorted(totals, reverse=True)
+    assert found["longest_s"] == totals[0]
+
+
 def test_a_run_that_failed_or_never_began_says_so():
     events, lines = drawn_runs.of_generations(1, 10)
     failed = logged("run_failed", BEGAN + 9, 1, exit_code=1, reason="ValueError: no.")
