@@ -6,6 +6,7 @@ seams. The store of c10d serves one call after the other, as the real one does.
 """
 
 import io
+import json
 import os
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -21,9 +22,11 @@ from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, Answer, Header, RangeResponse, Response, StoredKey
+from elastic.rendezvous.backends.host import Answer as HostAnswer
+from elastic.rendezvous.backends.host import GroupInMemory, HostBackend, Question
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.storage.remote import Listed
+from elastic.system.untrusted import encode
 
 CALL_S = 0.001
 # Of an answer of etcd 3.4 as JSON, and of a key in it beside its name and value: measured.
@@ -196,95 +199,30 @@ def _size(answer: Answer) -> int:
 
 
 class Store:
-    """One TCPStore with one thread."""
+    """The store of a c10d host, which does one thing after the other."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._free_s = 0.0
-        self._keys: dict[str, bytes] = {}
+        self._group = GroupInMemory()
 
     def open(self) -> Backend:
-        backend = TcpStoreBackend("127.0.0.1:1", "group")
-        backend._client = _Client(self)  # type: ignore[assignment]
+        backend = HostBackend("127.0.0.1:1", "group")
+        backend._ask = self._ask  # type: ignore[method-assign]
         return backend
 
-    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
-        def effect() -> bytes:
-            found = self._keys.get(key)
-            if found is None and expected not in ("", wanted) and expected != wanted:
-                return expected.encode()
-            if found is None:
-                if expected == "":
-                    self._keys[key] = wanted.encode()
-                    return wanted.encode()
-                return expected.encode()
-            if found == expected.encode():
-                self._keys[key] = wanted.encode()
-                return wanted.encode()
-            return found
-
-        return self._call("compare_set", len(expected) + len(wanted), effect)
-
-    def add(self, key: str, amount: int) -> int:
-        def effect() -> bytes:
-            self._keys[key] = b"%d" % (int(self._keys.get(key, b"0")) + amount)
-            return self._keys[key]
-
-        return int(self._call("add", 16, effect))
-
-    def append(self, key: str, text: str) -> None:
-        def effect() -> bytes:
-            self._keys[key] = self._keys.get(key, b"") + text.encode()
-            return b""
-
-        self._call("append", len(text), effect)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        found: list[bytes] = []
-
-        def effect() -> bytes:
-            found.extend(self._keys[key] for key in keys)
-            return b"".join(found) + bytes(8 * len(found))
-
-        self._call("multi_get", sum(map(len, keys)), effect)
-        return found
-
-    def set(self, key: str, value: str) -> None:
-        def effect() -> bytes:
-            self._keys[key] = value.encode()
-            return b""
-
-        self._call("set", len(value), effect)
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._call("check", 16, lambda: b"1" if all(key in self._keys for key in keys) else b""))
-
-    def get(self, key: str) -> bytes:
-        return self._call("get", 16, lambda: self._keys[key])
-
-    def delete_key(self, key: str) -> bool:
-        return self._call("delete_key", 16, lambda: self._keys.pop(key, b"")) != b""
-
-    def _call(self, kind: str, sent_bytes: int, effect: Callable[[], bytes]) -> bytes:
+    def _ask(self, op: str, **fields: Any) -> HostAnswer:
         traffic, clock = self._traffic, self._traffic.clock
-        answer: bytes = traffic.call(kind, CALL_S, effect)
-        traffic.bytes += len(answer) + 8
-        service_s = STORE_CALL_S + STORE_BYTE_S * (sent_bytes + len(answer))
+        question = Question(op=op, group="group", **fields)
+        answer: HostAnswer = traffic.call(op, CALL_S, lambda: self._group.answer(question))
+        received_bytes = len(json.dumps(encode(answer)))
+        traffic.bytes += received_bytes
+        sent_bytes = len(json.dumps(encode(question)))
+        service_s = STORE_CALL_S + STORE_BYTE_S * (sent_bytes + received_bytes)
         self._free_s = max(self._free_s, clock.monotonic()) + service_s
         if self._free_s - clock.monotonic() > CALL_S:
             clock.sleep(self._free_s - clock.monotonic())
         return answer
-
-
-class _Client:
-    connections, is_host = 1, False
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @contextmanager
-    def use(self, _what: str) -> Iterator[Store]:
-        yield self._store
 
 
 class Bucket:

@@ -11,6 +11,8 @@ agent does without it (agent/group_client.py, agent/store_socket.py).
 """
 
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +31,6 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
-from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.generation import Generation
@@ -43,6 +44,7 @@ from elastic.system.untrusted import parse_number
 
 MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TRIES = 3
+SPARE_DESCRIPTORS = 16  # torch takes 10 to serve a store
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 
@@ -82,7 +84,7 @@ class EndpointHost:
         Raises BackendFailed where there is no descriptor or thread for it: that may pass.
         """
         try:
-            store = tcp_store_client.serve(self.address, listen_on(self.address), CONNECT_TIMEOUT)
+            store = serve(self.address, listen_on(self.address), CONNECT_TIMEOUT)
         except (OSError, RuntimeError) as error:
             raise BackendFailed(
                 f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
@@ -258,3 +260,37 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         open_endpoint=host.open,
     )
     return ElasticRendezvous(rendezvous, host, run_id=params.run_id)
+
+
+def serve(host: str, listener: socket.socket, timeout: timedelta) -> TCPStore:
+    """A store on a socket that listens already and from now on belongs to the store.
+
+    Raises OSError or RuntimeError, and the socket is closed then. Where torch finds no descriptor
+    for the pipes of its event loop, that loop aborts the process, so some are counted before;
+    another thread may take them all the same.
+    """
+    _check_descriptors(listener)
+    inode, port, fd = os.fstat(listener.fileno()).st_ino, listener.getsockname()[1], listener.detach()
+    try:
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd
+        )
+    except RuntimeError:
+        # torch leaves the socket open where it cannot begin to serve: each try would cost one more
+        # of the descriptors that are lacking. If it has closed the socket, the number may be that
+        # of another file by now.
+        with contextlib.suppress(OSError):
+            if os.fstat(fd).st_ino == inode:
+                os.close(fd)
+        raise
+
+
+def _check_descriptors(listener: socket.socket) -> None:
+    """Close `listener` and raise OSError if it is one of the last descriptors of the process."""
+    try:
+        with contextlib.ExitStack() as spare:
+            for _ in range(SPARE_DESCRIPTORS):
+                spare.enter_context(listener.dup())
+    except OSError:
+        listener.close()
+        raise

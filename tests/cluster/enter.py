@@ -23,7 +23,7 @@ import torchvision  # noqa: F401
 
 import elastic.agent.launch
 import elastic.rendezvous.backends.etcd
-import elastic.rendezvous.backends.tcp_store
+import elastic.rendezvous.backends.host
 import elastic.train.run
 import elastic.worker.fork_server  # noqa: F401
 from elastic import cli

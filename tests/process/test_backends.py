@@ -12,7 +12,7 @@ import pytest
 from etcd_servers import EtcdServers, free_port
 
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+from elastic.rendezvous.backends.host import HostBackend
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -164,7 +164,7 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(dril
     port = free_port()
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "20s")
     drill.shut(10)
-    host = TcpStoreBackend(f"127.0.0.1:{port}", "unused")
+    host = HostBackend(f"127.0.0.1:{port}", "unused")
     host.beats()
     agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
     drill.stands(10, ranks=2)
@@ -186,7 +186,7 @@ def test_with_c10d_a_node_that_slept_until_the_run_and_its_host_ended_learns_it(
     port = free_port()
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
     drill.shut(6)
-    host = TcpStoreBackend(f"127.0.0.1:{port}", "unused")
+    host = HostBackend(f"127.0.0.1:{port}", "unused")
     host.beats()
     for _ in range(2):
         drill.start(*OPTIONS, *where)
@@ -212,8 +212,8 @@ def test_with_c10d_a_node_that_slept_until_the_run_and_its_host_ended_learns_it(
 
 HOST = """
 import sys
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
-host = TcpStoreBackend(sys.argv[1], "g")
+from elastic.rendezvous.backends.host import HostBackend
+host = HostBackend(sys.argv[1], "g")
 host.beat("host")
 print("ready", flush=True)
 sys.stdin.read()
@@ -221,16 +221,14 @@ sys.stdin.read()
 
 
 def test_a_frozen_host_of_the_store_blocks_no_call_for_long():
-    """SIGSTOP to the host under a connection whose answer torch's client would wait for without a
-    limit; then SIGCONT.
-    """
+    """SIGSTOP to the host under a connection whose answer is waited for; then SIGCONT."""
     endpoint = f"127.0.0.1:{free_port()}"
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert host.stdout is not None and host.stdout.readline() == b"ready\n"
-        node = TcpStoreBackend(endpoint, "g")
+        node = HostBackend(endpoint, "g")
         assert node.compare_and_set(None, b"x")
         found = node.read()
         host.send_signal(signal.SIGSTOP)

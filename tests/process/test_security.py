@@ -20,7 +20,7 @@ from elastic.checkpoint.record import commit_name
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+from elastic.rendezvous.backends.host import HostBackend
 from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -92,22 +92,18 @@ def test_a_pickle_for_the_groups_state_ends_the_agent_with_advice(stopped, flag)
 
 
 def test_pickles_in_a_store_of_the_group_are_failures(flag, etcd, tmp_path):
-    """Under every key that c10d and etcd read."""
+    """Under every key of etcd, and sent to a host of c10d, which goes on."""
     from etcd_servers import free_port
 
-    backend = TcpStoreBackend(f"127.0.0.1:{free_port()}", "g")
+    port = free_port()
+    backend = HostBackend(f"127.0.0.1:{port}", "g")
     try:
         backend.beat("n")
-        with backend._client.use("write as a stranger does") as store:
-            for name in ("group", "nodes", "generation", "beat/n"):
-                store.set(backend._key(name), bomb(flag).decode("latin-1"))
-        for read in (backend.read, backend.beats, backend.shown_generation):
-            with pytest.raises(BackendFailed):
-                read()
-        with suppress(BackendFailed):
-            backend.publish_generation(3)
-        with suppress(BackendFailed):
-            backend.compare_and_set(None, b"x")
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+            stranger.sendall(bomb(flag) + b"\n")
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert backend.beats() == {"n": 1}
     finally:
         backend.close()
 

@@ -18,8 +18,8 @@ from elastic.rendezvous.backends.backend import BackendFailed, PublishesGenerati
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
+from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -152,7 +152,7 @@ def made(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Place]]:
     """Makes groups, each at a place of its own."""
-    for backend in (DirectoryBackend, EtcdBackend, TcpStoreBackend, ObjectStoreBackend):
+    for backend in (DirectoryBackend, EtcdBackend, HostBackend, ObjectStoreBackend):
         monkeypatch.setattr(backend, "combines_from", 3)
     with ExitStack() as stack:
         paths = (tmp_path / str(number) for number in range(1000))

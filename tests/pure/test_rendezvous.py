@@ -18,10 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic.errors import GroupEnded, Interrupted, UsageError
 from elastic.rendezvous import torchrun, transitions
-from elastic.rendezvous.backends import tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
@@ -442,7 +440,7 @@ def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """As a worker that cannot be started: an agent must not end by it."""
-    serve, failures = tcp_store_client.serve, [error, error]
+    serve, failures = torchrun.serve, [error, error]
 
     def serve_later(*words: Any) -> Any:
         if failures:
@@ -450,7 +448,7 @@ def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
             raise failures.pop()
         return serve(*words)
 
-    monkeypatch.setattr(tcp_store_client, "serve", serve_later)
+    monkeypatch.setattr(torchrun, "serve", serve_later)
     handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
     handler.next_rendezvous()
     assert not failures
@@ -474,7 +472,7 @@ def test_a_store_that_cannot_be_served_costs_no_descriptor(
             os.dup2(other, fd)
         raise RuntimeError("Failed to init uv loop")
 
-    monkeypatch.setattr(tcp_store_client, "TCPStore", serve_none)
+    monkeypatch.setattr(torchrun, "TCPStore", serve_none)
     with pytest.raises(BackendFailed, match="uv loop"):
         EndpointHost("127.0.0.1").open()
     fd, inode = taken[0]
@@ -489,7 +487,7 @@ def test_a_store_that_cannot_be_served_costs_no_descriptor(
 class Scarce(socket.socket):
     """One of the last descriptors of the process."""
 
-    free = tcp_store_client.SPARE_DESCRIPTORS - 1
+    free = torchrun.SPARE_DESCRIPTORS - 1
 
     def dup(self) -> socket.socket:
         if self.free == 0:
@@ -499,9 +497,7 @@ class Scarce(socket.socket):
 
 
 def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's event loop aborts the process where it finds none for its pipes: of a generation's
-    store, and of the one that c10d's host serves.
-    """
+    """torch's event loop aborts the process where it finds none for its pipes."""
     made: list[Scarce] = []
 
     def listen(*_where: object) -> Scarce:
@@ -511,14 +507,11 @@ def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.Monkey
     def serve_none(*_words: object, **_options: object) -> None:
         raise AssertionError("served")
 
-    for module in (torchrun, tcp_store_client):
-        monkeypatch.setattr(module, "listen_on", listen)
-    monkeypatch.setattr(tcp_store_client, "TCPStore", serve_none)
+    monkeypatch.setattr(torchrun, "listen_on", listen)
+    monkeypatch.setattr(torchrun, "TCPStore", serve_none)
     with pytest.raises(BackendFailed, match="Too many open files"):
         EndpointHost("127.0.0.1").open()
-    with pytest.raises(BackendFailed, match="Too many open files"):
-        TcpStoreBackend("127.0.0.1:29400", "run").read()
-    assert [each.fileno() for each in made] == [-1, -1]
+    assert [each.fileno() for each in made] == [-1]
 
 
 def test_a_node_that_can_serve_no_store_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends import directory, tcp_store_client
+from elastic.rendezvous.backends import directory, host
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, PublishesGeneration
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import SHOWN_FOR_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
+from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
-from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
@@ -30,11 +30,11 @@ Open = Callable[[], Backend]
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Each call opens another node's view of the same state, if the backend has several."""
     shared = MemoryBackend()
-    opened: list[TcpStoreBackend] = []
+    opened: list[HostBackend] = []
 
     def c10d() -> Backend:
         # The first one serves the store.
-        opened.append(TcpStoreBackend(f"127.0.0.1:{port}", "a group/name"))
+        opened.append(HostBackend(f"127.0.0.1:{port}", "a group/name"))
         opened[-1].beats()
         return opened[-1]
 
@@ -52,7 +52,7 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
         case "c10d":
             port = free_port()
             # A connection takes as long as the machine is busy.
-            request.getfixturevalue("monkeypatch").setattr(tcp_store_client, "OPEN_S", 100.0)
+            request.getfixturevalue("monkeypatch").setattr(host, "CONNECT_S", 100.0)
             yield c10d
     for backend in opened:
         backend.close()

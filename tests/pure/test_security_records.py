@@ -33,7 +33,7 @@ from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
-from elastic.rendezvous.backends.tcp_store import StoredVersion
+from elastic.rendezvous.backends.host import Answer, Question
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.transitions import Timing
@@ -43,6 +43,7 @@ from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
+from elastic.system import untrusted
 from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
@@ -113,7 +114,8 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
-    "c10d": (lambda data: StoredVersion.parse(data.decode(errors="replace")), BackendFailed),
+    "c10d, to its host": (lambda data: untrusted.decode(Question, data, what="question"), ValueError),
+    "c10d, to a node": (lambda data: untrusted.decode(Answer, data, what="answer"), ValueError),
     "ELASTIC_AGENT": (lambda data: agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }

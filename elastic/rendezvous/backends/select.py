@@ -1,7 +1,7 @@
 """Every node of a run gets the same backend from one value; what each kind needs is said here.
 
 dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs
-anyway. c10d: a TCPStore on the node whose address is the endpoint. A folder has its own way to be
+anyway. c10d: a store on the node whose address is the endpoint. A folder has its own way to be
 opened (agent/open_rendezvous.py), because it may lie in the run directory that --fresh renames.
 
 It does not promise that the other nodes were given the same value.
@@ -15,7 +15,6 @@ from typing import Literal, TypeVar
 from elastic.errors import EXIT_COMPLETE, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock
 
 RETRY_S = 0.5
@@ -37,10 +36,8 @@ class RendezvousConfig:
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError for a malformed address and for credentials that cannot be read."""
-        if self.kind == "etcd":
+        if self.kind in {"etcd", "c10d"}:
             self.open(environ)
-        elif self.kind == "c10d":
-            split_endpoint(self.endpoint, 1)  # to open it would import torch
         # A folder is checked when it is created, an object store by its first answer.
 
     def open(self, environ: Mapping[str, str]) -> Backend:
@@ -61,9 +58,9 @@ class RendezvousConfig:
 
                 return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
             case "c10d":
-                from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+                from elastic.rendezvous.backends.host import HostBackend
 
-                return TcpStoreBackend(self.endpoint, self.group)
+                return HostBackend(self.endpoint, self.group)
 
 
 def wait_for(

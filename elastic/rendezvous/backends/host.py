@@ -1,0 +1,360 @@
+"""Versions never step back, although one agent keeps the state in its memory and may lose it.
+
+`--rdzv-backend c10d`: the agent on the machine that has the endpoint's address serves a small
+store, which answers one JSON line with another. When that agent dies, the store is gone, and when
+an agent runs there again, it is empty. Each node remembers the newest value that it has seen, and
+puts it back where it finds an older one or none. Of two histories that meet, the later generation
+wins, then the higher version, then the greater name of a write; so no version is given out twice.
+
+While no agent serves the store, no node can join or leave. It does not promise that only nodes of
+the run reach the port: see docs/security.md.
+"""
+
+import contextlib
+import ipaddress
+import json
+import socket
+import socketserver
+import threading
+import uuid
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
+from elastic.system.addresses import listen_on, split_endpoint
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import Count, bounds, decode, encode
+
+DEFAULT_PORT = 29400  # torchrun's
+CONNECT_S, ANSWER_S = 0.5, 1.0
+RETRY_S = 0.5  # polls come many times a second, and each would wait for the host again
+LINE_LIMIT_BYTES = 2 * VALUE_LIMIT_BYTES
+VERSIONS_PER_GENERATION = 2**32
+
+Version = Annotated[int, bounds(lowest=0, below=2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One version of the group. writer: new for each write, by which a node knows its own."""
+
+    version: Version = 0
+    writer: str = ""
+    value: str = ""  # base64
+
+    @property
+    def order(self) -> tuple[int, str]:
+        return self.version, self.writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """`op`: state, beat, beats, generation, request or requests; with the fields of it.
+
+    state: `seen` is put back if it has its value and is greater than what is there; then `new`
+    replaces `expected`. beat: the counter of `node` becomes `number` at least. beats: of `nodes`,
+    None: of all. generation: `number` is the newest. request: `text` of `node`; none if empty.
+    """
+
+    op: str
+    group: str
+    seen: Entry = Entry()
+    expected: Entry = Entry()
+    new: Entry | None = None
+    node: str = ""
+    nodes: tuple[str, ...] | None = None
+    number: Count = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """newest: without its value where it is `seen`. number: the counter, or the generation."""
+
+    newest: Entry = Entry()
+    beats: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    number: Count = 0
+
+
+@dataclass(slots=True)
+class GroupInMemory:
+    newest: Entry = field(default_factory=Entry)
+    beats: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    generation: int = 0
+
+    def answer(self, asked: Question) -> Answer:
+        match asked.op:
+            case "state":
+                if asked.seen.value and asked.seen.order > self.newest.order:
+                    self.newest = asked.seen
+                if asked.new is not None and asked.expected.order == self.newest.order:
+                    self.newest = asked.new
+                is_known = self.newest.order == asked.seen.order
+                return Answer(newest=replace(self.newest, value="") if is_known else self.newest)
+            case "beat":
+                self.beats[asked.node] = max(self.beats.get(asked.node, 0) + 1, asked.number)
+                return Answer(number=self.beats[asked.node])
+            case "beats":
+                names = self.beats.keys() if asked.nodes is None else self.beats.keys() & asked.nodes
+                return Answer(beats={name: self.beats[name] for name in names})
+            case "generation":
+                self.generation = max(self.generation, asked.number)
+                return Answer(number=self.generation)
+            case "request":
+                self.requests.pop(asked.node, None)
+                if asked.text:
+                    self.requests[asked.node] = asked.text
+                return Answer()
+            case "requests":
+                return Answer(requests=self.requests)
+            case other:
+                raise ValueError(f"expected a question, found {other:.40}")
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """The groups in this process's memory, for as long as it is not closed."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(("", 0), _Connection, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.lock = threading.Lock()
+        self.groups: dict[str, GroupInMemory] = {}
+        self.connections: set[socket.socket] = set()
+        threading.Thread(target=self.serve_forever, name="rendezvous-host", daemon=True).start()
+
+    def answer(self, line: bytes) -> bytes:
+        asked = decode(Question, line, what="question")
+        with self.lock:
+            answer = self.groups.setdefault(asked.group, GroupInMemory()).answer(asked)
+            return json.dumps(encode(answer)).encode() + b"\n"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that breaks, or has no thread to serve it, ends alone."""
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        self.server.connections.add(self.connection)
+        try:
+            while line := self.rfile.readline(LINE_LIMIT_BYTES):
+                self.wfile.write(self.server.answer(line))
+        finally:
+            self.server.connections.discard(self.connection)
+
+
+class HostBackend:
+    combines_from = 17
+
+    def __init__(self, endpoint: str, group: str, clock: Clock | None = None) -> None:
+        """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
+        host, self._port = split_endpoint(endpoint, DEFAULT_PORT)
+        self._host, self._group = host.strip("[]"), group
+        self._clock = SystemClock() if clock is None else clock
+        self._lock = threading.RLock()
+        self._server: _Server | None = None
+        self._socket: socket.socket | None = None
+        self._opening: Future[socket.socket] | None = None  # a try to connect that no call has seen end
+        self._retry_s, self._reason = float("-inf"), ""
+        self._is_closed = False
+        self._seen = Entry()
+        self._counters: dict[str, int] = {}
+        self._generation = self._written = 0
+        self._shown: tuple[int, socket.socket | None] = 0, None
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the store is served by this process."""
+        return self._server is not None
+
+    def close(self) -> None:
+        """Disconnect, and end the store if this process serves it."""
+        with self._lock:
+            self._is_closed = True
+            if self._opening is not None:
+                self._opening.add_done_callback(lambda _: self._end())
+            self._end()
+
+    def read(self) -> tuple[int, bytes] | None:
+        with self._lock:
+            newest = self._ask("state", seen=replace(self._seen, value="")).newest
+            if newest.order < self._seen.order:  # the store was lost
+                newest = self._ask("state", seen=self._seen).newest
+            if newest.order > self._seen.order:
+                _bytes(newest.value)
+                self._seen = newest
+            return (self._seen.version, _bytes(self._seen.value)) if self._seen.version else None
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        with self._lock:
+            if self._seen.version != (version or 0) or not version:
+                self.read()
+            if self._seen.version != (version or 0):
+                return False
+            # After the store was lost, two histories can meet: that of a survivor, with many
+            # versions of few generations, and a new one, with few versions but more generations.
+            # The later generation must win. So each begins, with the value that forms it, at a
+            # version above all that the one before could reach.
+            lowest = max(self._generation, self._written) * VERSIONS_PER_GENERATION
+            text = b64encode(value).decode()
+            new = Entry(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=text)
+            # If the answer is lost, the write may have won all the same. The next read finds out.
+            with contextlib.suppress(BackendFailed):
+                expected = replace(self._seen, value="")
+                found = self._ask("state", seen=replace(new, value=""), expected=expected, new=new).newest
+                if found.order == new.order:
+                    self._seen = new
+                    return True
+            return False
+
+    def write_as_of(self, generation: int) -> None:
+        self._written = generation
+
+    def beat(self, node_id: str) -> None:
+        with self._lock:
+            # A new store is empty: a counter that steps back could repeat a value.
+            least = self._counters.get(node_id, 0) + 1
+            self._counters[node_id] = self._ask("beat", node=node_id, number=least).number
+
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+        return self._ask("beats", nodes=None if node_ids is None else tuple(sorted(node_ids))).beats
+
+    def request(self, node_id: str, text: str) -> None:
+        self._ask("request", node=node_id, text=text)
+
+    def requests(self) -> dict[str, str]:
+        return self._ask("requests").requests
+
+    def publish_generation(self, generation: int) -> None:
+        with self._lock:
+            self._generation = max(self._generation, generation)
+            if self._shown[0] < generation or self._shown[1] is not self._socket:
+                self._ask("generation", number=generation)
+                self._shown = generation, self._socket
+
+    def shown_generation(self) -> int:
+        return self._ask("generation").number
+
+    def _ask(self, op: str, **fields: Any) -> Answer:
+        """Raises BackendFailed, within CONNECT_S and ANSWER_S."""
+        line = json.dumps(encode(Question(op=op, group=self._group, **fields))).encode() + b"\n"
+        with self._lock:
+            if self._socket is None and self._clock.monotonic() < self._retry_s:
+                raise self._failure()
+            try:
+                if self._socket is None:
+                    self._socket = self._connected()
+                self._socket.sendall(line)
+                return decode(Answer, _line(self._socket), what="answer")
+            except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no thread can begin
+                if self._socket is not None:  # it may be in the middle of an answer
+                    self._socket.close()
+                self._socket = None
+                self._reason = str(error)[:200] or type(error).__name__
+                self._retry_s = self._clock.monotonic() + RETRY_S
+                raise self._failure() from error
+
+    def _connected(self) -> socket.socket:
+        # To look up a name takes 10 s and more where no name server answers. A call waits for a
+        # moment; while the lookup takes longer, calls fail at once, and no second one begins.
+        is_new = self._opening is None
+        opening = self._opening = self._opening or in_thread(self._open)
+        if not wait([opening], CONNECT_S + ANSWER_S if is_new else 0.0).done:
+            raise TimeoutError("to connect takes longer, as where no name server answers")
+        self._opening = None
+        return opening.result()
+
+    def _open(self) -> socket.socket:
+        # At each try: the name of a pod may have no address yet when its agent starts.
+        if self._server is None and not self._is_closed and is_own_address(self._host):
+            with contextlib.suppress(OSError):  # another process of this machine may serve it
+                # A host name often resolves to a loopback address on the host itself, where other
+                # machines could not connect: so a name listens on all interfaces.
+                self._server = _Server(listen_on(self._host if is_address(self._host) else "", self._port))
+        opened = socket.create_connection((self._host, self._port), timeout=CONNECT_S)
+        opened.settimeout(ANSWER_S)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
+
+    def _end(self) -> None:
+        server, self._server = self._server, None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if server is not None:
+            server.close()
+
+    def _failure(self) -> BackendFailed:
+        return BackendFailed(
+            f"the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({self._reason}); does the agent on"
+            f" that host run? This one goes on by itself when it is back"
+        )
+
+
+def in_thread(act: Callable[[], socket.socket]) -> Future[socket.socket]:
+    """Raises RuntimeError where no thread can be started."""
+    future: Future[socket.socket] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except Exception as error:  # raised again by the call that asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="rendezvous-connect", daemon=True).start()
+    return future
+
+
+def is_own_address(host: str) -> bool:
+    """Whether `host` names an address of this machine: no other address can be bound."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
+
+
+def is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return host == "localhost"
+
+
+def _line(opened: socket.socket) -> bytes:
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        part = opened.recv(65536)
+        if not part:
+            raise ConnectionError("the store has ended")
+        found += part
+        if len(found) > LINE_LIMIT_BYTES:
+            raise ValueError("does another program use that port?")
+    return bytes(found)
+
+
+def _bytes(value: str) -> bytes:
+    try:
+        return b64decode(value, validate=True)
+    except ValueError as error:
+        raise BackendFailed(f"expected the group in base64, found {value[:40]!r}") from error

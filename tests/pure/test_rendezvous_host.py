@@ -1,0 +1,206 @@
+"""The store in the memory of one agent: it is lost, an empty one follows, and no version steps
+back.
+"""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+from etcd_servers import free_port
+
+from elastic.rendezvous.backends import host as host_module
+from elastic.rendezvous.backends.backend import BackendFailed, MayHost
+from elastic.rendezvous.backends.host import HostBackend
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Opens nodes on one port. Those that shall not host the store could not, as on another
+    machine.
+    """
+    # A busy machine may take longer than the limits for what is not meant to reach them.
+    for limit, seconds in {"RETRY_S": 0.0, "CONNECT_S": 60.0, "ANSWER_S": 60.0}.items():
+        monkeypatch.setattr(host_module, limit, seconds)
+    port, opened = free_port(), []
+
+    def node(*, host=False):
+        monkeypatch.setattr(host_module, "is_own_address", lambda _: host)
+        opened.append(HostBackend(f"127.0.0.1:{port}", "g"))
+        if host:
+            opened[-1].read()
+        return opened[-1]
+
+    yield node
+    for each in opened:
+        each.close()
+
+
+def polled(act):
+    """As agents poll: the first call finds the old connection broken."""
+    for _ in range(50):
+        with contextlib.suppress(BackendFailed):
+            return act()
+    return act()
+
+
+def test_a_name_that_comes_to_mean_this_machine_is_served(nodes, monkeypatch):
+    """A pod's agent starts before the pod's name has its new address."""
+    answers = iter([False, True])
+    monkeypatch.setattr(host_module, "is_own_address", lambda _: next(answers))
+    with contextlib.closing(HostBackend(f"127.0.0.1:{free_port()}", "g")) as early:
+        with pytest.raises(BackendFailed):
+            early.read()
+        assert not early.is_host
+        assert polled(early.read) is None
+        assert early.is_host
+
+
+def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
+    """Two agents on the machine of the endpoint, and a third one elsewhere."""
+    first, second, third = nodes(host=True), nodes(host=True), nodes()
+    assert third.compare_and_set(None, b"x")
+    assert isinstance(first, MayHost)
+    assert [each.is_host for each in (first, second, third)] == [True, False, False]
+    assert second.read() == third.read()
+
+
+def test_a_survivor_puts_the_newest_state_back_into_an_empty_store(nodes):
+    """The host dies with the store. Another serves an empty one at the same address and writes
+    before the survivor polls.
+    """
+    host, survivor = nodes(host=True), nodes()
+    survivor.publish_generation(7)
+    survivor.beat("s")
+    survivor.beat("s")
+    assert survivor.compare_and_set(None, b"one")
+    assert survivor.compare_and_set(survivor.read()[0], b"two")
+    newest = survivor.read()
+    host.close()
+    assert not survivor.compare_and_set(newest[0], b"")
+    for call in (survivor.read, survivor.beats, lambda: survivor.beat("s")):
+        with pytest.raises(BackendFailed, match="does the agent on that host run"):
+            call()
+
+    restarted = nodes(host=True)
+    restarted.publish_generation(1)
+    assert restarted.compare_and_set(None, b"a beginning of its own")
+    assert polled(survivor.read) == restarted.read() == newest
+    survivor.publish_generation(7)
+    assert restarted.shown_generation() == 7
+    before = survivor.beats().get("s")
+    survivor.beat("s")
+    assert before is None and restarted.beats() == {"s": 3}
+    assert restarted.compare_and_set(newest[0], b"three")
+    assert survivor.read()[0] > newest[0] and survivor.read()[1] == b"three"
+
+
+def test_survivors_that_restore_a_store_at_once_agree(nodes):
+    """One has seen one version more than the other. Both, and a new node that writes, find an empty
+    store, again and again.
+    """
+    for _ in range(10):
+        host, older, newer = nodes(host=True), nodes(), nodes()
+        assert newer.compare_and_set(None, b"1")
+        assert newer.compare_and_set(older.read()[0], b"2")
+        newest = newer.read()
+        host.close()
+        restarted = nodes(host=True)
+        barrier = threading.Barrier(3)
+
+        def at_once(act, barrier=barrier):
+            barrier.wait(timeout=60)
+            polled(act)
+
+        acts = [older.read, newer.read, lambda node=restarted: node.compare_and_set(None, b"fresh")]
+        threads = [threading.Thread(target=at_once, args=(act,)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert [polled(each.read) for each in (newer, older, restarted)] == [newest] * 3
+        for each in (older, newer, restarted):
+            each.close()
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_later_generation_wins_over_many_versions_of_an_earlier(nodes, is_published):
+    """An empty store reaches generation 3 in one write, before a survivor that wrote often in
+    generation 2 polls again. The write that forms it may come before it is published.
+    """
+    host, survivor = nodes(host=True), nodes()
+    survivor.publish_generation(2)
+    version = None
+    for _ in range(20):
+        assert survivor.compare_and_set(version, b"old")
+        version, _ = survivor.read()
+    host.close()
+    restarted = nodes(host=True)
+    restarted.publish_generation(3 if is_published else 2)
+    restarted.write_as_of(3)
+    assert restarted.compare_and_set(None, b"new")
+    assert polled(survivor.read) == restarted.read()
+    assert survivor.read()[1] == b"new"
+
+
+def test_of_two_writers_of_equal_values_only_one_wins(nodes):
+    """Both evict the same node, so both write the same bytes for the same version."""
+    first, second = nodes(host=True), nodes()
+    assert first.compare_and_set(None, b"same")
+    assert not second.compare_and_set(None, b"same")
+
+
+@pytest.mark.parametrize("line", [b"\x80\x04cos\n", b"{}\n", b'{"op": "x", "group": 1}\n', b"\n", b"[" * 90])
+def test_a_stranger_at_the_port_ends_its_own_connection_alone(nodes, line):
+    """Bytes that are no question."""
+    host = nodes(host=True)
+    with socket.create_connection(("127.0.0.1", host._port)) as stranger:
+        stranger.sendall(line)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(60.0)
+        assert stranger.recv(1) == b""
+    assert host.read() is None
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400\r\n\r\n", b"{}\n", b""])
+def test_another_program_at_the_port_is_a_failure(answer, monkeypatch):
+    """It answers, and not as a store does."""
+    monkeypatch.setattr(host_module, "is_own_address", lambda _: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        node = HostBackend(f"127.0.0.1:{server.getsockname()[1]}", "g")
+        with contextlib.closing(node), pytest.raises(BackendFailed):
+            node.read()
+        thread.join(timeout=60)
+
+
+def test_a_host_that_never_answers_holds_up_no_call_for_long(monkeypatch):
+    """It listens; and then no name server answers, which is asked once."""
+    monkeypatch.setattr(host_module, "is_own_address", lambda _: False)
+    monkeypatch.setattr(host_module, "ANSWER_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        node = HostBackend(f"127.0.0.1:{port}", "g")
+        with contextlib.closing(node), pytest.raises(BackendFailed, match="timed out"):
+            node.read()
+    answers, asked = threading.Event(), []
+    monkeypatch.setattr(host_module, "CONNECT_S", 0.0)
+    monkeypatch.setattr(host_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(
+        host_module, "is_own_address", lambda name: bool(asked.append(name)) or not answers.wait(60)
+    )
+    node = HostBackend(f"127.0.0.1:{port}", "g")
+    for _ in range(3):
+        with pytest.raises(BackendFailed, match="no name server answers"):
+            node.read()
+    assert len(asked) == 1
+    answers.set()
+    node.close()
