@@ -27,7 +27,7 @@ from elastic.observe.logged_event import last
 from elastic.observe.loss_words import loss_words
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.one_clock import ahead_of_generations
-from elastic.observe.recovery_line import recovery_line
+from elastic.observe.recovery import recoveries, recovery_line
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
@@ -196,7 +196,8 @@ class ConsoleFollower:
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
                     trained = columns_of(newest_lines(self._metrics), ahead_of_generations(events))
-                    if line := recovery_line(events, trained, each.generation):
+                    found = [one for one in recoveries(events, trained) if one.generation <= each.generation]
+                    if found and found[-1].generation == each.generation and (line := recovery_line(found)):
                         self._screen.print_line(printable(line))
 
     def _show_progress(self) -> None:

@@ -1,11 +1,15 @@
-"""How a generation ended, and when the last of its nodes was gone."""
+"""How and why a generation ended, and when the last of its nodes was gone.
 
-from collections.abc import Mapping
+It does not promise to know why: where no event tells, it says the cause of the next generation.
+"""
+
+from collections.abc import Collection, Mapping
 
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, in_generation, of_kind
 from elastic.observe.step_columns import GenerationSteps
 
+_LONGEST_MESSAGE = 100
 REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison alone
 NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 
@@ -86,3 +90,54 @@ def down_since_s(before: Start, after: Start, events: Events, last_s: float) -> 
         return None
     lost_s = lost_steps_s(in_generation(events, after.generation))
     return min(max([last_s, *lost_s]), after.time)
+
+
+def why_ended(events: Events, before: Start, after: Start) -> str:
+    """What ended the generation before. events: at least those of that generation."""
+    then, now = set(before.event.nodes), set(after.event.nodes)
+    match after.event.cause:
+        case "failure":
+            found = failure_of(in_generation(events, before.generation))
+            return "failure" if found is None else found[1]
+        case "node lost" if then - now:
+            return f"{nodes(then - now)} lost"
+        case "node left" if then - now:
+            return f"{nodes(then - now)} left"
+        case "node joined" if now - then:
+            return f"{nodes(now - then)} joined"
+        case cause:
+            return str(cause)
+
+
+def nodes(ids: Collection[str]) -> str:
+    names = ", ".join(sorted(ids))
+    return f"node {names}" if len(ids) == 1 else f"nodes {names}"
+
+
+def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
+    """The first worker that failed by itself: the event, and in words.
+
+    own: events of one generation. A hang and an exception say more than the exit.
+    """
+    messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
+    said = ((each, _failed(each.event, messages)) for each in own)
+    return next(((each, words) for each, words in said if words), None)
+
+
+def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
+    """Empty for what is no failure. messages: of the exceptions, by rank."""
+    if isinstance(event, kinds.HangDetected):
+        return f"rank {event.rank} hung"
+    if isinstance(event, kinds.WorkerFailed):
+        return f"rank {event.rank} failed ({_short(event.message)})"
+    if isinstance(event, kinds.WorkerExited) and not event.victim and event.signal is not None:
+        return f"rank {event.rank} was killed by {event.signal}"
+    if isinstance(event, kinds.WorkerExited) and not event.victim and event.code:
+        said = messages.get(event.rank, f"exit code {event.code}")
+        return f"rank {event.rank} failed ({_short(said)})"
+    return ""
+
+
+def _short(message: str) -> str:
+    first = message.strip().partition("\n")[0]
+    return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE]}..."

@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic import events as kinds
-from elastic.observe.generation_end import Start, down_since_s, last_seen_s, last_sign_s, planned_stop
+from elastic.observe.generation_end import (
+    Start,
+    down_since_s,
+    last_seen_s,
+    last_sign_s,
+    planned_stop,
+    why_ended,
+)
 from elastic.observe.logged_event import Events, by_generation, first, of_kind
-from elastic.observe.recovery_line import why_ended
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 # What follows a generation until the next one begins: nothing, for that begins at once; a planned

@@ -13,11 +13,20 @@ from itertools import zip_longest
 from typing import Any
 
 from elastic import events as kinds
-from elastic.observe.generation_end import NODE_LOST, Start, ended_by_loss, lost_nodes
+from elastic.observe.generation_end import (
+    NODE_LOST,
+    Start,
+    ended_by_loss,
+    failure_of,
+    lost_nodes,
+    nodes,
+    why_ended,
+)
 from elastic.observe.generations import AT_ONCE, DOWN, Generation
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery_line import failure_of, nodes, why_ended
+from elastic.observe.recovery import Recovery, recovery_line
 
+_MOST_LATELY = 8
 NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells which
 
 
@@ -25,7 +34,7 @@ NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells 
 class Incident:
     """time: seconds since 1970. node: where it happened, empty where that is not known.
 
-    kind: fault, drain, save, state or end.
+    kind: fault, drain, save, state or end; of `lately`, generation, recovery and checkpoint too.
     """
 
     time: float
@@ -66,6 +75,43 @@ def incidents(events: Events, generations: Sequence[Generation], state: str) -> 
     ]
     found += [*_lost_nodes(events), *_without_a_word(events, generations, state)]
     return sorted(found, key=lambda each: each.time)
+
+
+def lately(
+    events: Events, shown: Sequence[Incident], begun: Sequence[Generation], recovered: Sequence[Recovery]
+) -> list[Incident]:
+    """The newest of all that a reader may be told, the oldest first: incidents, generations, what
+    each recovery cost, and committed checkpoints.
+    """
+    found = [*shown[-_MOST_LATELY:]]
+    for each in begun[-_MOST_LATELY:]:
+        nodes, workers = len(each.nodes), each.world_size
+        text = (
+            f"generation {each.generation} ({each.cause}): {workers} worker{'' if workers == 1 else 's'} on"
+            f" {nodes} node{'' if nodes == 1 else 's'}"
+        )
+        found.append(_of_rank_0(each, each.begins_s, "generation", text))
+    of = {each.generation: each for each in begun}
+    for place in range(max(0, len(recovered) - _MOST_LATELY), len(recovered)):
+        one = recovered[place]
+        if (text := recovery_line(recovered[: place + 1])) and one.ended_s is not None:
+            found.append(_of_rank_0(of[one.generation], one.ended_s, "recovery", text))
+    found += [
+        Incident(
+            time=each.time,
+            generation=each.generation,
+            node=each.node,
+            kind="checkpoint",
+            text=f"checkpoint of step {each.event.step} committed",
+        )
+        for each in of_kind(events, kinds.CheckpointCommitted)[-_MOST_LATELY:]
+    ]
+    return sorted(found, key=lambda each: each.time)[-_MOST_LATELY:]
+
+
+def _of_rank_0(of: Generation, time: float, kind: str, text: str) -> Incident:
+    node = of.nodes[0] if of.nodes else ""
+    return Incident(time=time, generation=of.generation, node=node, kind=kind, text=text)
 
 
 def faults(events: Events, generations: Sequence[Generation], state: str) -> list[Fault]:

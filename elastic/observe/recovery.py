@@ -26,7 +26,7 @@ Times are those of one_clock.py, which nodes share to within a second or so.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 from elastic import events as kinds
 from elastic.observe.generation_end import (
@@ -36,6 +36,7 @@ from elastic.observe.generation_end import (
     last_seen_s,
     last_sign_s,
     planned_stop,
+    why_ended,
 )
 from elastic.observe.logged_event import (
     Events,
@@ -68,8 +69,8 @@ class Recovery:
     down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
     generations there were since the last one that brought a new step, this one included; the phases
     and the lost steps are those of this one, the total is that of all of them. generation: the one
-    that it led to. step, ended_s: its first new step, and when that ended, in seconds since 1970;
-    None while there is none.
+    that it led to; why: what ended the one before, in words. step, ended_s: its first new step, and
+    when that ended, in seconds since 1970; None while there is none.
     """
 
     cause: str
@@ -85,6 +86,7 @@ class Recovery:
     generation: int
     step: int | None
     ended_s: float | None
+    why: str
 
 
 def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
@@ -96,6 +98,27 @@ def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
         for place, start in enumerate(starts)
         if start.event.cause not in ("start", REHEARSAL)
     ]
+
+
+def recovery_line(found: Sequence[Recovery]) -> str:
+    """What the last of them cost, in one line: where the run is back, how soon, and why.
+
+    Empty where it has brought no new step. Where a fault met a generation that had brought none
+    yet, it is one recovery in several tries, since the first of the faults.
+    """
+    newest = found[-1]
+    if newest.step is None or newest.total_s is None:
+        return ""
+    # A rehearsal among the tries is no recovery.
+    failed = takewhile(lambda each: each.step is None, found[-2 : -newest.tries - 1 : -1])
+    tries = [*reversed([*failed]), newest]
+    down_s, lost = sum(each.down_s or 0.0 for each in tries), sum(each.lost_steps for each in tries)
+    down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
+    number = f" in {newest.tries} tries" if newest.tries > 1 else ""
+    return (
+        f"back at step {newest.step} after {newest.total_s:.2f} s{down}{number}: {tries[0].why},"
+        f" {lost} step{'' if lost == 1 else 's'} lost"
+    )
 
 
 def since_new_step(own: Mapping[int, Events], starts: Sequence[Start]) -> list[Start]:
@@ -151,6 +174,7 @@ def recovery_of(
         generation=start.generation,
         step=new_step.event.step if new_step else None,
         ended_s=_time(new_step),
+        why=start.event.cause if before is None else why_ended(own[before.generation], before, start),
     )
 
 

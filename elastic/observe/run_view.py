@@ -18,7 +18,7 @@ from elastic.observe.doubts import logged_by_rank, not_restored
 from elastic.observe.generation_end import Start
 from elastic.observe.generations import Generation, generations
 from elastic.observe.goodput import TimeSpent, time_spent
-from elastic.observe.incidents import Fault, Incident, faults, incidents
+from elastic.observe.incidents import Fault, Incident, faults, incidents, lately
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.newest_checkpoint import newest_checkpoint
 from elastic.observe.plain_script import PlainScript, end_of_run, plain_script
@@ -145,7 +145,8 @@ class RunView:
     generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
     in a row without a new step.
 
-    lost_steps: that were done again. recent_step_s: the median of the newest steps. slow_ranks: for
+    lately: the newest incidents, and what else a reader is told as it happens. lost_steps: that
+    were done again. recent_step_s: the median of the newest steps. slow_ranks: for
     which the group waited, slow_now: in the newest generation that has steps. shards_by_rank: how
     many each rank of the newest generation computes, empty where all have as many, but for one.
     snapshots: what `--snapshot-every auto` chose last. lineage: the states of other runs that this
@@ -181,6 +182,7 @@ class RunView:
     recoveries: list[Recovery]
     incidents: list[Incident]
     faults: list[Fault]
+    lately: list[Incident]
     checkpoints: Checkpoints
     audits: AuditCounts
     rehearsals: ComparedSteps
@@ -228,6 +230,8 @@ def view_of(
     workers, world_size = _training(events, start, ages_s) if start and state == "running" else ([], 0)
     plain = plain_script(events, running_s)
     each_generation = generations(events, trained, running_s)
+    recovered = [] if plain else recoveries(events, trained)
+    happened = incidents(events, each_generation, state)
     restores = [each.event for each in of_kind(events, kinds.Restored)]
     error = last(events, kinds.WorkerFailed) if failed and end is None else None
     snapshots = last(events, kinds.SnapshotInterval)
@@ -253,8 +257,9 @@ def view_of(
         step_time_s=_step_time(trained),
         recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
         generations=each_generation,
-        recoveries=[] if plain else recoveries(events, trained),
-        incidents=incidents(events, each_generation, state),
+        recoveries=recovered,
+        incidents=happened,
+        lately=lately(events, happened, each_generation, recovered),
         faults=faults(events, each_generation, state),
         checkpoints=_checkpoints(events),
         audits=AuditCounts(done=trained.num_audited, failed=len(of_kind(events, kinds.AuditFailed))),

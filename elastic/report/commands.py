@@ -7,7 +7,7 @@ tables are imported where they are shown.
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from types import ModuleType
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
+from elastic.observe.log import read_events
 from elastic.observe.reader import read_newest, read_run
 from elastic.observe.run_view import view_of
+from elastic.observe.step_reader import StepReader
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-from elastic.report.begun_with import parent_of
-from elastic.report.compare_runs import compare_runs
+from elastic.report.begun_with import begun_with, parent_of
+from elastic.report.chains import StepChains
+from elastic.report.diff import ComparedRun, Difference, compare, compared_run
 from elastic.report.download import readable, unreadable
 from elastic.report.html_page import write_page
 from elastic.report.page import page_of, page_of_two
@@ -74,19 +77,34 @@ def _report(run: RunDir) -> Answer:
     ages_s: Mapping[str, float] = {}
     with suppress(StoreFailed):  # what it would say is how long the run has stood still
         ages_s = heartbeat_ages_s(run.rendezvous_url)
-    found = report_of(view_of(record, ages_s, parent_of(run)))
-    return found, lambda tables: tables.report_tables(run.url, found), True
+    view = view_of(record, ages_s, parent_of(run))
+    return report_of(view), lambda tables: tables.report_tables(run.url, view), True
 
 
 def _status(run: RunDir) -> Answer:
     record = read_newest(run)
-    found = status_of(view_of(record, heartbeat_ages_s(run.rendezvous_url)))
-    return found, lambda tables: tables.status_tables(run.url, found), True
+    view = view_of(record, heartbeat_ages_s(run.rendezvous_url))
+    return status_of(view), lambda tables: tables.status_tables(run.url, view), True
 
 
 def _diff(a: RunDir, b: RunDir) -> Answer:
     found = compare_runs(a, b)
     return found, lambda tables: tables.diff_text(found), found.same
+
+
+def compare_runs(a: RunDir, b: RunDir) -> Difference:
+    """Each line is read once, and none is kept. Raises OSError."""
+    return compare(*_compared(a), *_compared(b), (begun_with(a), begun_with(b)))
+
+
+def _compared(run: RunDir) -> tuple[ComparedRun, StepChains]:
+    # Events first: the steps that they tell of are in the metrics by then.
+    events, chains = read_events(run.events), StepChains()
+    with closing(StepReader(run.metrics)) as reader:
+        for batch in reader.batches():
+            if batch is not None:
+                chains.add(batch)
+    return compared_run(events, chains), chains
 
 
 def _verify(run: RunDir) -> Answer:

@@ -56,7 +56,7 @@ def compare(
     chains_a: StepChains,
     b: ComparedRun,
     chains_b: StepChains,
-    begun_with: tuple[Identity | None, Identity | None] = (None, None),
+    of: tuple[Identity | None, Identity | None] = (None, None),
 ) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
@@ -64,7 +64,7 @@ def compare(
     """
     step, common_steps = _first_difference(chains_a, chains_b)
     same, reason = _judged(step, common_steps, a, b)
-    with_a, with_b = begun_with
+    with_a, with_b = of
     return Difference(
         same=same,
         reason="; ".join([reason, *_not_compared(a, b)]),

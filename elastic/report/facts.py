@@ -3,54 +3,53 @@
 Texts of a run are foreign here; they are escaped where they are shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, StepDiffered, Stopped
 from elastic.observe.loss_words import loss_words
 from elastic.observe.plain_script import PlainScript
-from elastic.observe.run_view import ComparedSteps
+from elastic.observe.run_view import ComparedSteps, RunView
 from elastic.observe.slow_ranks import SlowRank
-from elastic.report.report import Report
-from elastic.report.shards import shards_text
 
+_MOST_RANKS = 8  # named for one number of shards
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
 
 
-def report_facts(report: Report) -> dict[str, str]:
+def report_facts(view: RunView) -> dict[str, str]:
     """What the report says beside its tables, by label."""
-    step_time, checkpoints, failed = report.step_time_s, report.checkpoints, report.failed
-    how = {"finished": ended("yes" if report.finished else "no", report.stopped)}
-    if report.plain is not None:
-        return how | plain_facts(report.plain)
+    if view.plain is not None:
+        return {"state": view.state} | plain_facts(view.plain)
+    how = {"finished": ended("yes" if view.end else "no", view.stopped)}
+    step_time, checkpoints, failed, spent = view.step_time_s, view.checkpoints, view.failed, view.time
     return (
         how
         | ({"failed": f"exit code {failed.exit_code}: {failed.reason}"} if failed else {})
         | {
-            "steps": str(report.steps),
-            "epochs": f"{report.epochs} complete",
-            "lost steps": str(report.lost_steps),
-            "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
-            "lost to": _badput(report.badput_s),
+            "steps": str(view.step),
+            "epochs": f"{view.epochs} complete",
+            "lost steps": str(view.lost_steps),
+            "goodput": "unknown" if spent is None or spent.goodput is None else f"{spent.goodput:.1%}",
+            "lost to": _badput(spent.badput_s if spent else {}),
             "step time": f"median {value_text(step_time.median, ' s')}, p99 {value_text(step_time.p99, ' s')}",
         }
-        | _slow_ranks(report.slow_ranks)
-        | ({"shards": shards_text(report.shards_by_rank)} if report.shards_by_rank else {})
+        | _slow_ranks(view.slow_ranks)
+        | ({"shards": shards_text(view.shards_by_rank)} if view.shards_by_rank else {})
         | {
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
-            "audits": f"{report.audits.done} done, {report.audits.failed} failed",
-            "rehearsals": _compared(report.rehearsals),
-            "overlaps": _compared(report.overlaps),
-            "snapshots": _snapshots(report.snapshots),
-            "final digest": value_text(report.final_digest),
+            "audits": f"{view.audits.done} done, {view.audits.failed} failed",
+            "rehearsals": _compared(view.rehearsals),
+            "overlaps": _compared(view.overlaps),
+            "snapshots": _snapshots(view.snapshots),
+            "final digest": value_text(view.end.digest or None if view.end else None),
         }
-        | _lineage(report.lineage)
-        | _listed("not restored", [f"{name}: {values}" for name, values in report.not_restored.items()])
-        | _accepted(report.accepted)
-        | _replays(report.replays)
-        | _edits(report.edits)
-        | _named("logged, of rank 0 alone", report.logged_by_rank)
-        | _unreadable(report.unreadable_lines)
+        | _lineage(view.lineage)
+        | _listed("not restored", [f"{name}: {values}" for name, values in view.not_restored.items()])
+        | _accepted(view.accepted)
+        | _replays(view.replays)
+        | _edits(view.edits)
+        | _named("logged, of rank 0 alone", view.logged_by_rank)
+        | _unreadable(view.unreadable_lines)
     )
 
 
@@ -142,3 +141,15 @@ def plain_facts(script: PlainScript) -> dict[str, str]:
         "last exit": script.last_exit or "-",
         "time": f"{script.running_s:.1f} s with workers",
     }
+
+
+def shards_text(shards: Sequence[int]) -> str:
+    """For a reader: which ranks have how many, the fewest first."""
+    of_counts: dict[int, list[int]] = {}
+    for rank, count in enumerate(shards):
+        of_counts.setdefault(count, []).append(rank)
+    parts = []
+    for count, ranks in sorted(of_counts.items()):
+        named = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
+        parts.append(f"{count} on rank{'s' if len(ranks) > 1 else ''} {named}")
+    return "; ".join(parts)

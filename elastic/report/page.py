@@ -15,7 +15,6 @@ from elastic.observe.series import Series
 from elastic.report.diff import Difference
 from elastic.report.facts import report_facts
 from elastic.report.headline import headline, time_went_to
-from elastic.report.report import report_of
 from elastic.report.timeline import since, timeline
 from elastic.report.words import short, shortened_at_front
 
@@ -54,9 +53,7 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
         "slowest": _series(curves.slowest_s if curves else None),
         "others": _series(curves.others_s if curves else None),
         "clock": _series(curves.time_s if curves else None, view.began_s or 0.0),
-        "facts": {
-            short(label): short(text, _MOST_FACT) for label, text in report_facts(report_of(view)).items()
-        },
+        "facts": {short(label): short(text, _MOST_FACT) for label, text in report_facts(view).items()},
         "traceback": shortened_at_front(view.traceback, _MOST_TRACEBACK),
     }
 

@@ -1,26 +1,20 @@
 """What `report --json` prints of a run: figures of its view, under names that scripts rely on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from elastic import events as kinds
-from elastic.config.parent import Ancestor, Parent
-from elastic.observe.logged_event import Events
+from elastic.config.parent import Ancestor
 from elastic.observe.plain_script import PlainScript
 from elastic.observe.recovery import Recovery
 from elastic.observe.run_view import (
     AuditCounts,
     ComparedSteps,
     Divergence,
-    Record,
     RunView,
     ScheduledNode,
     StepTime,
-    view_of,
 )
 from elastic.observe.slow_ranks import SlowRank
-from elastic.observe.step_columns import StepColumns, columns_of
-from elastic.observe.step_line import StepLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +103,3 @@ def report_of(view: RunView) -> Report:
         unreadable_lines=view.unreadable_lines,
         plain=view.plain,
     )
-
-
-def summarise(
-    events: Events,
-    lines: Sequence[StepLine] | StepColumns,
-    parent: Parent | None = None,
-    now_s: float | None = None,
-) -> Report:
-    """now_s: seconds since 1970, where the run goes on."""
-    steps = lines if isinstance(lines, StepColumns) else columns_of(lines)
-    newest_s = max((each.time for each in events), default=0.0)
-    age_s, beats = (0.0, {}) if now_s is None else (now_s - newest_s, {"": 0.0})
-    return report_of(view_of(Record(events=events, steps=steps, newest=None, age_s=age_s), beats, parent))

@@ -14,11 +14,11 @@ from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.observe.log import read_events
+from elastic.observe.reader import read_newest
+from elastic.observe.run_view import view_of
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.find_runs import Found, Unread, find_runs
-from elastic.report.run_reader import newest_step, status_now
 from elastic.storage.remote import Objects, check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock
@@ -97,17 +97,16 @@ def _line(name: str, run: RunDir, size: Callable[[], int]) -> RunLine:
     """Whatever is wrong with a run is a word in its own line."""
     try:
         with readable(run) as local:
-            events = read_events(local.events)
-            newest = newest_step(local, events)
-            found, now_s = status_now(local, events, newest, heartbeat_ages_s(run.rendezvous_url))
+            view = view_of(read_newest(local), heartbeat_ages_s(run.rendezvous_url))
             word, reason = _wrong_identity(local)
+        newest = view.newest
         return RunLine(
             name=name,
-            state=word or found.state,
-            step=None if found.plain else found.step,
-            steps=found.steps,
+            state=word or view.state,
+            step=None if view.plain else newest.step if newest else 0,
+            steps=view.length,
             loss=newest.loss if newest else None,
-            age_s=max(0.0, now_s - newest.time) if newest and newest.time is not None else None,
+            age_s=max(0.0, view.now_s - newest.time) if newest and newest.time is not None else None,
             size_bytes=size(),
             reason=reason,
         )

@@ -1,16 +1,10 @@
 """What `status --json` prints of a run: where it stands now."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic import events as kinds
-from elastic.observe.logged_event import Events
 from elastic.observe.plain_script import PlainScript
-from elastic.observe.run_view import ALIVE_WITHIN_S, Record, RunView, Worker, view_of
-from elastic.observe.step_columns import StepColumns
-from elastic.observe.step_line import StepLine
-
-__all__ = ["ALIVE_WITHIN_S", "LastCheckpoint", "Status", "Worker", "status", "status_of"]
+from elastic.observe.run_view import RunView, Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +46,3 @@ def status_of(view: RunView) -> Status:
         stopped=view.stopped,
         plain=view.plain,
     )
-
-
-def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
-    times_s = [*(each.time for each in events), *([newest.time] if newest and newest.time else [])]
-    record = Record(events=events, steps=StepColumns(), newest=newest, age_s=now - max(times_s, default=0.0))
-    return status_of(view_of(record, beat_ages_s))

@@ -12,12 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.observe.loss_words import loss_words
-from elastic.observe.run_view import ScheduledNode
+from elastic.observe.run_view import RunView, ScheduledNode
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.facts import ended, plain_facts, report_facts, value_text
-from elastic.report.report import GenerationSummary, Report
 from elastic.report.runs import Runs
-from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
 
@@ -26,9 +24,9 @@ def show(what: RenderableType) -> None:
     Console(highlight=False).print(what, soft_wrap=True)
 
 
-def report_tables(name: str, report: Report) -> RenderableType:
-    parts: list[RenderableType] = [_facts(name, report_facts(report)), _generations(report.generations)]
-    if report.recoveries:
+def report_tables(name: str, view: RunView) -> RenderableType:
+    parts: list[RenderableType] = [_facts(name, report_facts(view)), _generations(view)]
+    if view.recoveries:
         columns: tuple[str, ...] = (
             "cause",
             "lost",
@@ -41,34 +39,36 @@ def report_tables(name: str, report: Report) -> RenderableType:
             "total",
         )
         # Nine columns find room in 80 letters.
-        rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(columns)] for each in report.recoveries)
+        rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(columns)] for each in view.recoveries)
         title = "recoveries: lost steps, phases in seconds, total since the first fault"
         parts.append(_table(title, columns, rows, space=0))
-    if report.divergences:
+    if view.divergences:
         columns = ("step", "node", "entry", "verdict")
-        rows = map(astuple, report.divergences)
+        rows = map(astuple, view.divergences)
         parts.append(_table("steps after which the ranks' states differed: who was wrong", columns, rows))
-    if report.scheduled:
-        jobs = ((each.node, _job(each), each.restarts, each.host) for each in report.scheduled)
+    if view.scheduled:
+        jobs = ((each.node, _job(each), each.restarts, each.host) for each in view.scheduled)
         parts.append(_table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
 
-def status_tables(name: str, status: Status) -> RenderableType:
-    saved = status.last_checkpoint
-    workers = f"world size {status.world_size}" if status.workers else "no workers"
+def status_tables(name: str, view: RunView) -> RenderableType:
+    saved = view.checkpoints.newest
+    workers = f"world size {view.world_size}" if view.workers else "no workers"
     rows = {
-        "state": ended(status.state, status.stopped),
-        "step": f"{status.step} of {status.steps or 'an unknown number'}",
-        "generation": f"{status.generation}, {workers}",
-        "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
+        "state": ended(view.state, view.stopped),
+        "step": f"{view.newest.step if view.newest else 0} of {view.length or 'an unknown number'}",
+        "generation": f"{view.generation}, {workers}",
+        "last checkpoint": f"step {saved.step}, {max(0.0, view.now_s - saved.time):.0f} s ago"
+        if saved
+        else "none",
     }
-    if status.plain is not None:
-        rows = {name: rows[name] for name in ("state", "generation")} | plain_facts(status.plain)
+    if view.plain is not None:
+        rows = {name: rows[name] for name in ("state", "generation")} | plain_facts(view.plain)
     facts = _facts(name, rows)
-    if not status.workers:
+    if not view.workers:
         return facts
-    return Group(facts, _table("workers", ("rank", "node", "pid"), map(astuple, status.workers)))
+    return Group(facts, _table("workers", ("rank", "node", "pid"), map(astuple, view.workers)))
 
 
 def diff_text(diff: Difference) -> RenderableType:
@@ -148,13 +148,15 @@ def _facts(name: str, facts: Mapping[str, str]) -> Group:
     return Group(Text(printable(name), style="bold"), table)
 
 
-def _generations(generations: list[GenerationSummary]) -> Table:
-    columns = ("generation", "cause", "world size", "nodes", "first step", "last step")
+def _generations(view: RunView) -> Table:
+    """The steps of a plain script are its own."""
+    names = ["generation", "cause", "world_size", "nodes"]
+    names += [] if view.plain else ["first_step", "last_step"]
     rows = (
-        (each.generation, each.cause, each.world_size, ", ".join(each.nodes), each.first_step, each.last_step)
-        for each in generations
+        tuple(", ".join(each.nodes) if name == "nodes" else getattr(each, name) for name in names)
+        for each in view.generations
     )
-    return _table("generations", columns, rows)
+    return _table("generations", [name.replace("_", " ") for name in names], rows)
 
 
 def _table(

@@ -1,11 +1,10 @@
 """The order in which report and status take events, when clocks are wrong."""
 
 from logged import logged
+from viewed import viewed
 
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.step_line import StepLine
-from elastic.report.report import summarise
-from elastic.report.status import status
 from elastic.testing.fakes import FakeClock
 
 HOUR_S = 3600.0
@@ -37,9 +36,8 @@ def test_a_clock_that_is_set_back_makes_no_older_generation_the_newest(tmp_path)
     write(tmp_path, "uploader", clock, (2, saved[2]))
 
     events = read_events(tmp_path)
-    now = status(events, StepLine(step=13, time=clock.now, generation=2), {}, clock.now)
-    assert (now.state, now.generation, now.last_checkpoint.step) == ("running", 2, 12)
-    report = summarise(events, [])
+    report = viewed(events, newest=StepLine(step=13, time=clock.now, generation=2), now=clock.now)
+    assert (report.state, report.generation, report.checkpoints.newest.step) == ("running", 2, 12)
     assert [each.generation for each in report.generations] == [1, 2]
     assert [each.cause for each in report.recoveries] == ["failure"]
     assert report.failed is None

@@ -4,13 +4,10 @@ import io
 from contextlib import redirect_stdout
 
 from logged import logged
+from viewed import viewed
 
-from elastic.observe.run_view import Record, view_of
-from elastic.observe.step_columns import columns_of
 from elastic.report import tables
-from elastic.report.headline import headline
-from elastic.report.report import summarise
-from elastic.report.status import status
+from elastic.report.report import report_of
 
 ONE = {"world_size": 1, "nodes": ["n1"], "plain": True}
 FAILED_ONCE = [
@@ -22,41 +19,41 @@ FINISHED = [*FAILED_ONCE, logged("run_finished", 120.0, 2, steps=0, epochs=0, di
 
 
 def shown(events, now=130.0, beats=None):
-    """What `status` and `report` print, and the headline of the page."""
-    found, report = status(events, None, beats or {}, now), summarise(events, [])
+    """What `status` and `report` print."""
+    found = viewed(events, beats=beats, now=now)
     with redirect_stdout(io.StringIO()) as out:
         tables.show(tables.status_tables("run", found))
-        tables.show(tables.report_tables("run", report))
-    return f"{out.getvalue()}\n{headline(view_of(Record(events=events, steps=columns_of([]), newest=None, age_s=now - max(each.time for each in events)), beats))}"
+        tables.show(tables.report_tables("run", found))
+    return out.getvalue()
 
 
 def test_a_plain_script_that_runs_shows_restarts_and_time():
-    found = status(FAILED_ONCE, None, {"n1": 1.0}, 115.0)
+    found = viewed(FAILED_ONCE, beats={"n1": 1.0}, now=115.0)
     assert found.state == "running"
     assert (found.plain.restarts, found.plain.last_exit) == ({"failure": 1}, "rank 0 ended with signal 9")
     assert found.plain.running_s == 13.0
 
 
 def test_a_finished_plain_script_has_no_steps_nor_goodput():
-    report = summarise(FINISHED, [])
+    report = report_of(viewed(FINISHED))
     assert (report.finished, report.steps, report.goodput, report.badput_s) == (True, 0, None, {})
     assert report.recoveries == []
     text = shown(FINISHED)
     assert "18.0 s with workers" in text
     assert "1 (1 failure)" in text
     assert "exit code 0" in text
-    for word in ("goodput", "checkpoint", "unknown number", "Not begun", "0 steps"):
+    for word in ("goodput", "checkpoint", "unknown number", "0 steps", "first step", "finished no"):
         assert word not in text
 
 
 def test_other_arguments_make_a_finished_plain_script_run_again():
     again = [*FINISHED, logged("generation_started", 140.0, 3, cause="resume", **ONE)]
-    found = status(again, None, {"n2": 1.0}, 145.0)
+    found = viewed(again, beats={"n2": 1.0}, now=145.0)
     assert found.state == "running"
-    assert not summarise(again, []).finished
+    assert found.end is None
 
 
 def test_a_failed_plain_script_shows_its_exit_once():
     failed = [*FAILED_ONCE, logged("run_failed", 120.0, 2, exit_code=1, reason="rank 0 raised")]
-    assert status(failed, None, {}, 130.0).state == "failed"
-    assert shown(failed).count("exit code 1: rank 0 raised") == 3
+    assert viewed(failed, now=130.0).state == "failed"
+    assert shown(failed).count("exit code 1: rank 0 raised") == 2

@@ -4,11 +4,16 @@ import pytest
 from logged import logged
 
 from elastic.observe.recovery import recoveries
-from elastic.observe.recovery_line import recovery_line
+from elastic.observe.recovery import recovery_line as line_of
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 LINES = [StepLine(step=n, time=100.0 + n, generation=1, seconds=1.0) for n in range(1, 7)]
+
+
+def recovery_line(events, trained, generation):
+    found = [each for each in recoveries(events, trained) if each.generation <= generation]
+    return line_of(found) if found and found[-1].generation == generation else ""
 
 
 def started(time, generation, cause, nodes):
@@ -60,8 +65,8 @@ def test_the_line_says_where_the_run_is_back_and_why(cause, signs, nodes, said):
 
 def test_a_start_is_no_recovery_and_a_recovery_without_a_new_step_is_none_yet():
     events = history("failure", KILLED)
-    assert recovery_line(events, columns_of(LINES), 1) is None
-    assert recovery_line(events[:-1], columns_of(LINES), 2) is None
+    assert recovery_line(events, columns_of(LINES), 1) == ""
+    assert recovery_line(events[:-1], columns_of(LINES), 2) == ""
 
 
 CHAIN = [
@@ -86,7 +91,7 @@ def test_a_chain_of_faults_is_told_from_the_first_of_them_on():
     """Two generations between were ended by faults of their own before they brought a new step."""
     line = recovery_line(CHAIN, columns_of(LINES), 4)
     assert line == "back at step 7 after 8.50 s in 3 tries: rank 1 was killed by SIGKILL, 6 steps lost"
-    assert recovery_line(CHAIN, columns_of(LINES), 3) is None
+    assert recovery_line(CHAIN, columns_of(LINES), 3) == ""
     found = recoveries(CHAIN, columns_of(LINES))
     assert [(each.total_s, each.tries, each.lost_steps) for each in found] == [
         (None, 1, 0),

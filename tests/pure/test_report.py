@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from logged import logged
 from records import PARENT
 from rich.console import Console
+from viewed import viewed
 
 from elastic.events import FaultInjected, Restored, WorkerExited
 from elastic.observe.doubts import told_at_the_end
@@ -22,7 +23,7 @@ by_time = attrgetter("time")
 
 def summarise(events, lines, parent=None):
     """What `report --json` prints: the frozen report as plain JSON."""
-    return asdict(report.summarise(events, lines, parent))
+    return asdict(report.report_of(viewed(events, lines, parent=parent)))
 
 
 def started(time, generation, cause, world_size=2):
@@ -67,6 +68,10 @@ def test_phases_of_a_recovery_lie_between_its_events():
             "first_step_s": pytest.approx(1.0),
             "total_s": pytest.approx(2.0),
             "tries": 1,
+            "generation": 2,
+            "step": 9,
+            "ended_s": 112.0,
+            "why": "rank 1 was killed by SIGKILL",
         }
     ]
     assert found["lost_steps"] == 2
@@ -359,7 +364,7 @@ def test_a_run_that_went_on_after_its_last_step_says_what_its_last_process_lacke
 
 def test_edits_of_a_recipe_are_listed_with_the_step_they_came_after():
     said = logged("recipe_edited", 3.0, step=4)
-    found = report.summarise([*KILLED, said], KILLED_STEPS, None)
+    found = viewed([*KILLED, said], KILLED_STEPS)
     text = io.StringIO()
     Console(file=text, width=120).print(report_tables("run", found))
     assert "after step 4: another text of the recipe" in text.getvalue()
@@ -376,7 +381,7 @@ def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
         "; step 9 gave another result when it was done again"
     )
     console = Console(width=300, file=io.StringIO())
-    console.print(report_tables("run", report.summarise([*KILLED, ended, excused], KILLED_STEPS)))
+    console.print(report_tables("run", viewed([*KILLED, ended, excused], KILLED_STEPS)))
     words = "step 9, from the state of step 6: loss 0.5 then, none when it was done again; "
     assert words + "the run ended there" in console.file.getvalue()
     assert words + "the run went on, since the recipe was edited in between" in console.file.getvalue()
@@ -474,14 +479,14 @@ def test_the_jobs_that_started_nodes_are_reported_with_their_restarts():
         logged("node_scheduled", 112.0, 0, "n3", **plain, restarts=None),
         *KILLED,
     ]
-    found = report.summarise(events, KILLED_STEPS)
+    found = viewed(events, KILLED_STEPS)
 
     assert asdict(found)["scheduled"] == [
         {"node": "n1", **task, "restarts": 0},
         {"node": "n2", **task, "restarts": 1},
         {"node": "n3", **plain, "restarts": None},
     ]
-    assert found.goodput == report.summarise(KILLED, KILLED_STEPS).goodput
+    assert found.time == viewed(KILLED, KILLED_STEPS).time
     console = Console(width=300, file=io.StringIO())
     console.print(report_tables("run", found))
     rows = [line.split() for line in console.file.getvalue().splitlines()]

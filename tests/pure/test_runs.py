@@ -123,14 +123,14 @@ def test_checkpoints_without_run_json_and_events_that_cannot_be_read_are_words_t
     (write_long_run(tmp_path / "lost", 3) / "run.json").unlink()
     (tmp_path / "lost/checkpoints").mkdir()
     write_long_run(tmp_path / "unread", 3)
-    original = runs.read_events
+    original = runs.read_newest
 
-    def read_events(folder: Path):
-        if "unread" in folder.parts:
-            raise PermissionError(13, "Permission denied", str(folder))
-        return original(folder)
+    def read_newest(run):
+        if "unread" in run.local.parts:
+            raise PermissionError(13, "Permission denied", str(run.local))
+        return original(run)
 
-    monkeypatch.setattr(runs, "read_events", read_events)
+    monkeypatch.setattr(runs, "read_newest", read_newest)
     _, by_name = listed(str(tmp_path))
     assert {name: each["state"] for name, each in by_name.items()} == {
         "lost": "damaged",

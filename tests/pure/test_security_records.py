@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from logged import example
 from records import IDENTITY, RECORD
 from rich.console import Console
+from viewed import viewed
 
 from elastic import events
 from elastic.agent.exit_report import _print_failure
@@ -39,8 +40,8 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.transitions import Timing
 from elastic.report.chains import StepChains
 from elastic.report.diff import compare, compared_run
-from elastic.report.report import summarise
-from elastic.report.status import status
+from elastic.report.report import report_of
+from elastic.report.status import status_of
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system import untrusted
@@ -275,13 +276,13 @@ def test_any_events_and_metrics_can_be_reported_without_control_characters(logs,
         (folder / "metrics").write_bytes(b"\n".join([*(json.dumps(e).encode() for e in lines), *noise, b""]))
         found, counted = read_events(folder), metrics.read(folder / "metrics")
         newest = metrics.newest(folder / "metrics")
-    report, now = summarise(found, counted), status(found, newest, {"n": 1.0}, 100.0)
+    view = viewed(found, counted, newest=newest, beats={"n": 1.0}, now=100.0)
     chains = StepChains()
     chains.add(batch_of(counted))
     end = compared_run(found, chains)
     difference = compare(end, chains, end, chains)
-    json.dumps([asdict(each) for each in (report, now, difference)])
-    tables = [report_tables("run", report), status_tables("run", now), diff_text(difference)]
+    json.dumps([asdict(each) for each in (report_of(view), status_of(view), difference)])
+    tables = [report_tables("run", view), status_tables("run", view), diff_text(difference)]
     for text in (*map(shown, tables), "" if newest is None else printable(progress_line(newest, None))):
         assert all(each.isprintable() or each == "\n" for each in text)
 

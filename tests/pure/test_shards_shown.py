@@ -1,8 +1,10 @@
 """Where slow ranks have fewer shards, the report and the watch say so."""
 
+from viewed import viewed
+
 from elastic.events import GenerationStarted, ShardsMoved
 from elastic.observe.logged_event import LoggedEvent
-from elastic.report.shards import shards_by_rank, shards_text
+from elastic.report.facts import shards_text
 from elastic.train.step.balancing import has_failed
 
 
@@ -20,10 +22,10 @@ def moved(generation, *shards):
 
 def test_the_newest_numbers_of_the_newest_generation_are_shown():
     """A new generation begins with equal spans, whatever the one before had."""
-    assert shards_by_rank([started(1)]) == []
-    assert shards_by_rank([started(1), moved(1, 5, 3), moved(1, 6, 2)]) == [6, 2]
-    assert shards_by_rank([started(1), moved(1, 6, 2), started(2)]) == []
-    assert shards_by_rank([started(1), moved(1, 6, 2), started(2), moved(2, 2, 6)]) == [2, 6]
+    assert viewed([started(1)]).shards_by_rank == []
+    assert viewed([started(1), moved(1, 5, 3), moved(1, 6, 2)]).shards_by_rank == [6, 2]
+    assert viewed([started(1), moved(1, 6, 2), started(2)]).shards_by_rank == []
+    assert viewed([started(1), moved(1, 6, 2), started(2), moved(2, 2, 6)]).shards_by_rank == [2, 6]
 
 
 def test_ranks_with_as_many_shards_are_named_together():

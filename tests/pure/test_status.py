@@ -4,17 +4,17 @@ from dataclasses import asdict
 
 import pytest
 from logged import logged
+from viewed import viewed
 
 from elastic.observe.step_line import StepLine
-from elastic.report.report import summarise
-from elastic.report.status import status as status_of
+from elastic.report.status import status_of
 
 NOW = 1000.0
 
 
 def status(events, newest, beat_ages_s, now):
     """What `status --json` prints: the frozen status as plain JSON."""
-    return asdict(status_of(events, newest, beat_ages_s, now))
+    return asdict(status_of(viewed(events, newest=newest, beats=beat_ages_s, now=now)))
 
 
 START = [
@@ -154,7 +154,7 @@ def test_a_run_that_its_recipe_ended_early_is_finished_and_says_where():
     found = status([*START, end, finished], StepLine(step=9), {}, NOW)
     assert (found["state"], found["step"], found["steps"]) == ("finished", 9, 560)
     assert found["stopped"] == {"step": 9, "steps": 560, "reason": "enough"}
-    assert asdict(summarise([*START, end, finished], []))["stopped"] == found["stopped"]
+    assert asdict(viewed([*START, end, finished]).stopped) == found["stopped"]
 
     later = logged("run_finished", 995.0, steps=560, epochs=8, digest="d")
     assert status([*START, end, later], StepLine(step=560), {}, NOW)["stopped"] is None

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from long_run import write_long_run
+from viewed import viewed
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_reader
 from elastic.observe.log import read_events
+from elastic.observe.reader import RunReader
 from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
 from elastic.observe.step_columns import GenerationSteps, StepColumns, add_step, columns_of
 from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import MOST_NAMES, StepReader, read_columns, with_values
-from elastic.report.report import summarise
-from elastic.report.run_reader import RunReader
+from elastic.report.report import report_of
 
 numbers = st.one_of(
     st.integers(-3, 3),
@@ -201,12 +202,12 @@ def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
     """The next one waits for nodes: it has no step yet."""
     run = write_long_run(tmp_path / "run", 120)
     reader = RunReader(RunDir.parse(str(run)))
-    assert reader.read().trained.last_step == 120
+    assert reader.read().steps.last_step == 120
     run.rename(tmp_path / "aside")
     (run / "events").mkdir(parents=True)
 
     found = reader.read()
-    assert (found.trained, found.newest, found.events) == (columns_of([]), None, [])
+    assert (found.steps.last_step, found.newest, found.events) == (0, None, [])
 
 
 def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):
@@ -245,9 +246,9 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
     """Over two restarts, to the last bit of each sum."""
     run = write_long_run(tmp_path / "run", 120_000)
     events = read_events(run / "events")
-    found = summarise(events, columns_in(run / "metrics.jsonl"))
+    found = report_of(viewed(events, columns_in(run / "metrics.jsonl")))
 
-    assert found == summarise(events, metrics.read(run / "metrics.jsonl"))
+    assert found == report_of(viewed(events, metrics.read(run / "metrics.jsonl")))
     assert (found.steps, found.lost_steps, found.audits.done) == (120_000, 80, 1200)
     assert [each.last_step for each in found.generations] == [50_040, 100_040, 120_000]
 

@@ -8,17 +8,15 @@ import pytest
 from logged import logged
 from rich.console import Console
 from rich.text import Text
+from viewed import viewed
 
 from elastic.cli import main
 from elastic.observe import console
 from elastic.observe.loss_words import loss_words
-from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
-from elastic.report.run_reader import ReadFiles
 from elastic.report.runs import RunLine, Runs
-from elastic.report.status import status
 from elastic.report.tables import runs_table
-from elastic.report.watch import drawn, fitted, view_of
+from elastic.report.watch import _left_s, drawn, fitted
 
 
 def started(time, generation, cause, nodes=("a", "b")):
@@ -44,19 +42,15 @@ LINES.append(StepLine(step=7, time=108.2, generation=2, seconds=1.0, loss=0.25))
 
 
 def shown(events=EVENTS, lines=LINES, now=110.0):
-    newest = lines[-1] if lines else None
-    files = ReadFiles(events=events, trained=columns_of(lines), newest=newest)
-    view = view_of(
-        "runs/x", files, status(events, newest, dict.fromkeys((each.node for each in events), 0.5), now), now
-    )
+    view = viewed(events, lines, beats=dict.fromkeys((each.node for each in events), 0.5), now=now)
     out = io.StringIO()
-    Console(file=out, width=120, highlight=False).print(drawn(view))
+    Console(file=out, width=120, highlight=False).print(drawn("runs/x", view))
     return view, out.getvalue()
 
 
 def test_a_run_that_trains_is_shown_with_what_happened_lately():
     view, text = shown()
-    assert view.left_s == pytest.approx(13.0)
+    assert _left_s(view) == pytest.approx(13.0)
     for part in (
         "runs/x  running",
         "step 7 of 20",
@@ -106,7 +100,7 @@ def test_a_loss_has_the_same_words_in_each_view(loss, words):
 def test_while_nodes_wait_for_others_no_time_is_left():
     ended = logged("generation_ended", 109.0, 2, cause="node lost", step=7)
     view, text = shown(events=[*EVENTS, ended])
-    assert (view.status.state, view.status.world_size, view.left_s) == ("running", 0, None)
+    assert (view.state, view.world_size, _left_s(view)) == ("running", 0, None)
     assert " left" not in text
 
 
@@ -118,7 +112,7 @@ def test_a_nodes_name_commands_no_terminal():
 
 def test_a_run_that_has_not_begun_is_shown():
     view, text = shown(events=[], lines=[])
-    assert view.left_s is None
+    assert _left_s(view) is None
     assert "step 0 of ?" in text and "no workers" in text
 
 
@@ -143,7 +137,7 @@ def test_the_newest_event_is_seen_in_a_terminal_of_any_size(columns, rows):
         highlight=False,
     )
     view, whole = shown(events=events)
-    console.print(fitted(view, console, [Text("cannot be read now")]))
+    console.print(fitted("runs/x", view, console, [Text("cannot be read now")]))
     lines = console.file.getvalue().splitlines()
 
     assert len(lines) < rows

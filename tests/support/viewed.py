@@ -1,0 +1,27 @@
+"""The view of a run from its events and lines, as tests write them, without files."""
+
+from collections.abc import Mapping, Sequence
+
+from elastic.config.parent import Parent
+from elastic.observe.logged_event import Events
+from elastic.observe.run_view import Record, RunView, view_of
+from elastic.observe.step_columns import StepColumns, columns_of
+from elastic.observe.step_line import StepLine
+
+
+def viewed(
+    events: Events,
+    lines: Sequence[StepLine] | StepColumns = (),
+    *,
+    newest: StepLine | None = None,
+    beats: Mapping[str, float] | None = None,
+    now: float | None = None,
+    parent: Parent | None = None,
+) -> RunView:
+    """now: by the clock of the records; None for the time of the newest of them."""
+    steps = lines if isinstance(lines, StepColumns) else columns_of(lines)
+    last = newest if newest or isinstance(lines, StepColumns) or not lines else lines[-1]
+    times = [*(each.time for each in events), *([last.time] if last and last.time is not None else [])]
+    age_s = 0.0 if now is None else now - max(times, default=0.0)
+    record = Record(events=events, steps=steps, newest=last, age_s=age_s)
+    return view_of(record, beats, parent)
