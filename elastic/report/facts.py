@@ -38,8 +38,8 @@ def report_facts(view: RunView) -> dict[str, str]:
         | {
             "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
             "audits": f"{view.audits.done} done, {view.audits.failed} failed",
-            "rehearsals": _compared(view.rehearsals),
-            "overlaps": _compared(view.overlaps),
+            "rehearsals": compared(view.rehearsals),
+            "overlaps": compared(view.overlaps),
             "snapshots": _snapshots(view.snapshots),
             "final digest": value_text(view.end.digest or None if view.end else None),
         }
@@ -53,7 +53,7 @@ def report_facts(view: RunView) -> dict[str, str]:
     )
 
 
-def _compared(steps: ComparedSteps) -> str:
+def compared(steps: ComparedSteps) -> str:
     return f"{steps.alike} of {steps.count} alike, {steps.seconds:.1f} s" if steps.count else "none"
 
 

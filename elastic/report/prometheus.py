@@ -83,6 +83,17 @@ class RunSeries:
             (),
             [((), DURATION_BOUNDS_S, durations.counts, durations.seconds)],
         )
+        done = {"rehearsal": view.rehearsals, "overlap": view.overlaps}
+        yield self._counters(
+            "elastic_compared_steps",
+            "Steps that other workers did a second time.",
+            ("kind", "result"),
+            [
+                ((kind, result), count)
+                for kind, each in done.items()
+                for result, count in (("alike", each.alike), ("differed", each.count - each.alike))
+            ],
+        )
         if view.length is not None:
             yield self._gauge("elastic_last_step", "The step with which the run ends.", view.length)
 

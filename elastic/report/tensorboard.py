@@ -37,6 +37,7 @@ from elastic.system.untrusted import decode
 
 WRITTEN = "written.json"
 RECOVERY = "elastic/recovery"
+COMPARED = "elastic/steps_done_twice_alike"
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 _STOP_S = 5.0
 _VERSION = "brain.Event:2"
@@ -64,7 +65,7 @@ class TensorBoardWriter:
         self._saved = self.written = _read(folder / WRITTEN)
         self._dropped_from: float = self.written.step + 1  # the recoveries of such steps are dropped
         self._records: RecordWriter | None = None  # there is one once it has something
-        self._path = folder
+        self._path, self._compared = folder, 0
 
     def add(self, steps: StepBatch) -> None:
         for place in range(len(steps)):
@@ -91,6 +92,11 @@ class TensorBoardWriter:
             if each.generation > self.written.recovery or (each.step or 0) >= self._dropped_from:
                 text = text_summary(RECOVERY, sentence(each))
                 self._write(Event(wall_time=each.ended_s or 0.0, step=each.step or 0, summary=text))
+        if (count := view.rehearsals.count + view.overlaps.count) > self._compared:
+            self._compared = count
+            values = [Summary.Value(tag=COMPARED, simple_value=view.rehearsals.alike + view.overlaps.alike)]
+            time = view.newest.time if view.newest else None
+            self._write(Event(wall_time=time or 0.0, step=self.written.step, summary=Summary(value=values)))
         newest = max([self.written.recovery, *(each.generation for each in over)])
         self.written, self._dropped_from = replace(self.written, recovery=newest), math.inf
         if self.written != self._saved:

@@ -24,7 +24,7 @@ from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
-from elastic.report.facts import plain_facts, shards_text
+from elastic.report.facts import compared, plain_facts, shards_text
 from elastic.report.polling import folder_id, pause_s
 from elastic.report.words import count, duration, short
 from elastic.storage.remote import check_url
@@ -202,6 +202,8 @@ def _facts(view: RunView, room: Room) -> Table:
         )
     if room.details and view.shards_by_rank:
         rows["shards"] = shards_text(view.shards_by_rank)
+    if room.details and (view.rehearsals.count or view.overlaps.count):
+        rows["done twice"] = f"{compared(view.rehearsals)} (rehearsals); {compared(view.overlaps)} (overlaps)"
     if view.plain is not None:
         rows = {"generation": rows["generation"]} | plain_facts(view.plain)
     for label, text in rows.items():

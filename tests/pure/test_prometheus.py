@@ -49,6 +49,8 @@ def run(tmp_path):
     for step in (2, 3):
         lines.append(StepLine(step=step, loss=None, generation=2, time=103.0 + step, seconds=0.75))
     write(run, "first_step", 2, 106.0, step=3)
+    write(run, "rehearsed", 2, 106.5, step=3, verdict="alike")
+    write(run, "overlapped", 2, 106.6, step=3, verdict="once")
     return run
 
 
@@ -87,6 +89,8 @@ def test_series_have_the_values_of_the_run(run):
         ("elastic_recovery_duration_seconds_sum", "failure"): 3.0,
         ("elastic_recovery_duration_seconds_bucket", "failure", "2.5"): 0,
         ("elastic_recovery_duration_seconds_bucket", "failure", "5.0"): 1,
+        ("elastic_compared_steps_total", "rehearsal", "alike"): 1,
+        ("elastic_compared_steps_total", "overlap", "differed"): 1,
         ("elastic_useful_seconds",): 2.25,
         ("elastic_world_size",): 2,
         ("elastic_nodes",): 2,
