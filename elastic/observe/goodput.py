@@ -73,25 +73,11 @@ def time_spent(events: Events, trained: StepColumns, now_s: float | None = None)
 
     now_s: where the run goes on, seconds since 1970.
     """
-    seen_s = {generation: last_seen_s(own) for generation, own in by_generation(events).items()}
-    return time_spent_in(events, trained.counted, seen_s, now_s)
-
-
-def time_spent_in(
-    events: Events,
-    steps: Mapping[int, GenerationSteps],
-    seen_s: Mapping[int, float],
-    now_s: float | None = None,
-) -> TimeSpent | None:
-    """The same where steps were added up as they came.
-
-    events: at least those of generations that start, restore and end, and of agents that leave.
-    seen_s: by generation, the time of its last event of any kind.
-    """
     starts = of_kind(events, kinds.GenerationStarted)
     if not starts or starts[-1].event.plain:
         return None
-    own = by_generation(events)
+    own, steps = by_generation(events), trained.counted
+    seen_s = {generation: last_seen_s(each) for generation, each in own.items()}
     badput_s: dict[str, float] = defaultdict(float)
     times = Counter(each.event.cause for each in starts)
     paused_s = 0.0

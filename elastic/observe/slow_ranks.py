@@ -18,7 +18,6 @@ import numpy as np
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
 from elastic.observe.step_batch import StepBatch, added_up
-from elastic.observe.step_line import StepLine
 
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -59,16 +58,6 @@ class Tally:
             own_s = waited_s[ranks == rank]
             self._slowest[rank] += len(own_s)
             self._waited_s[rank] = added_up(own_s, self._waited_s[rank])
-
-    def add_line(self, line: StepLine) -> None:
-        """The same of one step, in a fraction of the time."""
-        self.seconds += line.seconds or 0.0
-        rank, slowest_s, others_s = line.slowest_rank, line.slowest_s, line.others_s
-        if rank is None or slowest_s is None or others_s is None:
-            return
-        self._world_size = line.world_size
-        self._slowest[rank] += 1
-        self._waited_s[rank] += max(slowest_s - others_s, 0.0)
 
     def costs_s(self) -> dict[int, float]:
         """Seconds that the group waited for each slow rank, beyond what it waits by chance."""

@@ -6,7 +6,7 @@ A run may have millions of steps.
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,26 +31,6 @@ class GenerationSteps:
     begin: float
     end: float
     seconds: float
-
-
-def moved(steps: Mapping[int, GenerationSteps], ahead: Mapping[int, float]) -> Mapping[int, GenerationSteps]:
-    """With the times of one clock. ahead: by generation, seconds (one_clock.py)."""
-    return {
-        number: replace(own, begin=own.begin - ahead.get(number, 0.0), end=own.end - ahead.get(number, 0.0))
-        for number, own in steps.items()
-    }
-
-
-def add_step(steps: dict[int, GenerationSteps], line: StepLine) -> None:
-    """Count the next line to its generation. One without a time has no place in the run's time."""
-    if line.time is None:
-        return
-    own, taken_s = steps.get(line.generation), line.seconds or 0.0
-    steps[line.generation] = GenerationSteps(
-        begin=line.time - taken_s if own is None else own.begin,
-        end=line.time,
-        seconds=taken_s if own is None else own.seconds + taken_s,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
