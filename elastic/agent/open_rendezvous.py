@@ -77,6 +77,9 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
         raise UsageError(
             f"expected to write where nodes meet into {run.url}, found: {error}; give the command again when that has changed"
         ) from error
+    if place != ours:
+        is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
+        meeting_place.check_lost_state(run, place, is_lost, _CLOCK, partial(print, flush=True))
     rendezvous.use_place(place.token)
     answer_of(rendezvous.check_settings, settings)
     answer_of(rendezvous.start, settings)

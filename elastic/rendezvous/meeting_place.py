@@ -35,6 +35,7 @@ from elastic.system.silence import Silence
 from elastic.system.untrusted import bounds, decode, parse_number, pattern
 
 KEEP_ALIVES = 2  # of silence, until a place is free
+START_S = 30.0  # from the first heartbeat of a node to its group, on a busy machine
 MOVES_TO_BELIEVE = 2  # a heartbeat may have been on its way while its node died
 LOOKS_PER_KEEP_ALIVE = 8
 ALONE = "alone"  # a process without an agent, whose heartbeats lie in the run directory
@@ -103,7 +104,11 @@ def take(  # noqa: PLR0913 - the seam of a run directory to its node
             (there.address == ours.address and there.kind != ALONE) or is_here(there.token)
         )
         if there is not None and not is_same and there.kind != NOBODY:
-            _check_silent(run, there, ours, beats_of or beats_at, clock, notify)
+            refusal = (
+                f"{run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"
+                f" {ours.endpoint or 'the run directory'}; give all nodes one --rdzv-backend and --rdzv-endpoint, or stop the others first"
+            )
+            _check_silent(run, there, refusal, beats_of or beats_at, clock, notify)
         check()
         if there is not None and is_same:
             return there
@@ -155,21 +160,44 @@ def beats_at(run: RunDir, place: Place) -> Beats:
     return config.open(environment.variables()).beats
 
 
-def _check_silent(
+def check_lost_state(
+    run: RunDir, place: Place, is_lost: Callable[[], bool], clock: Clock, notify: Callable[[str], None]
+) -> None:
+    """Nodes may train on after their place to meet has lost the group: raise UsageError then.
+
+    is_lost: whether the place knows of no group, and the run has had generations. Others that begin
+    now send heartbeats before there is a group; it comes soon.
+    """
+    if is_lost():
+        refusal = (
+            f"{run.url} is in use: nodes train in it, and {place} has lost their group; stop them (SIGTERM: their last"
+            " step is saved), then give the command again"
+        )
+        _check_silent(run, place, refusal, beats_at, clock, notify, is_wanted=is_lost, patience_s=START_S)
+
+
+def _check_silent(  # noqa: PLR0913 - one watch for two reasons
     run: RunDir,
     there: Place,
-    ours: Place,
+    refusal: str,
     beats_of: Callable[[RunDir, Place], Beats],
     clock: Clock,
     notify: Callable[[str], None],
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
+    patience_s: float = 0.0,
 ) -> None:
-    """Return once no node has been alive in a place for its limit. Raises UsageError."""
+    """Return once no node has been alive in a place for its limit, or as soon as not `is_wanted`.
+
+    Raises UsageError with the refusal where one is alive for longer than `patience_s`.
+    """
     limit_s = KEEP_ALIVES * there.keep_alive_s
     notify(f"watching for {limit_s:.0f} s whether nodes still meet in {there}")
     try:
         read = beats_of(run, there)
-        last, moves, silence, seen_s = read(), 0, Silence(), clock.monotonic()
-        while silence.seconds < limit_s:
+        last, moves, silence, began_s = read(), 0, Silence(), clock.monotonic()
+        seen_s = began_s
+        while silence.seconds < limit_s and is_wanted():
             clock.sleep(there.keep_alive_s / LOOKS_PER_KEEP_ALIVE)
             beats, now_s = read(), clock.monotonic()
             if beats.items() <= last.items():
@@ -177,11 +205,8 @@ def _check_silent(
             else:
                 moves, silence = moves + 1, Silence()
             last, seen_s = beats, now_s
-            if moves >= MOVES_TO_BELIEVE:
-                raise UsageError(
-                    f"{run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"
-                    f" {ours.endpoint or 'the run directory'}; give all nodes one --rdzv-backend and --rdzv-endpoint, or stop the others first"
-                )
+            if moves >= MOVES_TO_BELIEVE and now_s - began_s > patience_s:
+                raise UsageError(refusal)
     except (BackendFailed, OSError) as error:
         raise UsageError(
             f"{_removal(run)}: nodes may train in {there}, which does not answer: {error}"

@@ -59,7 +59,7 @@ class GroupObserver:
         self._heartbeat = heartbeat
         self._clock = clock
         self._min_generation = min_generation
-        self._has_begun = has_begun
+        self.has_begun = has_begun
         self._partition_detector = partition_detector
         self._failure_detector = FailureDetector(keep_alive_s=settings.keep_alive_s)
         self._beats_due_s = float("-inf")
@@ -104,12 +104,12 @@ class GroupObserver:
             # The backend is new, lost its state, or was last used before another one was. Were a
             # number given twice, a process that is left from the earlier generation of this number
             # would no longer be fenced, and the logs of that generation would be in the way.
-            is_new = group.cause == transitions.START and not self._has_begun
+            is_new = group.cause == transitions.START and not self.has_begun
             cause = transitions.NEW_RUN if is_new else group.cause
             group = replace(group, generation=self._min_generation, cause=cause)
         if is_ours:
             group = self._as_begun(group)
-        self._has_begun = self._has_begun or (is_ours and group.open)
+        self.has_begun = self.has_begun or (is_ours and group.open)
         if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         # If the state is lost, this node may be the first to begin the next one.
@@ -138,13 +138,13 @@ class GroupObserver:
     def number_from(self, newest: int, group: Group) -> Group:
         """The group, whose next generation is numbered after `newest` too."""
         self._min_generation = max(self._min_generation, newest)
-        self._has_begun = self._has_begun or newest > 0
+        self.has_begun = self.has_begun or newest > 0
         group = self._as_begun(group)
         return group if group.open else replace(group, generation=max(group.generation, newest))
 
     def _as_begun(self, group: Group) -> Group:
         """The next generation of a run that has begun is no start, whatever its name was before."""
-        is_resumed = self._has_begun and group.cause == transitions.NEW_RUN
+        is_resumed = self.has_begun and group.cause == transitions.NEW_RUN
         return replace(group, cause=transitions.RESUME) if is_resumed else group
 
     def begin_wait(self) -> None:

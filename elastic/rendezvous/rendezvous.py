@@ -381,6 +381,14 @@ class Rendezvous:
                 raise UsageError(refusal(group.settings, self._observer.settings))
             self._clock.sleep(FIRST_LOOK_S)
 
+    def has_lost_state(self) -> bool:
+        """Whether the run has had generations, and the place to meet knows of no group.
+
+        Raises BackendFailed.
+        """
+        version, _ = self._observer.poll()
+        return version is None and self._observer.has_begun
+
     def start(self) -> None:
         """Begin the heartbeats. Raises BackendFailed."""
         self._heartbeat.start()

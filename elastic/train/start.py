@@ -110,7 +110,7 @@ def _identity(seed: int, global_batch: int, shards: int) -> Identity:
         seed=seed,
         global_batch=global_batch,
         shards=shards,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         device="cuda" if torch.cuda.is_available() else "cpu",
         threads=interpreter.pin_threads(),
     )

@@ -66,7 +66,7 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, tmp_path):
         drill.stands(13, ranks=1)
         refused = drill.start(*where)
         refused.ends_with(2)
-        assert "are not found there any more; has it lost its data? Stop them first" in refused.output
+        assert "has lost their group; stop them" in refused.output
         agent.signal(signal.SIGTERM)
         drill.happens("drain_requested")
         drill.open(13)

@@ -147,7 +147,7 @@ class StepRecorder:
             epoch=epoch,
             generation=self._parts.link.generation,
             world_size=self._parts.groups.world_size,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             chain=self._chain,
             line=None if line is None else line.to_json(),
             data=self._data[1],
