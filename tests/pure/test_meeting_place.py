@@ -170,3 +170,27 @@ def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
 def test_a_record_names_who_came_first(world: World) -> None:
     world.take(Place(kind="dir", who=socket.gethostname()))
     assert json.loads((world.run.local / PLACE / "000001").read_bytes())["who"] == socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("lives", "group_after_s", "refused"), [(True, 1e9, True), (True, 2.0, False), (False, 1e9, False)]
+)
+def test_nodes_that_lost_their_group_keep_others_out(
+    world: World, monkeypatch: pytest.MonkeyPatch, lives: bool, group_after_s: float, refused: bool
+) -> None:
+    """Nodes that begin now send heartbeats before they have a group, too, and not for long."""
+    world.living, began_s = (lambda: lives), world.now
+    monkeypatch.setattr(meeting_place, "beats_at", world.beats)
+
+    def is_lost() -> bool:
+        return world.now - began_s < group_after_s
+
+    def look() -> None:
+        meeting_place.check_lost_state(world.run, DIR, is_lost, world, world.said.append)
+
+    if refused:
+        with pytest.raises(UsageError, match="has lost their group"):
+            look()
+    else:
+        look()
+    assert (world.now - began_s > meeting_place.START_S) == refused
