@@ -4,25 +4,26 @@ A signal that asks for a stop is not for them: the step under way still needs it
 """
 
 import atexit
+import builtins
 import multiprocessing
-import pickle
 import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from traceback import format_exception
-from typing import Any, TypeGuard
+from itertools import pairwise
+from traceback import format_exception, format_exception_only
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import default_collate as torch_collate
 
+from elastic import errors
 from elastic.data import random_streams
 from elastic.errors import UsageError
 from elastic.system import forked_child, stop_signals
 
 SLICES_AHEAD = 2  # of each process at least, as torch has it by default
-_MOST_BEHIND = 8  # errors that one was raised from, or while handling
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
 # Of torch 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
 _OF_SAMPLES = re.compile(
@@ -63,47 +64,55 @@ class KeyedBatches(Dataset[Any]):
         return self.dataset[sample]
 
 
+class LoadingError(Exception):
+    """An error of a class that is neither Python's nor this library's, by its name and words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteError:
-    """An error of another process, to raise here: its class, words and attributes, with its
-    traceback as a note. Pickling drops the errors behind it, which tell whether a restart may mend
-    it. Where pickle does not give the same error again, it is a RuntimeError of its traceback.
+    """An error of another process, as words: an error that is unpickled runs its class's code.
+
+    errors: class and arguments of the error and of those that it was raised from, or while
+    handling, which tell whether a restart may mend it.
     """
 
-    error: Exception
+    errors: list[tuple[str, tuple[Any, ...]]]
     trace: str
-    cause: "RemoteError | None" = None
-    context: "RemoteError | None" = None
 
     @classmethod
-    def of(cls, error: BaseException, behind: int = 0) -> "RemoteError":
-        """behind: how many errors were raised from this one, or while handling it."""
-        trace = "".join(format_exception(error))
-        if behind > _MOST_BEHIND or not _survives_pickle(error):
-            return cls(error=RuntimeError(trace), trace="")
-        cause, context = (
-            None if each is None else cls.of(each, behind + 1)
-            for each in (error.__cause__, error.__context__)
-        )
-        return cls(error=error, trace="" if behind else trace, cause=cause, context=context)
+    def of(cls, error: BaseException) -> "RemoteError":
+        chain = [error]
+        for each in chain:  # it grows meanwhile
+            for behind in (each.__cause__, each.__context__):
+                if behind is not None and all(behind is not known for known in chain):
+                    chain.append(behind)
+        return cls(errors=[_in_words(each) for each in chain], trace="".join(format_exception(error)))
 
     def again(self) -> Exception:
-        error = self.error
-        error.__context__ = None if self.context is None else self.context.again()
-        if self.cause is not None:
-            error.__cause__ = self.cause.again()
-        if self.trace:
-            error.add_note(f"In a process that loads samples:\n{self.trace}")
+        error, *behind = [_made(*each) for each in self.errors]
+        for one, cause in pairwise([error, *behind]):
+            one.__cause__ = cause
+        error.add_note(f"In a process that loads samples:\n{self.trace}")
         return error
 
 
-def _survives_pickle(error: BaseException) -> TypeGuard[Exception]:
-    try:
-        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own
-        return isinstance(error, Exception) and type(again) is type(error) and str(again) == str(error)
-    # A class of the recipe's may raise anything here, and its error would be lost.
-    except Exception:
-        return False
+def _in_words(error: BaseException) -> tuple[str, tuple[Any, ...]]:
+    kind = type(error)
+    if isinstance(error, Exception) and kind.__module__ in (builtins.__name__, errors.__name__):
+        words = error.args if _is_plain(error.args) else (str(error),)
+        with suppress(TypeError, ValueError):  # other arguments
+            if str(_made(kind.__name__, words)) == str(error):
+                return kind.__name__, words
+    return LoadingError.__name__, ("".join(format_exception_only(error)).strip(),)
+
+
+def _made(kind: str, words: tuple[Any, ...]) -> Exception:
+    made: Callable[..., Exception] = getattr(errors, kind, getattr(builtins, kind, LoadingError))
+    return made(*words)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (str, bytes, int, float) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 A data set of another length or other contents, other weights, another tail or another order would
 make the next steps those of another run: they are refused. A run may become longer or shorter; that
 is said. The record tells data sets apart by their length and by what they hold in memory
-(contents.py), and not by what they read from disk.
+(fingerprint.py), and not by what they read from disk.
 """
 
 import json

@@ -27,12 +27,10 @@ LOADERS = {"torch", "np", "numpy"}  # they are imported under these names only
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle: these modules use them between a process and its own children. One
 # more only asks whether an object of the recipe's is a number in shared memory.
-# An error goes through pickle in the process that has it, to see whether a pipe can carry it; a
-# recipe is compiled and not run, to refuse what is not Python; the name of a shell is an argument.
+# A recipe is compiled and not run, to refuse what is not Python; a shell's name is an argument.
 REVIEWED = {
     "agent/preflight.py": ["compile"],
     "commands.py": ["shell"],
-    "data/loading_processes.py": ["pickle"],
 }
 USERS_OF_MULTIPROCESSING = {"data/loading_processes.py", "testing/ranks.py"}
 
