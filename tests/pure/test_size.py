@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 29_999,
+    "elastic": 27_730,
     "elastic/train elastic/proof": 6_500,
-    "tests": 44_690,
+    "tests": 36_600,
 }
-MOST_FILES = {"elastic": 317, "elastic/train elastic/proof": 48}
-MOST_WORDS = 20_150  # of README and docs, without decisions and the table that `make proof` makes
+MOST_FILES = {"elastic": 265, "elastic/train elastic/proof": 48}
+MOST_WORDS = 20_020  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
