@@ -1,44 +1,32 @@
-"""A step gives the gradient that plain autograd gives for the whole batch, and every draw and
-buffer its place.
+"""A step gives the gradient that plain autograd gives for the whole batch, to each parameter its
+own, and every draw, mode and buffer its place.
 """
 
+import copy
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
-from steps import CPU, NO_REQUESTS, parts_of
+from steps import ALONE, BATCH, CLASSES, CPU, FEATURES, SAMPLES, NoPage, groups_of, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import TensorDataset
+from torch.nn.utils import parametrize
+from torch.utils.data import Dataset
 
-from elastic.data.loader import Loader
-from elastic.data.order import SampleOrder, Tail
+from elastic.data.loader import BatchLoader
+from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.state.state import State
-from elastic.train.step.step import Step
-
-SHARDS, STEPS, BATCH, CLASSES = 6, 2, 24, 3
+from elastic.worker.heartbeat import HeartbeatSender
 
 
-def linear(**options):
+def linear():
     torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(6, 8, **options), nn.Tanh(), nn.Linear(8, CLASSES, **options))
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-def data():
-    draw = torch.Generator().manual_seed(3)
-    return torch.randn(2 * BATCH, 6, generator=draw), torch.randint(CLASSES, (2 * BATCH,), generator=draw)
-
-
-def steps(net, **others):
-    """The steps of a world of one, one epoch."""
-    order = SampleOrder(
-        seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
-    )
-    parts = parts_of(State(net=net, **others), order)
-    loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
-    batches = loader.steps(range(SHARDS), 1)
-    for number in range(1, order.steps + 1):
-        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
+def loss_of(net):
+    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
 
 
 def gradient(parameters):
@@ -52,8 +40,7 @@ def assert_close_to(found, expected):
 
 def whole_batch(step):
     indices = torch.cat([batch.indices for batch in step._batches])
-    x, y = data()
-    return x[indices], y[indices]
+    return tuple(part[indices] for part in samples().tensors)
 
 
 def coupled_loss(outputs_sum, products):
@@ -67,7 +54,7 @@ def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
     it all at once.
     """
     net = linear()
-    step = next(steps(net))
+    step = next(steps(ALONE, State(net=net)))
     first = step.sum(lambda batch: net(batch.data[0]).sum(0))
     second = step.sum(lambda batch: net(batch.data[0]).T @ net(batch.data[0]))
     step.backward(coupled_loss(first, second) + 0.1 * net[0].weight.square().sum())
@@ -81,8 +68,8 @@ def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
 def test_gradient_and_value_of_a_mean_loss_are_those_of_the_whole_batch():
     """The form that goes backward shard by shard."""
     net = linear()
-    step = next(steps(net))
-    value = step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+    step = next(steps(ALONE, State(net=net)))
+    value = step.mean_loss(loss_of(net))
     found = gradient(net.parameters())
     net.zero_grad()
     x, y = whole_batch(step)
@@ -100,7 +87,8 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
         net = linear()
-        step = next(steps(net, **({} if scaler is None else {"scaler": scaler})))
+        objects = {} if scaler is None else {"scaler": scaler}
+        step = next(steps(ALONE, State(net=net, **objects)))
         if form == "mean":
             step.mean_loss(lambda batch, net=net: net(batch.data[0]).square().mean(), scaler)
         else:
@@ -121,7 +109,243 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
         drawn.append(torch.rand(1).item())
         return net(batch.data[0]).sum()
 
-    for step in steps(net):
+    for step in steps(ALONE, State(net=net), shards=6, epochs=1):
         for _ in range(2):
             step.sum(draw)
     assert len(set(drawn)) == 24
+
+
+def robust(net):
+    """As TRADES is written: the loss in training mode, the clean outputs in evaluation mode."""
+
+    def loss(batch):
+        inputs, labels = batch.data
+        outputs = net(inputs)
+        net.eval()
+        with torch.no_grad():
+            clean = net(inputs)
+        return F.cross_entropy(outputs, labels) + (net(inputs + 0.1) - clean).square().mean()
+
+    return loss
+
+
+def test_each_shard_begins_in_the_mode_that_the_pass_began_with():
+    """Against plain PyTorch: one call with a fresh copy of the model for each shard."""
+    net = linear().insert(1, nn.BatchNorm1d(8))
+    for step in steps(ALONE, State(net=net)):
+        net.train()
+        alone = [copy.deepcopy(net) for _ in range(step.shards)]
+        expected = []
+
+        def both(batch, alone=alone, expected=expected):
+            model = alone[batch.shard]
+            loss = robust(model)(batch) / len(alone)
+            expected.append(torch.autograd.grad(loss, list(model.parameters())))
+            return robust(net)(batch)
+
+        step.mean_loss(both)
+        assert not net.training
+        for parameter, *gradients in zip(net.parameters(), *expected, strict=True):
+            torch.testing.assert_close(parameter.grad, torch.stack(gradients).sum(0))
+
+
+def twice(net):
+    """The second tensor may have the address of the first one, which nothing refers to any more."""
+    for factor in (0.9, 1.1):
+        torch.utils.swap_tensors(net[2].weight, nn.Parameter(net[2].weight.detach() * factor))
+
+
+def with_each_other(net):
+    torch.utils.swap_tensors(net[0].bias, net[3].bias)
+
+
+@pytest.mark.parametrize("swap", [twice, with_each_other])
+def test_a_parameter_whose_tensor_the_loop_swaps_is_trained_as_before(swap):
+    """Torch calls hooks from the tensor: the parameter lost the step's, and was trained no more.
+    The numbers are those of plain PyTorch.
+    """
+    pairs = []
+    for _ in range(2):
+        net = linear().append(nn.Linear(CLASSES, 8))
+        pairs.append((net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))
+    (net, optimizer), (plain, beside) = pairs
+    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
+        x, y = whole_batch(step)
+        step.mean_loss(loss_of(net))
+        optimizer.step()
+        beside.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        beside.step()
+        if step.number == 1:
+            swap(net), swap(plain)
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def gradients(member, used, frozen):
+    """In each step, the bits of all gradients. used: whether an optimizer holds the first layer."""
+    net = linear()
+    net[0].bias.requires_grad_(not frozen)
+    optimizer = torch.optim.SGD(net.parameters() if used else net[2].parameters(), lr=0.0)
+    found = []
+    for step in steps(member, State(net=net, optimizer=optimizer)):
+        # A layer that only some shards use, on whichever rank.
+        def loss(batch):
+            x, y = batch.data
+            return F.cross_entropy(net[2](net[:2](x) if batch.shard == 5 else torch.ones(len(x), 8)), y)
+
+        step.mean_loss(loss)
+        found.append(
+            [None if p.grad is None else p.grad.view(torch.int32).sum().item() for p in net.parameters()]
+        )
+        optimizer.step()
+    return found
+
+
+def test_a_gradients_bits_do_not_depend_on_who_holds_its_parameter(ranks):
+    for frozen in (False, True):
+        expected = ranks.run(1, gradients, True, frozen)
+        for world_size in (1, 2, 3):
+            assert ranks.run(world_size, gradients, False, frozen) == expected * world_size
+
+
+def test_a_second_computation_of_a_step_adds_and_a_step_begins_with_none():
+    """As a second backward in plain PyTorch. What is there before the loop is in no state. A
+    gradient that the recipe keeps, or a view of it, never changes, though vectors are used again.
+    """
+    net = linear()
+    net(torch.ones(2, FEATURES)).sum().backward()
+    kept = []
+    for step in steps(ALONE, State(net=net)):
+        assert [p.grad for p in net.parameters()] == [None] * 4
+        step.mean_loss(loss_of(net))
+        once = [p.grad.clone() for p in net.parameters()]
+        kept += [
+            (p.grad if step.number % 2 else p.grad.view(-1)[1:], p.grad.clone()) for p in net.parameters()
+        ]
+        step.mean_loss(loss_of(net))
+        assert all(torch.equal(p.grad, 2 * one) for p, one in zip(net.parameters(), once, strict=True))
+    assert all(torch.equal(held.flatten(), was.flatten()[-held.numel() :]) for held, was in kept)
+
+
+def gradients_at_the_top(member, form):
+    """Whether any parameter has a gradient, before each step's computation and after it."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    head = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    found = []
+    for step in steps(member, State(net=net, optimizer=optimizer, head=head)):
+        found.append(any(p.grad is not None for p in net.parameters()))
+        if form == "by hand":
+            for p in net.parameters():
+                p.grad = step.sum(lambda _batch, p=p: torch.ones_like(p))
+        else:
+            step.backward(step.sum(loss_of(net)))
+        found.append(any(p.grad is not None for p in net.parameters()))
+        if form == "in place":
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.sub_(0.1 * p.grad)
+        elif form == "two optimizers":
+            net[0].zero_grad()
+            head.step()
+        else:
+            optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize("form", ["sum", "by hand", "in place", "two optimizers"])
+def test_no_used_gradient_is_left_at_the_next_steps_beginning(ranks, form):
+    """Such as for a norm that is logged there. A process that takes over has none: nor has any."""
+    assert ranks.run(2, gradients_at_the_top, form) == [[False, True] * 4] * 2
+
+
+class Noisy(Dataset):
+    """Its noise grows with the epoch that the loop sets, as in a curriculum."""
+
+    def __init__(self):
+        self.parts, self.strength = samples().tensors, 0.0
+
+    def __len__(self):
+        return len(self.parts[0])
+
+    def __getitem__(self, index):
+        inputs, label = (part[index] for part in self.parts)
+        return inputs + self.strength * torch.randn(inputs.shape), label
+
+
+def test_what_the_body_sets_in_its_dataset_holds_in_that_step():
+    """The batch of a step is loaded when the step first computes: a process that begins at this
+    step, whose dataset is as the script made it, gets the same batch.
+    """
+
+    def batch_of_step(wanted, *, sets_all):
+        dataset = Noisy()
+        for step in steps(ALONE, State(net=linear()), dataset=dataset):
+            if sets_all or step.number == wanted:
+                dataset.strength = 0.1 * step.number
+            batches = step._batches  # loaded and passed over, as in a step that is trained
+            if step.number == wanted:
+                return torch.cat([batch.data[0] for batch in batches])
+        return None
+
+    for number in (1, 2, 3, 4):
+        expected = batch_of_step(number, sets_all=True)
+        assert torch.equal(batch_of_step(number, sets_all=False), expected)
+    assert not torch.equal(batch_of_step(3, sets_all=True), batch_of_step(4, sets_all=True))
+
+
+class Centred(nn.Module):
+    def forward(self, weight):
+        return weight - weight.mean(0)
+
+
+BLOCKS = {"autocast": partial(torch.autocast, "cpu", torch.bfloat16), "parametrize": parametrize.cached}
+
+
+def trained_in(around_loop, around_call):
+    """The weights after four steps, and what the body computes and evaluates in each of them.
+
+    One shard uses the first layer without gradients, and what is kept then has no graph.
+    """
+    net = linear()
+    parametrize.register_parametrization(net[0], "weight", Centred())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    inputs, seen = samples().tensors[0], []
+    evaluation = Evaluation(
+        loader=BatchLoader(dataset=samples(), seed=9, device=CPU, workers=0, collate=None),
+        samples=SAMPLES,
+        batch_size=SAMPLES,
+        modules=[net],
+        groups=groups_of(ALONE),
+        heartbeat=HeartbeatSender(NoPage(), 0),
+    )
+
+    def loss(batch):
+        with around_call(), torch.set_grad_enabled(batch.shard != 0):
+            hidden = net[:2](batch.data[0])
+        with around_call():
+            return F.cross_entropy(net[2](hidden).float(), batch.data[1])
+
+    def total(batch):
+        with around_call():
+            return net(batch.data[0]).float().sum()
+
+    with around_loop():
+        for step in steps(ALONE, State(net=net, optimizer=optimizer)):
+            seen.append(step.mean_loss(loss))
+            optimizer.step()
+            with around_call(), torch.no_grad():
+                seen.append(net(inputs).float().sum().item())
+            seen.append(evaluation.sum(total))
+    return [parameter.tolist() for parameter in net.parameters()], seen
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_that_keeps_casts_of_weights_changes_nothing(name):
+    """Around the loop, torch would compute with the weights of the first step until it ends; a
+    worker that takes over, with those of the step where it goes on.
+    """
+    block = BLOCKS[name]
+    around_call = trained_in(nullcontext, block)
+    assert trained_in(block, nullcontext if name == "parametrize" else block) == around_call

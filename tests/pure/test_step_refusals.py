@@ -13,6 +13,7 @@ from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.optim.lr_scheduler import ChainedScheduler, StepLR
+from torch.utils.checkpoint import checkpoint
 
 from elastic.errors import UsageError
 from elastic.observe.step_line import OWN_NAMES
@@ -193,6 +194,57 @@ def an_optimizer_in_backward(net, optimizer, coming):
     step = next(coming)
     net[2].weight.register_post_accumulate_grad_hook(update)
     step.mean_loss(loss_of(net))
+
+
+def halved(parameter):
+    parameter.grad.mul_(0.5)
+
+
+@refused(r"found a post-accumulate hook at net\.2\.weight")
+def a_hook_between_a_sum_and_the_gradients(net, optimizer, coming):
+    """It would halve the first shard's gradient, and then that of two together, and so on: another
+    result with each number of workers, and none after a restart.
+    """
+    for step in coming:
+        total = step.sum(loss_of(net))
+        if step.number == 2:
+            net[2].weight.register_post_accumulate_grad_hook(halved)
+        step.backward(total / step.shards)
+        optimizer.step()
+
+
+def writing_backward(net, way):
+    """A hook writes into a buffer while gradients are computed, or a second forward does."""
+    net.register_buffer("seen", torch.zeros(1))
+
+    def again(x):
+        if way == "checkpoint":
+            net.seen += 1
+        return net(x)
+
+    def write(_gradient):
+        net.seen.data.add_(1)
+
+    def loss(batch):
+        y = checkpoint(again, batch.data[0], use_reentrant=False)
+        if way == "data" and y.requires_grad:
+            y.register_hook(write)
+        return F.cross_entropy(y, batch.data[1])
+
+    for step in steps(ALONE, State(net=net), audits=True):
+        step.mean_loss(loss)
+
+
+for way in ("data", "checkpoint"):
+    REFUSED[f"a_backward_that_writes_by_{way}"] = (
+        lambda net, *_begun, way=way: writing_backward(net, way),
+        r"found another content in net\.seen;",
+    )
+
+
+@allowed
+def a_batch_norm_that_a_checkpoint_computes_twice(net, _optimizer, _coming):
+    writing_backward(net, "not at all")
 
 
 @refused(r"dense gradient of table\.weight, found a sparse one")

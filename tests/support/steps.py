@@ -1,5 +1,6 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from elastic.config.environment import AgentLink
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.proof.audit import Auditor
+from elastic.reduce.tree import spans_of
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
@@ -84,6 +86,14 @@ def auditor_of(
     )
 
 
+def turning_spans(step: int, world_size: int, shards: int) -> list[range]:
+    """The shards of each rank in a step: unequal ones, and others in each step."""
+    draw = torch.Generator().manual_seed(step)
+    inner = torch.randperm(shards - 1, generator=draw)[: world_size - 1] + 1
+    ends = [0, *sorted(inner.tolist()), shards]
+    return spans_of([end - start for start, end in itertools.pairwise(ends)])
+
+
 def steps(
     member: Member,
     state: State,
@@ -96,10 +106,11 @@ def steps(
     batch: int = BATCH,
     tail: Tail = Tail.DROP,
     audits: bool = False,
+    turns: bool = False,
 ) -> Iterator[Step]:
     """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
 
-    audits: each computation of each step is audited.
+    audits: each computation of each step is audited. turns: each step has other `turning_spans`.
     """
     torch.set_num_threads(1)
     dataset = dataset or samples()
@@ -109,8 +120,17 @@ def steps(
     parts = parts_of(state, order, member)
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate)
     auditor = auditor_of(state, parts, loader, member=member) if audits else None
-    batches = loader.steps(parts.exchange.own_shards, first)
+
+    def spans(number: int) -> list[range]:
+        return turning_spans(number, member.world_size, shards)
+
+    if turns:
+        batches = loader.steps_of(lambda number: spans(number)[member.rank], first)
+    else:
+        batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
+        if turns:
+            parts.exchange.divide(spans(number))
         yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS, auditor)
         parts.contract.end_step()
     parts.gradients.close()

@@ -1,0 +1,736 @@
+"""Recipes of many kinds, as people write them, are exact: the same bits after every step at every
+world size, whichever shards a rank has, audited or not, and where the state of a step is loaded
+into objects that were built again.
+
+Each recipe gives its State and its body, which does one step. What starts, kills and resumes real
+processes is in tests/process.
+"""
+
+import copy
+import random
+from functools import cache
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from steps import BATCH, CLASSES, FEATURES, SAMPLES, samples, steps
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.nn.utils import clip_grad_norm_, vector_to_parameters
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim import lr_scheduler as schedules
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchvision.transforms import v2
+
+import elastic
+from elastic.data.order import Tail
+from elastic.train.state.flat import checksum_of
+from elastic.train.state.state import State
+
+STEPS, RESUMED_AT, LATE = 6, 4, 4
+TURNING = 3  # workers of the run whose ranks have other shards in each step, and audit each other
+WIDTH = 8
+RECIPES = {}
+
+
+def recipe(*, resumes=True, **settings):
+    """resumes: False where the loop changes which objects there are, which a fresh build lacks."""
+
+    def register(make):
+        RECIPES[make.__name__] = make, resumes, {"epochs": 3} | settings
+        return make
+
+    return register
+
+
+def perceptron(*extra):
+    return nn.Sequential(nn.Linear(FEATURES, WIDTH), *extra, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+def entropy(net):
+    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+
+def images():
+    """float32 [SAMPLES, 3, 8, 8], int64 [SAMPLES]."""
+    draw = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(SAMPLES, 3, 8, 8, generator=draw), samples().tensors[1])
+
+
+def tokens():
+    """int64 [SAMPLES, 9] below 11."""
+    return TensorDataset(torch.randint(11, (SAMPLES, 9), generator=torch.Generator().manual_seed(3)))
+
+
+class Augmented(Dataset):
+    """Images through torchvision's transforms, whose draws come from the global generators."""
+
+    def __init__(self):
+        self.base = images()
+        self.transform = v2.Compose(
+            [v2.RandomCrop(8, padding=1), v2.RandomHorizontalFlip(), v2.ColorJitter(0.2, 0.2)]
+        )
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        image, label = self.base[index]
+        return self.transform(image.sigmoid()), label
+
+
+@recipe(dataset=Augmented())
+def classifier():
+    """Convolutions with BatchNorm and dropout, AdamW with groups, cosine schedule, clipping."""
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten()
+    net = nn.Sequential(*layers, nn.Linear(144, CLASSES))
+    decayed, plain = [[p for p in net.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}], lr=1e-2)
+    schedule = schedules.CosineAnnealingLR(optimizer, STEPS)
+
+    def body(step):
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], label_smoothing=0.1))
+        clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    return State(net=net, optimizer=optimizer, schedule=schedule), body
+
+
+@recipe()
+def adversarial():
+    """Two critic updates for one of the generator, spectral norm, gradient penalty, BatchNorm."""
+    generator = nn.Sequential(
+        nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, FEATURES)
+    )
+    critic = nn.Sequential(spectral_norm(nn.Linear(FEATURES, WIDTH)), nn.LeakyReLU(), nn.Linear(WIDTH, 1))
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9))
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
+
+    def critic_loss(batch):
+        real = batch.data[0]
+        fake = generator(torch.randn(len(real), 4))
+        between = torch.lerp(real, fake, torch.rand(len(real), 1)).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        return (critic(fake) - critic(real)).mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean()
+
+    def body(step):
+        critic.requires_grad_(True)
+        generator.requires_grad_(False)
+        for _ in range(2):
+            step.mean_loss(critic_loss)
+            of_critic.step()
+        critic.requires_grad_(False)
+        generator.requires_grad_(True)
+        step.mean_loss(lambda batch: -critic(generator(torch.randn(len(batch.indices), 4))).mean())
+        of_generator.step()
+
+    return State(generator=generator, critic=critic, of_generator=of_generator, of_critic=of_critic), body
+
+
+class LanguageModel(nn.Module):
+    """Tied embeddings, a frozen part, layers dropped by `random`, an expert chosen by the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, WIDTH)
+        self.place = nn.Parameter(torch.randn(8, WIDTH), requires_grad=False)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.1, batch_first=True) for _ in range(2)
+        )
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        hidden = self.table(x) + self.place
+        mask = nn.Transformer.generate_square_subsequent_mask(8)
+        for layer in self.layers:
+            if random.random() < 0.7:
+                hidden = layer(hidden, src_mask=mask, is_causal=True)
+        hidden = hidden + self.experts[int(x.sum()) % 3](hidden)
+        return hidden @ self.table.weight.T
+
+
+def next_token(net, batch, end=8):
+    return F.cross_entropy(net(batch.data[0][:, :end]).flatten(0, 1), batch.data[0][:, 1 : end + 1].flatten())
+
+
+@recipe(dataset=tokens())
+def language_model():
+    net = LanguageModel()
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+
+    def body(step):
+        step.mean_loss(lambda batch: next_token(net, batch))
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+@recipe()
+def every_dtype():
+    """Parameters of bfloat16, float16, float64 and complex64, and one without dimensions."""
+    low, half, wide = (perceptron().to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64))
+    low.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))
+    wide.wave = nn.Parameter(torch.randn(CLASSES, dtype=torch.complex64))
+    wide.register_buffer("carrier", torch.randn(CLASSES, dtype=torch.complex64))
+    optimizers = {
+        "a": torch.optim.NAdam(low.parameters(), lr=1e-2),
+        "b": torch.optim.SGD(half.parameters(), lr=1e-2, momentum=0.9),
+        "c": torch.optim.Adam(wide.parameters(), lr=1e-2, amsgrad=True),
+    }
+
+    def loss(batch):
+        x, y = batch.data
+        waves = wide(x.double()) * wide.wave * wide.carrier
+        found = low(x.bfloat16()) * low.scale, half(x.half()), waves.abs()
+        return sum(F.cross_entropy(one.float(), y) for one in found)
+
+    def body(step):
+        step.mean_loss(loss)
+        for optimizer in optimizers.values():
+            optimizer.step()
+
+    return State(low=low, half=half, wide=wide, **optimizers), body
+
+
+@recipe()
+def averaged():
+    """EMA with buffers, SWA with its schedule, autocast, GradScaler with unscale and clipping."""
+    net = perceptron(nn.BatchNorm1d(WIDTH))
+    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    swa = AveragedModel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    warm = schedules.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    flat = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+
+    def loss(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+    def body(step):
+        step.mean_loss(loss, scaler=scaler)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        ema.update_parameters(net)
+        if step.number > 3:
+            swa.update_parameters(net)
+            flat.step()
+        else:
+            warm.step()
+
+    return State(net=net, ema=ema, swa=swa, optimizer=optimizer, warm=warm, flat=flat, scaler=scaler), body
+
+
+@recipe()
+def overflowing():
+    """Shard 1's gradient overflows in step 2, which all ranks skip. A zero in the place of no
+    gradient would let weight decay shrink the unused layer; one shard alone uses `rare`.
+    """
+    net = nn.ModuleDict({"net": nn.Linear(FEATURES, CLASSES), "unused": nn.Linear(2, 2)})
+    net.rare = nn.Parameter(torch.ones(CLASSES))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def body(step):
+        def loss(batch):
+            outputs = net["net"](batch.data[0]) * (net.rare if batch.shard == 4 else 1)
+            is_huge = step.number == 2 and batch.shard == 1
+            return F.cross_entropy(outputs, batch.data[1]) * (1e38 if is_huge else 1)
+
+        step.mean_loss(loss, scaler)
+        assert net.rare.grad is not None and [p.grad for p in net["unused"].parameters()] == [None] * 2
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (1024.0 if step.number == 1 else 512.0)
+
+    return State(net=net, optimizer=optimizer, scaler=scaler), body
+
+
+@recipe()
+def line_search():
+    """LBFGS calls the closure, and with it `mean_loss`, several times in a step."""
+    net = perceptron()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+
+    def body(step):
+        def closure():
+            optimizer.zero_grad()
+            return step.mean_loss(entropy(net))
+
+        optimizer.step(closure)
+
+    return State(net=net, optimizer=optimizer), body
+
+
+class Sentences(Dataset):
+    """Lists of 2 to 5 numbers."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"words": torch.randn(2 + index % 4, FEATURES), "label": index % CLASSES}
+
+
+def padded_and_mixed(samples):
+    """A dict, padded to the longest, mixed up in pairs by NumPy's generator."""
+    words = nn.utils.rnn.pad_sequence([one["words"] for one in samples], batch_first=True)
+    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 - keyed, as a recipe has it
+    label = torch.tensor([one["label"] for one in samples])
+    return {"words": share * words + (1 - share) * words.flip(0), "label": label, "share": share}
+
+
+@recipe(dataset=Sentences(), collate=padded_and_mixed)
+def variable_lengths():
+    net, head = nn.GRU(FEATURES, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
+    optimizer = torch.optim.RMSprop([*net.parameters(), *head.parameters()], lr=1e-2)
+
+    def loss(batch):
+        found, y, share = head(net(batch.data["words"])[0][:, -1]), batch.data["label"], batch.data["share"]
+        return share * F.cross_entropy(found, y) + (1 - share) * F.cross_entropy(found, y.flip(0))
+
+    def body(step):
+        step.mean_loss(loss)
+        optimizer.step()
+
+    return State(net=net, head=head, optimizer=optimizer), body
+
+
+@recipe()
+def memory_bank():
+    """MoCo: the keys of a step are put together by `step.sum`, and queued in the loop."""
+    net, slow, queue = nn.Linear(FEATURES, WIDTH), nn.Linear(FEATURES, WIDTH), nn.Module()
+    queue.register_buffer("keys", F.normalize(torch.randn(2 * BATCH, WIDTH), dim=1))
+    slow.load_state_dict(net.state_dict())
+    slow.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loss(batch):
+        x = batch.data[0]
+        query, key = F.normalize(net(x), dim=1), F.normalize(slow(x), dim=1)
+        alike = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.keys.T], dim=1)
+        return F.cross_entropy(alike / 0.2, torch.zeros(len(x), dtype=torch.int64))
+
+    def keys(batch):
+        rows = torch.zeros(SAMPLES, WIDTH)
+        rows[batch.indices] = F.normalize(slow(batch.data[0]), dim=1)
+        return rows
+
+    def body(step):
+        found = step.sum(keys).detach()
+        step.mean_loss(loss)
+        optimizer.step()
+        queue.keys = torch.cat([found[found.abs().sum(1) > 0], queue.keys])[: 2 * BATCH]
+        with torch.no_grad():
+            for old, new in zip(slow.parameters(), net.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+
+    return State(net=net, slow=slow, queue=queue, optimizer=optimizer), body
+
+
+@recipe(dataset=[samples()[index] for index in range(19)], batch=8, tail=Tail.PAD, epochs=2)
+def few_samples():
+    """A list of 19 samples, one of them in each shard; the last batch of an epoch is filled up."""
+    net = perceptron()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+
+    def body(step):
+        step.mean_loss(entropy(net))
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+@recipe()
+def patient():
+    """Values, a gradient of the body's own, and a rate that follows a draw of the body's."""
+    net, kept = perceptron(), elastic.Values(best=float("inf"), patience=0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def body(step):
+        loss = step.mean_loss(entropy(net))
+        (1e-2 * sum(p.abs().sum() for p in net.parameters())).backward()
+        kept.patience = 0 if loss < kept.best else kept.patience + 1
+        kept.best = min(kept.best, loss)
+        with torch.no_grad():
+            x, y = next(iter(DataLoader(samples(), batch_size=8, shuffle=True)))
+            optimizer.param_groups[0]["lr"] = 0.1 * float(F.cross_entropy(net(x), y)) / 2**kept.patience
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer, kept=kept), body
+
+
+@recipe()
+def coupled():
+    """Two sums with draws of their own, a sum for the metrics, checkpointing, a penalty; the body
+    moves a centre between a sum and the loss, and draws.
+    """
+    net = perceptron(nn.BatchNorm1d(WIDTH))
+    net.register_buffer("center", torch.zeros(FEATURES))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    drawn = elastic.Values(last=0.0)
+
+    def outputs(batch):
+        return checkpoint(net, batch.data[0] - net.center, use_reentrant=False).double()
+
+    def noisy(scale):
+        return lambda batch: (
+            scale * outputs(batch).square().sum(0) + torch.rand(CLASSES) + batch.uniform(1).sum()
+        )
+
+    def body(step):
+        mean = step.sum(lambda batch: (batch.data[0] - net.center).double().sum(0)).float() / BATCH
+        net.center.add_(mean, alpha=0.1)
+        totals = [step.sum(noisy(scale)) for scale in (1.0, 2.0)]
+        step.sum(lambda batch: (outputs(batch).argmax(1) == batch.data[1]).sum())
+        drawn.last = float(torch.rand(())) + random.random()
+        step.backward(sum((total / BATCH).square().mean() for total in totals) + net[0].weight.square().sum())
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer, drawn=drawn), body
+
+
+@recipe(dataset=tokens())
+def compiled():
+    """Graphs of torch.compile, over batches of two lengths; denormal numbers become zero."""
+    torch.set_flush_denormal(True)
+    net = nn.Sequential(nn.Embedding(11, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 11))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    fast = torch.compile(net, backend="aot_eager")  # the default one needs a C++ compiler
+
+    def body(step):
+        step.mean_loss(lambda batch: next_token(fast, batch, 8 - step.number % 2))
+        optimizer.step()
+        torch.set_flush_denormal(step.number != STEPS)
+
+    return State(net=net, optimizer=optimizer), body
+
+
+class ManyBuffers(nn.Module):
+    """Statistics of a batch, dropout, buffers of several kinds, a large one that changes late, a
+    layer that few shards use, and a parameter that no optimizer holds.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron(nn.BatchNorm1d(WIDTH), nn.Dropout(0.3))
+        self.rare = nn.Parameter(torch.ones(CLASSES))
+        self.loose = nn.Parameter(torch.ones(CLASSES))
+        self.register_buffer("moving", torch.zeros(CLASSES, dtype=torch.float64))
+        self.register_buffer("large", torch.zeros(2**14))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("told", torch.zeros(CLASSES))
+
+    def forward(self, x, *, step=0, is_rare=False):
+        y = self.body(x) + self.told.tanh()
+        with torch.no_grad():
+            self.moving.lerp_(y.double().mean(0), 0.1)
+            if step == LATE:
+                self.large[:CLASSES] += y.mean(0)
+            self.seen += 1
+        if step >= LATE:  # no backward has reached it before
+            y = y * self.loose
+        return y * self.rare if is_rare else y
+
+
+def mean_form(step, net):
+    """Frozen layers come and go; the modes are set inside, and differ from those of the body."""
+    net.body[0].requires_grad_(step.number != LATE)
+    net.train(step.number == LATE)
+
+    def loss(batch):
+        net.train()
+        return F.cross_entropy(net(batch.data[0], step=step.number, is_rare=batch.shard == 2), batch.data[1])
+
+    step.mean_loss(loss)
+    assert net.training and net.body.training
+
+
+def positive(batch):
+    """Of another form than `ones`."""
+    return (batch.data[1] > 0)[:, None]
+
+
+def ones(batch):
+    return torch.ones(batch.data[1].shape, dtype=torch.int32)
+
+
+def sum_form(step, net):
+    """Two sums, whose functions leave modes and an attribute, and a call of the body in between."""
+    net.body[0].requires_grad_(True)
+    net.eval()
+
+    def first(batch):
+        net.train()
+        net.strength = step.number / 10
+        return net(batch.data[0], step=step.number).double().square().sum(0)
+
+    total = step.sum(first)
+    assert net.training
+    net.body(torch.ones(4, FEATURES))  # moves averages, which the step puts back
+    net.told.add_(total.detach().float())
+    noise = step.sum(
+        lambda batch: (net(batch.data[0], is_rare=batch.shard == 4) * torch.rand(CLASSES)).sum(0)[None]
+    )
+    counted = step.sum(ones if step.number < LATE else positive)
+    loss = (total / 24).square().mean() + (noise / 24).exp().sum() + net.body[0].weight.square().sum()
+    net.body.eval()  # after the last sum: the body's own, which no rank takes back
+    step.backward(loss * net.strength * counted.sum())
+    assert net.training and not net.body.training
+
+
+def form_by_hand(step, net):
+    """Sums without a graph alone, from which the body makes gradients."""
+    gradient = step.sum(lambda batch: net(batch.data[0]).detach().mean(0))
+    net.rare.grad = gradient.clone()
+    net.body[0].weight.grad = torch.full_like(net.body[0].weight, float(gradient.sum()))
+
+
+@recipe()
+def buffers_and_modes():
+    """One form of a step after the other."""
+    net = ManyBuffers()
+    optimizer = torch.optim.AdamW([p for name, p in net.named_parameters() if name != "loose"], lr=1e-2)
+
+    def body(step):
+        (form_by_hand, mean_form, sum_form)[step.number % 3](step, net)
+        if net.loose.grad is not None:
+            with torch.no_grad():
+                net.loose -= 0.1 * net.loose.grad
+            net.loose.grad = None
+        optimizer.step()
+        net.train()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+@recipe()
+def robust():
+    """TRADES: the loss in training mode, then the clean outputs in evaluation mode, which the
+    function leaves: only the first shard of each rank would have dropout.
+    """
+    net = perceptron(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loss(batch):
+        inputs, labels = batch.data
+        outputs = net(inputs)
+        net.eval()
+        with torch.no_grad():
+            clean = net(inputs)
+        return F.cross_entropy(outputs, labels) + (net(inputs + 0.1) - clean).square().mean()
+
+    def body(step):
+        net.train(step.number != 3)
+        if step.number % 2:
+            step.mean_loss(loss)
+        else:
+            total = step.sum(loss) + step.sum(lambda batch: net.train()(batch.data[0]).square().mean())
+            assert net.training
+            net.train(step.number == 2)
+            step.backward(total / step.shards)
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+class OwnUpdate:
+    """An optimizer that derives from nothing, and has none of torch's hooks."""
+
+    def __init__(self, parameters):
+        self.parameters, self.ways = list(parameters), count()
+
+    def step(self):
+        for p in self.parameters:
+            new = p.detach() - 0.1 * p.grad.sign()
+            match next(self.ways) % 3:
+                case 0:
+                    p.data = new
+                case 1:
+                    p.data.copy_(new)
+                case 2:
+                    with torch.no_grad():
+                        p.copy_(new)
+
+
+def owned(*, beside):
+    net, average = perceptron(), perceptron()
+    own = OwnUpdate(net[0].parameters() if beside else net.parameters())
+    objects = {"net": net, "average": average}
+    if beside:
+        objects["optimizer"] = torch.optim.SGD(net[2].parameters(), lr=0.1, momentum=0.9)
+
+    def body(step):
+        assert [p.grad for p in net.parameters()] == [None] * 4
+        if step.number % 2:
+            step.mean_loss(entropy(net))
+        else:
+            step.backward(step.sum(entropy(net)) / step.shards + 1e-3 * net[0].weight.square().sum())
+        clip_grad_norm_(net.parameters(), 0.5)
+        own.step()
+        if beside:
+            objects["optimizer"].step()
+        assert [p.grad for p in average.parameters()] == [None] * 4
+
+    return State(**objects), body
+
+
+@recipe()
+def own_optimizer():
+    """No optimizer of torch holds what is trained, and the State holds none."""
+    return owned(beside=False)
+
+
+@recipe()
+def own_optimizer_beside_torchs():
+    return owned(beside=True)
+
+
+@recipe()
+def private():
+    """DP-SGD: clipped gradients of single samples, with noise from the step's own stream; every
+    third step is an ordinary one.
+    """
+    net = perceptron()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+
+    def clipped(batch):
+        parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+        def loss(values, x, y):
+            return F.cross_entropy(torch.func.functional_call(net, values, (x[None],)), y[None])
+
+        found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, *batch.data)
+        flat = torch.cat([gradient.flatten(1) for gradient in found.values()], 1)
+        return (flat * (1 / flat.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+
+    def body(step):
+        if step.number % 3:
+            total = step.sum(clipped)
+            assert not total.requires_grad
+            shadow = copy.deepcopy(net)
+            noise = 0.1 * torch.randn(len(total))
+            vector_to_parameters((total + noise) / step.global_batch, shadow.parameters())
+            for parameter, value in zip(net.parameters(), shadow.parameters(), strict=True):
+                parameter.grad = value.detach()
+        else:
+            step.mean_loss(entropy(net))
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+class Trainer:
+    """An object of the recipe's own that holds everything, and saves copies."""
+
+    def __init__(self):
+        self.net = perceptron(nn.BatchNorm1d(WIDTH))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
+        self.parts = {"scheduler": schedules.StepLR(self.optimizer, 2)}
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def state_dict(self):
+        held = {"net": self.net, "optimizer": self.optimizer, "scaler": self.scaler, **self.parts}
+        return {name: copy.deepcopy(each.state_dict()) for name, each in held.items()}
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+@recipe(resumes=False)
+def trainer():
+    """Its BatchNorm's buffers are put back for each shard as well."""
+    mine = Trainer()
+
+    def body(step):
+        step.mean_loss(entropy(mine.net), mine.scaler)
+        mine.scaler.step(mine.optimizer)
+        mine.scaler.update()
+        mine.parts["scheduler"].step()
+
+    return State(trainer=mine), body
+
+
+@recipe(resumes=False)
+def changing():
+    """Layers are unfrozen and frozen again, the optimizer gets another group, a new head replaces
+    the old one, and another tensor takes the place of a parameter's.
+    """
+    net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(2)), nn.Tanh(), perceptron())
+    net[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD([*net[0].parameters(), *net[3].parameters()], lr=0.1, momentum=0.9)
+
+    def body(step):
+        match step.number:
+            case 2:
+                net[0].requires_grad_(True)
+            case 3:
+                net[1].requires_grad_(True)
+                optimizer.add_param_group({"params": list(net[1].parameters()), "lr": 0.05})
+            case 4:
+                head = net[3][2]
+                for parameter in head.parameters():
+                    del optimizer.state[parameter]
+                net[3][2] = nn.Linear(WIDTH, CLASSES)
+                optimizer.param_groups[0]["params"][-2:] = list(net[3][2].parameters())
+            case 5:
+                net[0].requires_grad_(False)
+                torch.utils.swap_tensors(net[1].weight, nn.Parameter(net[1].weight.detach() * 0.9))
+        step.mean_loss(entropy(net))
+        optimizer.step()
+
+    return State(net=net, optimizer=optimizer), body
+
+
+def built(name):
+    torch.manual_seed(0)
+    return RECIPES[name][0]()
+
+
+def train(member, name):
+    """The checksums after each step; that after the last step if it was resumed in between; and
+    what the chain value is made of in the steps that were then done again, both times.
+    """
+    _, resumes, settings = RECIPES[name]
+    turns = member.world_size == TURNING
+
+    def trained(first, kept=None):
+        state, body = built(name)
+        if kept is not None:
+            state.load(kept)
+        entries, numbers = [], []
+        for step in steps(member, state, first=first, audits=turns, turns=turns, **settings):
+            body(step)
+            outcome = step.outcome or step.end_by_hand()
+            numbers.append([number.hex() for number in outcome.losses])
+            entries.append(checksum_of(state.flatten()).entries)
+            if step.number == RESUMED_AT - 1:
+                kept = copy.deepcopy(state.flatten())
+        return entries, numbers, kept
+
+    calm, numbers, kept = trained(1)
+    if not resumes:
+        return [calm, numbers, None, None]
+    return [calm, numbers, *trained(RESUMED_AT, kept)[:2]]
+
+
+@pytest.fixture(scope="module")
+def trained(ranks):
+    return cache(lambda world_size, name: ranks.run(world_size, train, name))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_of_this_kind_is_exact(trained, name):
+    (alone,) = trained(1, name)
+    calm, numbers, resumed, done_again = alone
+    assert len(calm) == STEPS and calm[0] != calm[-1]
+    if resumed is not None:
+        assert (resumed, done_again) == (calm[RESUMED_AT - 1 :], numbers[RESUMED_AT - 1 :])
+    for world_size in (2, TURNING):
+        assert trained(world_size, name) == [alone] * world_size
