@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from state_bytes import through_bytes
+from saved_state import saved
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -91,8 +91,8 @@ def test_a_load_puts_every_tensor_where_it_was():
     before, after = trained(), built()
     expected = places(before)
     assert len(set(expected.values())) > 4  # the test sees something
-    after.load(through_bytes(before.flatten()))
+    after.load(saved(before))
     assert places(after) == expected
     third = built()
-    third.load(through_bytes(after.flatten()))
+    third.load(saved(after))
     assert places(third) == expected

@@ -7,15 +7,82 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from audited import BATCH, CLASSES, SAMPLES, Training, tensors
-from steps import ALONE
+from steps import ALONE, BATCH, CLASSES, CPU, NO_REQUESTS, SAMPLES, auditor_of, parts_of, samples
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import Dataset
 
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
 from elastic.errors import MachineFault, RecipeNotExact, StatesDiffer
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
+from elastic.train.step.step import Step
+
+
+class Log:
+    """Keeps the events that rank 0 records."""
+
+    def __init__(self):
+        self.events = []
+
+    def record(self, event):
+        self.events.append(event)
+
+
+class Training:
+    """The trainer's loop without restores, snapshots and saves.
+
+    audits: every step is audited.
+    """
+
+    def __init__(
+        self,
+        member,
+        objects,
+        *,
+        shards=6,
+        dataset=None,
+        collate=None,
+        workers=0,
+        audits=True,
+    ):
+        order = SampleOrder(
+            seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD
+        )
+        state = State(**objects)
+        self.parts = parts_of(state, order, member)
+        self.loader = Loader(
+            dataset=samples() if dataset is None else dataset,
+            order=order,
+            device=CPU,
+            workers=workers,
+            collate=collate,
+        )
+        self.log = Log()
+        self.auditor = auditor_of(
+            state,
+            self.parts,
+            self.loader,
+            member=member,
+            compare=self.compare,
+            log=None if member.rank else self.log,
+        )
+        self.audits = audits
+
+    def compare(self):
+        """As the loop does: raise if the ranks' states differed before the step."""
+        self.parts.buffers.load()
+        states = self.auditor.groups.all_gather(checksum_of(self.auditor.state.flatten()).whole)
+        if len(set(states)) > 1:
+            raise StatesDiffer("the states differed before", None)
+
+    def steps(self):
+        batches = self.loader.steps(self.parts.exchange.own_shards, 1)
+        for number in range(1, self.parts.order.steps + 1):
+            auditor = self.auditor if self.audits else None
+            yield Step(number, self.parts, partial(next, batches), lambda _number: NO_REQUESTS, auditor)
+        self.parts.gradients.close()
 
 
 def classify(net, batch):
@@ -33,7 +100,7 @@ class Augmented(Dataset):
     """Draws from the global generators, which are keyed for each sample."""
 
     def __init__(self):
-        self.x, self.y = tensors()
+        self.x, self.y = samples().tensors
 
     def __len__(self):
         return SAMPLES

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from state_bytes import through_bytes
+from saved_state import saved
 from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
@@ -34,7 +34,7 @@ class Holder:
 
 
 def round_trip(value):
-    kept = through_bytes(State(thing=Holder(value)).flatten())
+    kept = saved(State(thing=Holder(value)))
     empty = Holder(None)
     State(thing=empty).load(kept)
     return empty.value
@@ -301,6 +301,6 @@ class Mender(Holder):
 )
 def test_an_object_that_loads_another_state_is_refused_with_the_first_entry(change, words):
     """Order lost, a number changed, bits, a shape, a type: the message shows both."""
-    saved = through_bytes(State(thing=Holder({"b": torch.zeros(2), "a": None, "n": 1})).flatten())
+    kept = saved(State(thing=Holder({"b": torch.zeros(2), "a": None, "n": 1})))
     with pytest.raises(StateDoesNotFit, match=words):
-        State(thing=Mender(None, change)).load(saved)
+        State(thing=Mender(None, change)).load(kept)

@@ -2,9 +2,12 @@
 interrupted.
 """
 
+import inspect
+from functools import partial
+
 import pytest
 import torch
-from state_bytes import through_bytes
+from saved_state import saved
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
@@ -67,15 +70,15 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     """
     state, step, draw = training(optimizer, scheduler)
     step(), step()
-    saved = through_bytes(state.flatten())
+    kept = saved(state)
     place = draw.get_state()
     step(), step()
 
     other, other_step, other_draw = training(optimizer, scheduler)
     for _ in range(3):
         other_step()
-    other.load(saved)
-    assert checksum_of(other.flatten()) == checksum_of(saved)
+    other.load(kept)
+    assert checksum_of(other.flatten()) == checksum_of(kept)
     other_draw.set_state(place)
     other_step(), other_step()
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
@@ -96,10 +99,10 @@ class Average:
 
 def test_the_state_of_a_module_inside_another_object_loads():
     """With the versions of its layers: without them a layer would take it for one of its oldest."""
-    saved = through_bytes(State(ema=Average(tied())).flatten())
+    kept = saved(State(ema=Average(tied())))
     other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
-    other.load(saved)
-    assert checksum_of(other.flatten()) == checksum_of(saved)
+    other.load(kept)
+    assert checksum_of(other.flatten()) == checksum_of(kept)
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():
@@ -108,7 +111,7 @@ def test_tied_weights_are_kept_once_and_stay_tied():
     parts = State(net=net).flatten()
     assert b'net.3.weight":{' not in image.layout(parts.tensors, None).head
     other = tied()
-    State(net=other).load(through_bytes(parts))
+    State(net=other).load(saved(State(net=net)))
     assert other[3].weight is other[0].weight
     assert torch.equal(other[3].weight, net[0].weight)
 
@@ -167,12 +170,12 @@ def test_every_optimizer_goes_on_exactly_with_parameters_of_every_dtype(name, dt
     state, step = fitted(name, dtype)
     for number in range(3):
         step(number)
-    saved = through_bytes(state.flatten())
+    kept = saved(state)
     other, other_step = fitted(name, dtype)
-    other.load(saved)
-    kept, found = state.flatten().tensors, other.flatten().tensors
+    other.load(kept)
+    expected, found = state.flatten().tensors, other.flatten().tensors
     assert {entry: (each.dtype, each.stride()) for entry, each in found.items()} == {
-        entry: (each.dtype, each.stride()) for entry, each in kept.items()
+        entry: (each.dtype, each.stride()) for entry, each in expected.items()
     }
     for number in range(3, 5):
         step(number), other_step(number)
@@ -191,7 +194,7 @@ def test_a_buffer_comes_back_with_the_strides_that_training_gave_it():
     """A product with it may round otherwise if it is row-major again."""
     net, other = Running(), Running()
     net.mean = torch.arange(6.0).view(3, 2).t()
-    State(net=other).load(through_bytes(State(net=net).flatten()))
+    State(net=other).load(saved(State(net=net)))
     assert other.mean.stride() == (1, 2) and torch.equal(other.mean, net.mean)
 
 
@@ -202,4 +205,83 @@ def test_a_view_is_not_torn_from_its_memory():
     other.whole = torch.zeros(4, 3)
     other.mean = other.whole[:2]
     with pytest.raises(StateDoesNotFit, match=r"net\.mean: saved .* strides \(1, 2\); now .* row-major"):
-        State(net=other).load(through_bytes(State(net=net).flatten()))
+        State(net=other).load(saved(State(net=net)))
+
+
+STEPS, LOADED_AFTER = 12, 5
+
+
+def chained(optimizer, kind, **options):
+    """Two schedulers, each of which has a part in the rate."""
+    both = [
+        lr_scheduler.LinearLR(optimizer, total_iters=4),
+        lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    ]
+    return kind(optimizer, both, **options) if options else kind(both)
+
+
+MADE = {
+    "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=lambda count: 0.9**count),
+    "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda count: 1 - 0.01 * count),
+    "StepLR": partial(lr_scheduler.StepLR, step_size=3),
+    "MultiStepLR": partial(lr_scheduler.MultiStepLR, milestones=[1, 5, 6, 7]),
+    "ConstantLR": partial(lr_scheduler.ConstantLR, total_iters=7),
+    "LinearLR": partial(lr_scheduler.LinearLR, total_iters=7),
+    "ExponentialLR": partial(lr_scheduler.ExponentialLR, gamma=0.9),
+    "SequentialLR": partial(chained, kind=lr_scheduler.SequentialLR, milestones=[5]),
+    "PolynomialLR": partial(lr_scheduler.PolynomialLR, total_iters=9, power=2.0),
+    "CosineAnnealingLR": partial(lr_scheduler.CosineAnnealingLR, T_max=9),
+    "ChainedScheduler": partial(chained, kind=lr_scheduler.ChainedScheduler),
+    "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1, cooldown=1),
+    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=4, mode="exp_range"),
+    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2, T_mult=2),
+    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=STEPS),
+}
+
+
+def scheduled(name):
+    """The state, and a step of it, which gives the rate that the step was made with."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = MADE[name](optimizer)
+
+    def step(number):
+        optimizer.zero_grad()
+        net(torch.full((2, 3), 1 / number)).square().mean().backward()
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
+        return float(rate).hex()
+
+    return State(net=net, optimizer=optimizer, scheduler=scheduler), step
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_scheduler_goes_on_exactly(name):
+    """It is saved where one of a sequence hands over to the next, and loaded into objects that went
+    elsewhere first: what is not in its state_dict would show in the next rates.
+    """
+    state, step = scheduled(name)
+    for number in range(1, LOADED_AFTER + 1):
+        step(number)
+    kept = saved(state)
+    other, other_step = scheduled(name)
+    other_step(1)
+    other.load(kept)
+    later = range(LOADED_AFTER + 1, STEPS + 1)
+    rates = [step(number) for number in later]
+    assert [other_step(number) for number in later] == rates
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+    assert len(set(rates)) > 1
+
+
+def test_no_scheduler_of_torch_is_left_out():
+    kinds = {
+        name
+        for name, kind in vars(lr_scheduler).items()
+        if inspect.isclass(kind)
+        and issubclass(kind, lr_scheduler.LRScheduler)
+        and not name.endswith("LRScheduler")
+    }
+    assert kinds == set(MADE)
