@@ -161,7 +161,7 @@ def fitted(name, dtype):
 
 
 @pytest.mark.parametrize("name", EVERY_OPTIMIZER)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_every_optimizer_goes_on_exactly_with_parameters_of_every_dtype(name, dtype):
     """NAdam and ASGD keep float32 numbers beside bfloat16 and float64 parameters, to which their
     load_state_dict rounds them. The weights are channels_last: momenta that came back row-major
