@@ -49,7 +49,7 @@ def coupled_loss(outputs_sum, products):
     return (products / BATCH - torch.outer(mean, mean)).square().sum()
 
 
-def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
+def test_a_coupled_losss_gradient_is_that_of_the_whole_batch():
     """Two sums in one step, both needed by the loss, and a penalty on the parameters; autograd does
     it all at once.
     """
@@ -65,7 +65,7 @@ def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
     assert_close_to(found, gradient(net.parameters()))
 
 
-def test_gradient_and_value_of_a_mean_loss_are_those_of_the_whole_batch():
+def test_a_mean_losss_gradient_is_that_of_the_whole_batch():
     """The form that goes backward shard by shard."""
     net = linear()
     step = next(steps(ALONE, State(net=net)))
@@ -160,7 +160,7 @@ def with_each_other(net):
 
 
 @pytest.mark.parametrize("swap", [twice, with_each_other])
-def test_a_parameter_whose_tensor_the_loop_swaps_is_trained_as_before(swap):
+def test_a_parameter_with_a_swapped_tensor_is_trained_as_before(swap):
     """Torch calls hooks from the tensor: the parameter lost the step's, and was trained no more.
     The numbers are those of plain PyTorch.
     """
@@ -202,14 +202,14 @@ def gradients(member, used, frozen):
     return found
 
 
-def test_a_gradients_bits_do_not_depend_on_who_holds_its_parameter(ranks):
+def test_a_gradient_is_the_same_whoever_holds_its_parameter(ranks):
     for frozen in (False, True):
         expected = ranks.run(1, gradients, True, frozen)
         for world_size in (1, 2, 3):
             assert ranks.run(world_size, gradients, False, frozen) == expected * world_size
 
 
-def test_a_second_computation_of_a_step_adds_and_a_step_begins_with_none():
+def test_a_second_computation_adds_and_a_step_begins_with_none():
     """As a second backward in plain PyTorch. What is there before the loop is in no state. A
     gradient that the recipe keeps, or a view of it, never changes, though vectors are used again.
     """

@@ -81,7 +81,7 @@ def said_of(member, kind):
         ("shape of a step", "shape [1, 3], torch.float32, with a graph, as in the steps before"),
     ],
 )
-def test_a_sum_whose_form_depends_on_shard_or_step_is_refused_on_every_rank(ranks, kind, says, world_size):
+def test_a_sum_of_changing_form_is_refused_on_every_rank(ranks, kind, says, world_size):
     """gloo ends the process where two ranks send different sizes."""
     for said in ranks.run(world_size, said_of, kind):
         assert says in said
@@ -114,7 +114,7 @@ def asked(member):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, world_size):
+def test_what_one_rank_asks_for_is_seen_by_all_at_that_step(ranks, world_size):
     """A rank that missed it would train on alone, or hang."""
     assert ranks.run(world_size, asked) == [[[], ["drain"], ["save", "compare"], []]] * world_size
 
