@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {
     "elastic": 27_730,
     "elastic/train elastic/proof": 6_500,
-    "tests": 36_600,
+    "tests": 36_100,
 }
 MOST_FILES = {"elastic": 265, "elastic/train elastic/proof": 48}
 MOST_WORDS = 20_020  # of README and docs, without decisions and the table that `make proof` makes
