@@ -10,13 +10,13 @@ It imports no torch: the fork server and the workers do.
 from contextlib import suppress
 
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
-from elastic.agent.finished_run import has_recorded_end
 from elastic.agent.generation import NodeGeneration
+from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
+from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.store_socket import StoreSockets
 from elastic.agent.worker_environment import worker_starts
 from elastic.agent.workers import NodeWorkers
-from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_DIVERGED,
@@ -34,10 +34,8 @@ from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share
-from elastic.system.worker_error import RaisedError
 
 WORKER_POLL_S = 0.02
-WRONG_TIMES_TO_LEAVE = 2
 # Before the group's first answer in a generation.
 NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=None, cause="", failure=None)
 
@@ -62,13 +60,8 @@ class NodeAgent:
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
-        # Consecutive failures without a new step which the restored state may have caused: all but
-        # those by SIGKILL. The workers skip a state that was restored too often without progress.
-        self._suspect_failures = 0
-        self._raised: list[list[RaisedError]] = []  # by this node's workers, in each generation
-        # Because of which the next workers do steps again; their agreement settles it.
-        self._divergence: Divergence | None = None
-        self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
+        self._failures = OwnFailures(parts.settings.options.max_restarts)
+        parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
         self._is_second_start = self._has_stepped = False  # of the script; in the generation before
         self._owed_step = 0  # the last one that workers do again before this node leaves; 0 for none
 
@@ -163,7 +156,7 @@ class NodeAgent:
                 case Action.DUMP_STACKS:
                     generation.dump_stacks(decision.reason)
                 case Action.REJOIN:
-                    self._count(view.failure)
+                    self._failures.count(view.failure)
                     generation.record_end(decision.reason)
                     return None
                 case Action.CLOSE_AND_REJOIN | Action.AGAIN:
@@ -177,10 +170,10 @@ class NodeAgent:
                     end = (
                         generation.end_run(decision.reason)
                         if is_final
-                        else generation.fail(decision.reason, self._raised)
+                        else generation.fail(decision.reason, self._failures)
                     )
                     self.failure = generation.failure
-                    self._count(generation.failure)
+                    self._failures.count(generation.failure)
                     return end
                 case Action.LEAVE:
                     if self._is_worth_a_redo(generation, decision.reason):
@@ -290,36 +283,14 @@ class NodeAgent:
         )
 
     def _settle_divergence(self) -> None:
-        """The workers agree again: forget the difference, and count it if it was this node's.
-
-        A machine that is wrong for the second time leaves for good, as on a request.
-        """
-        parts, known = self._parts, self._divergence
+        parts, failures = self._parts, self._failures
         settled, parts.page.settled = parts.page.settled, Settled.NOT
-        if settled is Settled.NOT or known is None:
-            return
-        self._divergence = None
-        if settled is Settled.ELSEWHERE:
-            return
-        self._wrong_steps.append(known.step)
-        if len(self._wrong_steps) < WRONG_TIMES_TO_LEAVE:
-            parts.console.print_line(
-                f"this node computed something else at step {known.step}; if it does once more, it leaves the group for good"
-            )
-            return
-        steps = " and ".join(map(str, self._wrong_steps))
-        parts.shutdown.ban(
-            f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
-        )
+        if settled is not Settled.NOT and (said := failures.agree(was_here=settled is Settled.HERE)):
+            (parts.shutdown.ban if failures.is_faulty else parts.console.print_line)(said)
 
     @property
     def _leaving_code(self) -> int:
-        is_faulty = len(self._wrong_steps) >= WRONG_TIMES_TO_LEAVE
-        return EXIT_FAILED if is_faulty else EXIT_INTERRUPTED
-
-    def _count(self, failure: WorkerFailure | None) -> None:
-        if failure is not None and not failure.from_outside:
-            self._suspect_failures += 1
+        return EXIT_FAILED if self._failures.is_faulty else EXIT_INTERRUPTED
 
     # The workers of a generation.
 
@@ -339,9 +310,7 @@ class NodeAgent:
         parts.memory.publish()
         parts.watchdog.start_generation()
         self._record_start(entered)
-        # The group counts all failures and starts from 0 at a new step; those that may lie in the
-        # state are some of them.
-        self._suspect_failures = min(self._suspect_failures, entered.restarts)
+        self._failures.generation_begins(entered.restarts)
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
             settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
         store = self._sockets.take(entered.endpoint) if settings.imports_library else None
@@ -351,8 +320,8 @@ class NodeAgent:
             entered,
             settings,
             store=store,
-            failures=self._suspect_failures,
-            divergence=self._divergence,
+            failures=self._failures.suspect,
+            divergence=self._failures.divergence,
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
@@ -391,8 +360,6 @@ class NodeAgent:
         self._parts.health.generation = None
         self._generation.kill_workers()
         self._settle_divergence()
-        self._divergence = self._generation.divergence or self._divergence
-        restarts = self._parts.settings.options.max_restarts
-        self._raised = [*self._raised, self._generation.raised][-max(1, restarts) :]
+        self._failures.generation_ended(self._generation.raised, self._generation.divergence)
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None

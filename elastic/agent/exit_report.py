@@ -1,24 +1,42 @@
 """The agent's last line says how the run stands and what to do; its exit code says the same.
 
-It is the exit code for interrupted only where a checkpoint holds the last step that was trained, or
-none was trained, or none on this node while others go on. A checkpoint of that step with another
+A command on a run that has ended well trains nothing, and says how to go on from it. How many steps
+the recipe asks for now is not known then: only its workers find out, and none is started.
+
+The exit code is that for interrupted only where a checkpoint holds the last step that was trained,
+or none was trained, or none on this node while others go on. A checkpoint of that step with another
 state does not count.
 """
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
 from elastic.agent.agent import NodeAgent
-from elastic.agent.finished_run import has_recorded_end, read_stop
 from elastic.agent.generation import is_own_exit
 from elastic.agent.parts import AgentParts
-from elastic.agent.repeated_error import told_at_the_end
+from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp
-from elastic.checkpoint.record import CommitRecord
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.record import CommitRecord, missing_text
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config import identity
+from elastic.config.parent import new_run_from
+from elastic.config.run_dir import RunDir
+from elastic.errors import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_LOADS,
+    ElasticError,
+    NothingLoads,
+    StoreFailed,
+)
 from elastic.events import (
     CheckpointCommitted,
     RunFailed,
@@ -31,6 +49,10 @@ from elastic.faults.inject import Claims
 from elastic.faults.plan import parse, unreached
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events
+from elastic.observe.logged_event import LoggedEvent
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import Share
 from elastic.system.output import print_if_read
 from elastic.system.untrusted import printable
@@ -164,3 +186,72 @@ def _print_failure(agent: NodeAgent, settings: Settings, newest: CommitRecord | 
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")
         lines.append(failure.traceback.rstrip() or ("" if failure.message in reason else failure.message))
     print_if_read(*(printable(line) for line in lines if line), file=sys.stderr)
+
+
+def told_at_the_end(failures: Iterable[tuple[int, str]], max_restarts: int) -> str:
+    """Of a run that is complete: whether one error came more often than restarts are allowed.
+
+    failures: pairs of a generation and the message of an error that ended it.
+    """
+    counts = Counter(message for _, message in set(failures))
+    message, times = next(iter(counts.most_common(1)), ("", 0))
+    if times <= max_restarts:
+        return ""
+    return f"; {times} generations failed with the same error on the way: {message.splitlines()[0]:.200}"
+
+
+def _recorded_end(run: RunDir) -> LoggedEvent[RunFinished] | None:
+    with suppress(OSError):
+        return logged_event.last(read_events(run.events), RunFinished)
+    return None
+
+
+def check_finished(settings: Settings, committed_step: int) -> None:
+    """Raises NothingLoads where the group has committed a newer step than the storage has.
+
+    The run directory may be an old copy, from which another run would go on as if it were whole.
+    """
+    with suppress(StoreFailed):
+        records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
+        # As in restore_order.py: what takes the place of the newest one is a damaged one.
+        ours = [each for each in records if each.run_id == settings.run_id or each.step == committed_step]
+        steps = [record.step for record in ours] + [damage.step for damage in damages]
+        newest = max(steps, default=0)
+        if newest < committed_step:
+            raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
+
+
+def finished_text(settings: Settings) -> str:
+    run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
+    if not settings.imports_library:
+        return (
+            f"this command has ended well in {run.url}; elastic-train report {run.url} shows it. Nothing was started:"
+            " the script starts again with other arguments, or with another --run-dir"
+        )
+    finished = _recorded_end(run)
+    length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
+    how = f"finished{length}"
+    if stopped is not None:
+        how = f"finished: it was {stopped}"
+    if _is_edited(settings):
+        how += f"; {recipe} was edited since it began"
+    return (
+        f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
+        f" asks for now: for more steps or other settings begin a run from its state:"
+        f" {new_run_from(run.url, recipe)}; another --run-dir begins a new one"
+    )
+
+
+def _is_edited(settings: Settings) -> bool:
+    with suppress(ElasticError):
+        there = read_small(open_store(settings.run.url), identity.NAME, SystemClock())
+        if there is not None and settings.declared is not None:
+            return identity.parse(there).recipe_sha256 != settings.declared.recipe_sha256
+    return False
+
+
+def read_stop(settings: Settings) -> StopRecord | None:
+    """Where the recipe ended this run early; None if it did not, or if the storage does not say."""
+    with suppress(ElasticError):
+        return stop_record.read(open_store(settings.run.url), settings.run_id, SystemClock())
+    return None

@@ -11,8 +11,8 @@ by the share of its task at most.
 from collections.abc import Callable
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
+from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
-from elastic.agent.repeated_error import came_back
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
@@ -80,18 +80,18 @@ class NodeGeneration:
         self.kill_workers()
         self.record_end(reason, is_said=cause != REHEARSAL)
 
-    def fail(self, reason: str, earlier: list[list[RaisedError]]) -> RunEnd | None:
+    def fail(self, reason: str, own: OwnFailures) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
 
-        earlier: the errors of this node's workers in the generations before, the newest last.
-        Returns the end of the run where no restart is left, or none would help.
+        own: of the generations before. Returns the end of the run where no restart is left, or none
+        would help.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
         is_early = self._is_second_start and not parts.step > parts.page.restored_step
         if is_early and not self.failure.from_outside:
             reason = f"the script failed when it was started again on purpose, as it would be after a fault: {reason}"
-        repeated = came_back(self._raised_by(self.failure.rank), earlier, limit)
+        repeated = own.came_back(self._raised_by(self.failure.rank))
         # The group learns of the failure before this node kills its workers, which takes a moment:
         # meanwhile the other nodes kill theirs.
         group = parts.group.close("failure", step=parts.step, counts=True, failure=self.failure)

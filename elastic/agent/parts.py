@@ -1,27 +1,35 @@
 """The parts of an agent outlive its generations; those that ask them never hold its loop.
 
-`AgentParts` is what the loop, each generation and the monitors share. `AgentHealth` tells other
+`AgentParts` is what the loop, each generation and the monitors share, and `open_parts` makes it.
+`AgentHealth` tells other
 threads whether the loop turns, and whether the node is in a generation.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
 from elastic.agent.group_client import GroupClient
-from elastic.agent.run_dir_watch import RunDirWatch
+from elastic.agent.hang_detector import HangDetector
+from elastic.agent.run_directory import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.snapshot_memory import SnapshotMemory
+from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.spawner import Spawner
 from elastic.agent.watchdog import Watchdog
+from elastic.config import environment
 from elastic.errors import EXIT_FAILED
-from elastic.events import UploaderDied
+from elastic.events import NodeScheduled, UploaderDied
+from elastic.faults.inject import Claims
+from elastic.faults.plan import parse
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd
-from elastic.system.clock import Clock
+from elastic.rendezvous.meeting_place import Place
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.storage.remote import open_store
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
 from elastic.uploader.client import MANY_DEATHS, UploaderProcess
@@ -29,6 +37,7 @@ from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 GROUP_POLL_S = 0.025
 # Far above the longest turn: a request to an object store that hangs takes 15 s.
 STANDS_STILL_S = 30.0
+_CLOCK = SystemClock()
 
 
 class AgentHealth:
@@ -151,3 +160,60 @@ class AgentParts:
             if death.deaths <= MANY_DEATHS:  # the events have the later ones
                 self.console.print_line(str(death))
             self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
+
+
+def open_parts(  # noqa: PLR0913 - what the agent is made of
+    settings: Settings,
+    rendezvous: Rendezvous,
+    place: Place,
+    shutdown: ShutdownRequest,
+    spawner: Spawner,
+    *,
+    uploader: UploaderProcess,
+    console: ConsoleFollower,
+) -> AgentParts:
+    """place: where the nodes meet."""
+    options, run, report = settings.options, settings.run, console.print_line
+    spawner.report = report
+    log = _open_log(settings)
+    page = ControlPage.create()
+    slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
+    memory = SnapshotMemory(page, slots, report)
+    group = GroupClient(
+        rendezvous, report, _CLOCK, shutdown, join_window_s=options.join_window_s, max_nodes=options.max_nodes
+    )
+    return AgentParts(
+        settings=settings,
+        group=group,
+        commits=CommitWatch(uploader, shutdown.saved, group.report_commit),
+        shutdown=shutdown,
+        spawner=spawner,
+        uploader=uploader,
+        page=page,
+        memory=memory,
+        final_checkpoint=FinalCheckpoint(
+            memory=memory,
+            store=open_store(run.checkpoints_url),
+            run_id=settings.run_id,
+            uploader_socket=uploader.socket_path,
+            shutdown=shutdown,
+            clock=_CLOCK,
+            report=report,
+            log=log,
+        ),
+        watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK),
+        faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
+        console=console,
+        log=log,
+        run_dir_watch=RunDirWatch(settings, place, report, shutdown.ban, _CLOCK),
+        health=AgentHealth(_CLOCK),
+        clock=_CLOCK,
+    )
+
+
+def _open_log(settings: Settings) -> EventLog:
+    path = settings.run.events / f"{settings.node}-agent.jsonl"
+    log = EventLog(path, node=settings.node, clock=_CLOCK)
+    if (job := environment.SlurmJob.read()) is not None:
+        log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
+    return log

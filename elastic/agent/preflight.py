@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.agent.open_rendezvous import rendezvous_config
+from elastic.agent.run_directory import rendezvous_config
+from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
@@ -147,6 +148,22 @@ def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False)
     """
     faults = plan.parse(options.faults or "")
     plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, is_plain=is_plain)
+
+
+def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) -> tuple[Identity | None, bool]:
+    """(what the recipe declares, None for a script without the library; whether the run begins).
+
+    Raises as `declared_identity` and `check_run_dir`.
+    """
+    recipe = Path(options.recipe)
+    is_plain = not imports_library(recipe)
+    check_faults(options, nproc, is_plain=is_plain)
+    if is_plain:
+        check_plain(options)
+        return None, options.fresh
+    start, must_spawn = spawner.start, spawner.fork_no_more
+    declared = declared_identity(recipe, options.recipe_args, start, must_spawn)
+    return check_run_dir(options, declared, run, nproc)
 
 
 def declared_identity(

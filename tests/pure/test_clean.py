@@ -16,7 +16,7 @@ from committed import commit_in
 from long_run import IDENTITY, write_long_run
 from torch import nn
 
-from elastic.agent.finished_run import has_recorded_end
+from elastic.agent.run_directory import has_recorded_end
 from elastic.care import clean as clean_module
 from elastic.care.clean import leftovers
 from elastic.cli import main

@@ -8,6 +8,7 @@ import pytest
 from elastic.agent import fork_server_client
 from elastic.agent.agent import NodeAgent
 from elastic.agent.fork_server_client import ForkServerClient
+from elastic.agent.own_failures import OwnFailures
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ProcessStart
@@ -160,7 +161,7 @@ def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_l
         step=0,
         leave_group=lambda *asked: left.append(asked),
     )
-    agent._wrong_steps, agent._earlier_step, agent._owed_step = [], 0, 0
+    agent._failures, agent._earlier_step, agent._owed_step = OwnFailures(3), 0, 0
     agent._generation = None
     agent._parts.group = SimpleNamespace(join=lambda interrupted, **_: rendezvous.join(interrupted))
     agent.run()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from elastic.agent.finished_run import has_recorded_end
+from elastic.agent.run_directory import has_recorded_end
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import RunFinished

@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from elastic.agent.claim_run_dir import claim
 from elastic.agent.preflight import (
     address_of,
     check_command,
@@ -13,6 +12,7 @@ from elastic.agent.preflight import (
     declared_identity,
     imports_library,
 )
+from elastic.agent.run_directory import claim
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import finished_run, spawner
+from elastic.agent import spawner
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
+from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.set_aside import set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
@@ -109,7 +110,7 @@ def test_a_run_whose_events_cannot_be_read_is_complete_and_says_so(run, stale, c
     assert "complete; its events cannot be read" in capsys.readouterr().out
     assert end(1) == 1
     assert "training failed: why; step 4" in capsys.readouterr().err
-    assert not finished_run.has_recorded_end(run)
+    assert not has_recorded_end(run)
 
 
 def test_a_fork_server_goes_on_where_the_installed_code_cannot_be_listed(tmp_path, stale, monkeypatch):

@@ -2,7 +2,7 @@
 
 dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs
 anyway. c10d: a store on the node whose address is the endpoint. A folder has its own way to be
-opened (agent/open_rendezvous.py), because it may lie in the run directory that --fresh renames.
+opened (agent/run_directory.py), because it may lie in the run directory that --fresh renames.
 
 It does not promise that the other nodes were given the same value.
 """

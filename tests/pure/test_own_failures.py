@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.repeated_error import came_back, told_at_the_end
+from elastic.agent.exit_report import told_at_the_end
+from elastic.agent.own_failures import OwnFailures, came_back
+from elastic.divergence import Divergence
+from elastic.rendezvous.group import WorkerFailure
 from elastic.system.worker_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError
 
 PLACES = st.builds(
@@ -112,3 +115,32 @@ def test_a_complete_run_tells_of_an_error_that_came_more_often_than_restarts_are
     said = told_at_the_end([*failures, (5, "B: no\nmore"), (5, "B: no\nmore")], 3)
     assert said == "; 4 generations failed with the same error on the way: B: no"
     assert told_at_the_end(failures, 3) == told_at_the_end([], 0) == ""
+
+
+def test_only_failures_that_the_state_may_have_caused_count_against_it():
+    """SIGKILL comes from outside. A new step clears what the group counted before it."""
+    own = OwnFailures(3)
+    for from_outside in (False, True, False):
+        failure = WorkerFailure(node="n", rank=0, message="m", traceback="", from_outside=from_outside)
+        own.count(failure)
+    own.count(None)
+    assert own.suspect == 2
+    own.generation_begins(restarts=3)
+    assert own.suspect == 2
+    own.generation_begins(restarts=0)
+    assert own.suspect == 0
+
+
+def test_a_machine_that_was_wrong_twice_is_faulty():
+    """A difference that lay elsewhere, and one that nobody knows of, do not count."""
+    own = OwnFailures(3)
+
+    def differ(step, *, was_here):
+        own.generation_ended([], Divergence(generation=1, step=step, agreed=0, entry=""))
+        return own.agree(was_here=was_here)
+
+    assert differ(2, was_here=False) == own.agree(was_here=True) == ""
+    assert "computed something else at step 5" in differ(5, was_here=True)
+    assert own.divergence is None and not own.is_faulty
+    assert "was wrong at steps 5 and 9" in differ(9, was_here=True)
+    assert own.is_faulty

@@ -1,4 +1,8 @@
-"""An error that came back after a restart ends the run, unless another state may still avoid it.
+"""What went wrong on this machine ends its part once doing it again would not help.
+
+`OwnFailures` remembers it from generation to generation. An error that came back after a restart
+ends the run, unless another state may still avoid it; a machine that computes something else than
+the others for the second time leaves for good.
 
 The same exception at the same place in two generations in a row would come in the third one too.
 One that comes after as many steps of each process, whatever the step, hangs on the process: a run
@@ -7,15 +11,63 @@ keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py
 exceptions can be such an error at all.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from elastic.divergence import Divergence
+from elastic.rendezvous.group import WorkerFailure
 from elastic.system.worker_error import RESTORES_OF_ONE_STATE, RaisedError
 
 # The recipe's text is wrong, whatever the numbers in the state are.
 _OF_THE_TEXT = frozenset(
     {"AttributeError", "ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError"}
 )
+
+WRONG_TIMES_TO_LEAVE = 2
+
+
+class OwnFailures:
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        # Consecutive failures without a new step which the restored state may have caused: all but
+        # those by SIGKILL. The workers skip a state that was restored too often without progress.
+        self.suspect = 0
+        # Because of which the next workers do steps again; their agreement settles it.
+        self.divergence: Divergence | None = None
+        self._raised: list[list[RaisedError]] = []  # by this node's workers, in each generation
+        self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
+
+    @property
+    def is_faulty(self) -> bool:
+        return len(self._wrong_steps) >= WRONG_TIMES_TO_LEAVE
+
+    def generation_begins(self, restarts: int) -> None:
+        """restarts: the group's count of all failures, which starts from 0 at a new step."""
+        self.suspect = min(self.suspect, restarts)
+
+    def count(self, failure: WorkerFailure | None) -> None:
+        if failure is not None and not failure.from_outside:
+            self.suspect += 1
+
+    def generation_ended(self, raised: list[RaisedError], divergence: Divergence | None) -> None:
+        self._raised = [*self._raised, raised][-max(1, self._max_restarts) :]
+        self.divergence = divergence or self.divergence
+
+    def came_back(self, raised: RaisedError | None) -> str | None:
+        return came_back(raised, self._raised, self._max_restarts)
+
+    def agree(self, *, was_here: bool) -> str:
+        """The workers agree again: forget the difference, and count it if it was this node's.
+
+        Returns a sentence then. A machine that `is_faulty` leaves for good, as on a request.
+        """
+        known, self.divergence = self.divergence, None
+        if known is None or not was_here:
+            return ""
+        self._wrong_steps.append(known.step)
+        if not self.is_faulty:
+            return f"this node computed something else at step {known.step}; if it does once more, it leaves the group for good"
+        steps = " and ".join(map(str, self._wrong_steps))
+        return f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
 
 
 def came_back(
@@ -36,18 +88,6 @@ def came_back(
     place = now.place
     begin = {None: "", 0: " from the beginning"}.get(place.resumed, f" from step {place.resumed}")
     return f"the same error came back {place.where} after a restart{begin}, so that another restart would not help"
-
-
-def told_at_the_end(failures: Iterable[tuple[int, str]], max_restarts: int) -> str:
-    """Of a run that is complete: whether one error came more often than restarts are allowed.
-
-    failures: pairs of a generation and the message of an error that ended it.
-    """
-    counts = Counter(message for _, message in set(failures))
-    message, times = next(iter(counts.most_common(1)), ("", 0))
-    if times <= max_restarts:
-        return ""
-    return f"; {times} generations failed with the same error on the way: {message.splitlines()[0]:.200}"
 
 
 def _kept_coming(now: RaisedError, earlier: Sequence[Sequence[RaisedError]], max_restarts: int) -> str | None:

@@ -1,0 +1,329 @@
+"""The nodes of a run share one directory and meet in one place, or they are told.
+
+A run directory belongs to one run from the moment in which the first agent claims it. Of two
+commands that begin at the same instant one creates `run.json`, and the other is refused by what it
+says, before it has written anything. `uid` is a random name of the directory itself: nodes that
+find another one there do not share it. It is not a part of `run.json`, because a script without the
+library has none.
+
+The options and the directory lead to a rendezvous backend that answers. Which nodes take part is
+the group's decision (rendezvous/).
+
+A directory that is moved, replaced or full while a run trains is said, once. Nothing stops: what is
+saved after a move goes into a new folder of the old name, which is made the run's again, and a full
+disk costs the saves alone. A node that finds another run in the old name leaves. A quota that the
+file system does not show is said only by what fails.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from elastic.agent.settings import Settings
+from elastic.agent.store_socket import StoreSockets
+from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
+from elastic.config import environment, identity
+from elastic.config.identity import Identity
+from elastic.config.options import Options
+from elastic.config.run_dir import UID, RunDir
+from elastic.errors import ElasticError, StoreFailed, UsageError
+from elastic.events import RunFinished, RunStarted
+from elastic.observe import logged_event
+from elastic.observe.log import read_events, read_rare
+from elastic.observe.run_uid import claim_uid
+from elastic.rendezvous import meeting_place
+from elastic.rendezvous.backends.backend import Backend
+from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.meeting_place import Place
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.probes import Probes
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.storage.remote import open_store
+from elastic.storage.store import create_or_read, read_small
+from elastic.system.clock import Clock, SystemClock
+
+C10D_GROUP = "run"  # by default
+LOOK_S = 1.0
+# No checkpoint fits in less. A full disk has a page to spare now and then.
+ROOM_BYTES = 2**20
+_CLOCK = SystemClock()
+
+# Is this the same directory?
+
+
+def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
+    """The directory's uid. declared: by a recipe with the library.
+
+    Raises UsageError when the directory belongs to another run, or cannot be written.
+    """
+    store = open_store(run.url)
+    try:
+        if declared is not None:
+            there = create_or_read(store, identity.NAME, declared.to_json(), clock)
+            identity.check(identity.parse(there), declared, run.url)
+        return claim_uid(run, clock)
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to write to the run directory {run.url}, found: {error}; take another --run-dir or change its mode"
+        ) from error
+
+
+def check_claim(settings: Settings) -> None:
+    """Raises UsageError where the directory is no longer the one that was claimed; StoreFailed."""
+    run, declared, store = settings.run, settings.declared, open_store(settings.run.url)
+    there = None if declared is None else read_small(store, identity.NAME, _CLOCK)
+    if read_small(store, UID, _CLOCK) != settings.uid.encode() or (declared is not None and there is None):
+        raise UsageError(
+            f"{run.url} was set aside, moved or replaced while this command waited to begin in it; give the command again"
+        )
+    if declared is not None and there is not None:
+        identity.check(identity.parse(there), declared, run.url)
+
+
+def _claim_again(settings: Settings, place: Place) -> bool:
+    """After the directory was moved, make its name the run's again; False: it is another run's.
+
+    Raises UsageError for a damaged run.json, StoreFailed.
+    """
+    store, declared = open_store(settings.run.url), settings.declared
+    if declared is not None:
+        there = create_or_read(store, identity.NAME, declared.to_json(), _CLOCK)
+        if identity.parse(there).run_id != declared.run_id:
+            return False
+    if create_or_read(store, UID, settings.uid.encode(), _CLOCK) != settings.uid.encode():
+        return False
+    meeting_place.put(settings.run, 1, place)
+    return True
+
+
+def has_trained_nothing(settings: Settings) -> bool:
+    """Whether a recipe with this library ended well and took no step: the same command runs again.
+
+    A run in an object store counts as trained: the events of its nodes may be elsewhere.
+    """
+    run = settings.run
+    if run.is_remote or not settings.imports_library:
+        return False
+    with suppress(ElasticError, OSError):
+        records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
+        return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
+    return False
+
+
+def has_recorded_end(run: RunDir) -> bool:
+    """Whether a node has written down here that the run is complete, which it stays."""
+    with suppress(OSError):
+        return bool(read_rare(run.events, RunFinished))
+    return False
+
+
+def is_complete(settings: Settings) -> bool:
+    """Whether the run directory says so. Raises UsageError where it has become another run's, and
+    StoreFailed. Of plain scripts only the group's state tells which command has ended.
+    """
+    if not settings.imports_library or not has_recorded_end(settings.run):
+        return False
+    check_claim(settings)
+    return True
+
+
+class RunDirWatch:
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        report: Callable[[str], None],
+        ban: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        """place: where the nodes meet. ban: ends this node's part."""
+        self._settings, self._run, self._place = settings, settings.run, place
+        self._report, self._ban = report, ban
+        self._clock = clock
+        self._looked_s = clock.monotonic()
+        self._said = set[str]()
+        self._first = self._last = self._found()
+        self._is_reclaimed = False
+
+    def poll(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s, found = now_s, self._found()
+        if self._first is None:
+            self._first = found  # with no folder in it, the run directory is made by the first write
+        elif found != self._first:
+            self._say(
+                f"{self._run.local} was moved, replaced or removed while this run trains. Training goes on, and what is saved from now on"
+                " goes into a new folder of that name; what was saved before is where it was moved to. To have one run again, end this"
+                " one (Ctrl-C), move the new checkpoints into the old folder, and give it its name back"
+            )
+            # At the second look: a command with --fresh renames, and then claims the name.
+            if not self._is_reclaimed and self._last != self._first:
+                self._claim_name()
+        self._last = found
+        if self._free_bytes() < ROOM_BYTES:
+            self._say(
+                f"no room in {self._run.local}: until there is, nothing is saved, and metrics and events wait in memory, to be lost with"
+                " their process; training goes on. Free space there"
+            )
+
+    def _claim_name(self) -> None:
+        with suppress(ElasticError, OSError):  # tried again at the next look
+            is_ours = self._run.is_remote or _claim_again(self._settings, self._place)
+            self._is_reclaimed = True
+            if not is_ours:
+                self._ban(
+                    "another command took over the run directory while this one stood still, or after it was moved"
+                )
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._report(sentence)
+
+    def _free_bytes(self) -> float:
+        try:
+            return shutil.disk_usage(self._run.local).free
+        except OSError:
+            return inf  # it is not there, which is said above
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            about = self._run.local.stat()
+        except OSError:
+            return None
+        return about.st_dev, about.st_ino
+
+
+# Where do its nodes meet?
+
+
+def rendezvous_config(options: Options, run: RunDir, there: Place | None) -> RendezvousConfig:
+    """Where the group meets. The options were checked before. there: where this run directory's
+    nodes have met so far.
+
+    etcd serves many runs, so the name of a group there is made of the command and the path of the
+    run directory, and nodes that come by another path find it in the directory. Nodes that do not
+    share the directory meet all the same, as in the c10d store that a node serves, and are refused.
+    """
+    endpoint = options.rdzv_endpoint
+    if options.meets_in_objects:
+        return RendezvousConfig(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
+    if options.rdzv_backend == "dir":
+        folder = run.rendezvous if endpoint is None else Path(endpoint.removeprefix("file://")).absolute()
+        return RendezvousConfig(kind="dir", endpoint=str(folder), group="")
+    assert endpoint is not None, "options without it are refused"
+    group = options.rdzv_id or C10D_GROUP
+    if options.rdzv_backend == "etcd" and options.rdzv_id is None:
+        command = json.dumps([Path(options.recipe).name, *options.recipe_args, run.url])
+        of_command = f"run-{hashlib.sha256(command.encode(errors='replace')).hexdigest()[:16]}"
+        group = there.group if there is not None and there.kind == "etcd" else of_command
+    return RendezvousConfig(kind=options.rdzv_backend, endpoint=endpoint, group=group)
+
+
+def open_rendezvous(
+    settings: Settings,
+    backend: Backend,
+    host: StoreSockets,
+    probes: Probes,
+    newest: int,
+    report: Callable[[str], None],
+) -> Rendezvous:
+    """How this node takes part. newest: the last generation before a run was set aside."""
+    options, declared = settings.options, settings.declared
+    known = newest_generation(settings.run, _CLOCK)
+    return Rendezvous(
+        backend,
+        Node(id=settings.node, address=host.address, nproc=settings.nproc, port=probes.port),
+        GroupPolicy(
+            min_nodes=options.min_nodes,
+            max_nodes=options.max_nodes,
+            last_call_s=options.last_call_s,
+            timeout_s=options.rdzv_timeout_s,
+            max_workers=declared.shards if declared is not None else None,
+        ),
+        keep_alive_s=options.keep_alive_s,
+        clock=_CLOCK,
+        open_endpoint=host.open,
+        notify=lambda reason, aloud: report(reason) if aloud else None,
+        min_generation=max(newest, known),
+        has_begun=known > 0,
+        probes=probes,
+        run=settings.run_key,
+        is_complete=partial(is_complete, settings),
+        newest_generation=partial(newest_generation_seen, settings.run),
+    )
+
+
+def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
+    """Meet the others in the one place where the run directory's nodes meet.
+
+    Raises UsageError; RendezvousTimeout when the backend does not answer.
+    """
+    run, config = settings.run, settings.rendezvous
+    is_own = config.endpoint in (run.rendezvous_url, str(run.rendezvous))
+    ours = Place(
+        kind=config.kind,
+        endpoint="" if is_own else config.endpoint,
+        group=config.group,
+        who=settings.node,
+        keep_alive_s=settings.options.keep_alive_s,
+    )
+    try:
+        place = meeting_place.take(
+            run,
+            ours,
+            _CLOCK,
+            check=partial(check_claim, settings),
+            notify=partial(print, flush=True),
+            is_here=lambda token: token == rendezvous.place_of_group,
+        )
+    except StoreFailed as error:
+        raise UsageError(
+            f"expected to write where nodes meet into {run.url}, found: {error}; give the command again when that has changed"
+        ) from error
+    if place != ours:
+        is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
+        meeting_place.check_lost_state(run, place, is_lost, _CLOCK, partial(print, flush=True))
+    rendezvous.use_place(place.token)
+    answer_of(rendezvous.check_settings, settings)
+    answer_of(rendezvous.start, settings)
+    return place
+
+
+def release_place(run: RunDir, rendezvous: Rendezvous, place: Place) -> None:
+    """The store of c10d ends with its host, after which no command can ask it who lives."""
+    if place.kind == "c10d" and rendezvous.is_deserted:
+        with suppress(ElasticError):
+            meeting_place.release(run, place, _CLOCK)
+
+
+def open_backend(settings: Settings) -> Backend:
+    """Return once the backend answers; raises as `answer_of` does."""
+    backend = settings.rendezvous.open(environment.variables())
+    # A folder answers at once, unless a power cut has torn the newest version of the group.
+    answer_of(backend.read, settings)
+    return backend
+
+
+def answer_of(call: Callable[[], Answer], settings: Settings) -> Answer:
+    """What a call to the backend returns, which is tried again while it fails.
+
+    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
+    --rdzv-timeout, GroupEnded when it does not answer and the run is complete.
+    """
+    return wait_for(
+        call,
+        patience_s=settings.options.rdzv_timeout_s,
+        clock=_CLOCK,
+        notify=partial(print, flush=True),
+        is_complete=partial(is_complete, settings),
+    )
