@@ -5,6 +5,7 @@
 
 import os
 import socket
+from dataclasses import replace
 
 from elastic.agent.settings import Settings
 from elastic.agent.workers import WorkerStart
@@ -34,21 +35,15 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         generation=entered.number,
         control_page=control_page,
         uploader=uploader,
-        save_every=str(options.save_every),
-        snapshot_every=str(options.snapshot_every),
-        audit=str(options.audit),
-        balance=options.balance,
+        options=replace(options, recipe_args=()),
         memory=memory,
         failures=failures,
         committed_step=entered.committed_step,
         divergence=divergence,
         error_folder=str(settings.error_folder(entered.number)),
-        faults=options.faults,
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,
-        rehearse=str(options.rehearse),
         disturbs=entered.cause == REHEARSAL,
-        accepts=options.accept,
         evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
     )
     return [

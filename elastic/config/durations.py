@@ -1,6 +1,6 @@
 """How often something is done, or how long it may take, reads back from its text as the same value.
 
-An agent passes these values to its workers as text. Nothing here reads a clock.
+Nothing here reads a clock.
 """
 
 import re

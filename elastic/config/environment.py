@@ -18,12 +18,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
+from elastic.config.durations import Every
 from elastic.config.option_variables import VARIABLES
+from elastic.config.options import Options
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 from elastic.system.clock import boot_wall_s
-from elastic.system.untrusted import decode, parse_number
+from elastic.system.untrusted import decode, encode, parse_number
 
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
@@ -34,6 +36,9 @@ RUN_DIR = "ELASTIC_RUN_DIR"
 FROM = "ELASTIC_FROM"
 SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
 
+# A worker without an agent has no memory in which snapshots outlive it, and starts no other one.
+WITHOUT_AGENT = Options(recipe="", run_dir="", snapshot_every=Every(kind="off"), rehearse=Every(kind="off"))
+
 T = TypeVar("T")
 
 
@@ -41,7 +46,8 @@ T = TypeVar("T")
 class AgentLink:
     """What an agent passes to its workers in addition to torchrun's variables.
 
-    A worker without an agent makes one for itself, of defaults (train/standalone.py).
+    A worker without an agent makes one for itself, of defaults (train/standalone.py). options: as
+    the agent has them, but for the recipe's arguments, which a worker has on its command line.
     """
 
     pid: int
@@ -50,28 +56,21 @@ class AgentLink:
     generation: int
     control_page: str
     uploader: str  # path of the uploader's socket
-    save_every: str = "auto"
-    snapshot_every: str = "off"
-    audit: str = "auto"
-    balance: str = "auto"
+    options: Options = WITHOUT_AGENT
     memory: str = ""  # path of the node's snapshot slots to restore from; empty without a snapshot
     failures: int = 0  # failures in a row, without a new step, that the restored state may have caused
-    divergence: Divergence | None = (
-        None  # because of which steps are done again, where this agent knows of one
-    )
+    # Because of which steps are done again, where this agent knows of one.
+    divergence: Divergence | None = None
     error_folder: str = ""  # where workers of this generation leave their errors
-    faults: str | None = None
     parent: Parent | None = None  # the state of another run that this one begins from
     committed_step: int = 0  # of the newest checkpoint that the group knows of
     imports_library: bool = True  # false for a script that uses none of this library
-    rehearse: str = "off"
     evidence: str = ""  # where a generation leaves what its last step gave; empty for nowhere
     disturbs: bool = False  # objects lie at other addresses in memory than in a worker before
-    accepts: bool = False  # a step that was done again may differ
     boot_wall_s: float = field(default_factory=boot_wall_s)  # of the agent's command (system/clock.py)
 
     def to_env(self) -> dict[str, str]:
-        return {AGENT: json.dumps(asdict(self))}
+        return {AGENT: json.dumps(encode(self))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,15 @@
 """The launcher's variables become one value, or an error that names the malformed variable."""
 
+import signal
+
 import pytest
 
 from elastic.config import environment
+from elastic.config.durations import Every
 from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink, SlurmJob
+from elastic.config.listen_address import ListenAddress
+from elastic.config.options import Options
+from elastic.config.parent import Origin
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 
@@ -16,15 +22,21 @@ LINK = AgentLink(
     generation=3,
     control_page="/proc/7/fd/3",
     uploader="/run/socket",
-    snapshot_every="auto",
-    audit="auto",
-    balance="auto",
+    options=Options(
+        recipe="r.py",
+        run_dir="runs/\udcff",
+        from_=Origin.parse("runs/a@3:m"),
+        save_every=Every.parse("10min"),
+        drain_signals=(signal.SIGUSR1,),
+        notice="aws",
+        http=ListenAddress.parse("localhost:0"),
+        faults="step 1 rank 0: kill",
+        accept=True,
+    ),
     memory="",
     failures=0,
     divergence=DIVERGENCE,
-    save_every="10min",
     error_folder="/run/errors",
-    faults=None,
 )
 
 

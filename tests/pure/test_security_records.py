@@ -58,15 +58,10 @@ LINK = environment.AgentLink(
     generation=1,
     control_page="/proc/1/fd/3",
     uploader="/tmp/u",
-    save_every="auto",
-    snapshot_every="auto",
-    audit="auto",
-    balance="auto",
     memory="",
     failures=0,
     divergence=DIVERGENCE,
     error_folder="/tmp/e",
-    faults=None,
 )
 OFFER = {
     "step": 1,

@@ -95,6 +95,7 @@ class LoopParts:
     def __init__(self, worker: WorkerParts, uploader: UploaderClient, loader: Loader, state: State) -> None:
         self.loader, self.state, self.clock = loader, state, SystemClock()
         groups, link, run = worker.groups, worker.link, worker.run_dir
+        options = link.options
         self.groups, self.link, self.identity = groups, link, worker.identity
         self.page, self.heartbeat, self.step_functions = worker.page, worker.heartbeat, worker.step_functions
         self.commits_drains = is_alone(link)
@@ -113,21 +114,23 @@ class LoopParts:
             log=log,
             events=run.events,
             recipe=_recipe(worker.identity),
-            accepts=link.accepts,
+            accepts=options.accept,
         )
         self.output: Rank0Output | None = None
         if is_first:
-            rehearse, rehearsals = Every.parse(link.rehearse), None
-            if rehearse.kind != "off" and evidence:
-                rehearsals = Rehearsals(rehearse, loader.order, run.events, self.again.recipe, self.clock)
+            rehearsals = None
+            if options.rehearse.kind != "off" and evidence:
+                rehearsals = Rehearsals(
+                    options.rehearse, loader.order, run.events, self.again.recipe, self.clock
+                )
             self.output = Rank0Output(
                 store=store,
                 events=run.events,
                 log=worker.log,
                 uploader=uploader,
-                save_every=Every.parse(link.save_every),
-                schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
-                audits=AuditSchedule(Every.parse(link.audit)),
+                save_every=options.save_every,
+                schedule=SnapshotSchedule(options.snapshot_every),
+                audits=AuditSchedule(options.audit),
                 rehearsals=rehearsals,
                 comparing=Interval(COMPARISON_SHARE),
             )
@@ -141,8 +144,8 @@ class LoopParts:
             self.trace = StateTrace(check, writes=is_first, agent_pid=link.pid, clock=self.clock)
         self.snapshotting = _snapshotting(self)
         self.faults: WorkerFaults | None = None
-        if link.faults:
-            injector = FaultInjector(link.faults, run.faults, worker.log, self.clock)
+        if options.faults:
+            injector = FaultInjector(options.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
             self.faults = WorkerFaults(injector, rank=groups.rank, generation=link.generation)
         parent = worker.identity.parent

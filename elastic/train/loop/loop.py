@@ -199,7 +199,8 @@ class Loop:
         """Of this rank's shards, for each step from `first` on."""
         parts, exchange, output = self.parts, self._of_steps.exchange, self.parts.output
         # On GPUs a rank's own seconds lack what its host waits for; a check compares other spans.
-        is_wanted = parts.link.balance == "auto" and parts.trace is None and parts.groups.device.type == "cpu"
+        is_wanted = parts.link.options.balance == "auto" and parts.trace is None
+        is_wanted &= parts.groups.device.type == "cpu"
         if is_wanted and output is not None and parts.groups.world_size > 1:
             is_wanted = not is_held_off(parts.link.generation, output.events)
         balancing = self._balancing = balancing_of(
