@@ -11,28 +11,61 @@ are checked: no module was loaded from outside the installed folders, and no fil
 has the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no
 worker is forked.
 
-Not every import is found (find_imports.py). A worker imports the rest itself.
+The imports are found by reading the script and its local modules. Only statements that run when a
+module is imported count: what a function imports when it is called is not found. An import that is
+missed costs each worker its time, and one too many costs the fork server that time. Neither changes
+what the script sees.
 """
 
+import ast
 import importlib
 import importlib.util
 import os
+import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import resolve_name
+from itertools import accumulate
 from pathlib import Path, PurePath
 
 import elastic
-from elastic.worker.find_imports import Import, LocalModule, find_imports
 
 # torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
 # itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
 # which numpy imports when it is first used.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start", "numpy.random")
+MAX_LOCAL_MODULES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """`import module`, or `from module import name`, where `name` may be a submodule."""
+
+    module: str
+    name: str | None = None
+
+    @property
+    def modules(self) -> list[str]:
+        """All modules that it may run: the enclosing packages, the module, and what it names."""
+        modules = [*accumulate(self.module.split("."), "{}.{}".format)]
+        return modules if self.name is None else [*modules, f"{self.module}.{self.name}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModule:
+    """A module that is not installed; without text where there is none, or none to read.
+
+    Relative imports in its text are relative to `package`.
+    """
+
+    source: bytes = b""
+    package: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +176,64 @@ def installed_folders() -> set[str]:
 def is_inside(file: str, folders: Iterable[str]) -> bool:
     path = PurePath(file)
     return any(path.is_relative_to(folder) for folder in folders)
+
+
+def find_imports(source: bytes, locate: Callable[[str], LocalModule | None]) -> list[Import]:
+    """The imports of installed modules that running `source` leads to, in about their order.
+
+    `locate` finds the module of a name, and returns None if it is installed. Local modules are read
+    in their turn, each once and at most MAX_LOCAL_MODULES of them.
+    """
+    found: dict[Import, None] = {}
+    read: set[str] = set()
+    left = deque(parse_imports(source, ""))
+    while left:
+        wanted = left.popleft()
+        if locate(wanted.modules[0]) is None:
+            found[wanted] = None
+            continue
+        inner: list[Import] = []
+        for name in wanted.modules:
+            if name not in read and len(read) < MAX_LOCAL_MODULES and (module := locate(name)) is not None:
+                read.add(name)
+                inner += parse_imports(module.source, module.package)
+        left.extendleft(reversed(inner))
+    return list(found)
+
+
+def parse_imports(source: bytes, package: str) -> list[Import]:
+    """What a module's own text imports when it runs.
+
+    Text that is not Python imports nothing here; the worker raises the error.
+    """
+    try:
+        left: deque[ast.AST] = deque(ast.parse(source).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found: list[Import] = []
+    while left:
+        statement = left.popleft()
+        inner: Iterable[ast.AST] = ()
+        match statement:
+            case ast.Import(names=names):
+                found += [Import(module=alias.name) for alias in names]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                with suppress(ImportError):  # above the topmost package
+                    base = resolve_name("." * level + (module or ""), package)
+                    found += [Import(module=base, name=None if a.name == "*" else a.name) for a in names]
+            case ast.If(test=test, orelse=otherwise) if _is_skipped(test):
+                inner = otherwise
+            case ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler():
+                inner = ast.iter_child_nodes(statement)
+            case _:
+                pass
+        left.extendleft(reversed([*inner]))
+    return found
+
+
+def _is_skipped(test: ast.expr) -> bool:
+    """Whether the test is false when a module is imported.
+
+    `TYPE_CHECKING` is never true when code runs, and `__name__` is "__main__" in the script alone.
+    """
+    return bool(re.fullmatch(r"([\w.]+\.)?TYPE_CHECKING|__name__ == '__main__'", ast.unparse(test)))

@@ -70,7 +70,7 @@ def test_no_module_reads_a_recipe_but_for_its_imports():
     """Two executions are compared instead. Looks at every module."""
     assert {name for name in MODULES if reads_code(parsed(name))} == {
         "agent/preflight.py",
-        "worker/find_imports.py",
+        "worker/preload.py",
     }
 
 

@@ -7,8 +7,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.worker.find_imports import Import, LocalModule, find_imports, parse_imports
-from elastic.worker.preload import is_inside
+from elastic.worker.preload import Import, LocalModule, find_imports, is_inside, parse_imports
 
 NAMES = st.sampled_from(["a", "b", "c", "a.b", "a.b.c", "d.e"])
 SIMPLE = st.sampled_from(
