@@ -14,13 +14,9 @@ from elastic.errors import ElasticError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES
 from elastic.rendezvous.partition import UnreachableReport
 from elastic.rendezvous.shared_settings import Name, SharedSettings
-from elastic.system.untrusted import Count, bounds, decode, encode, exactly, parse_json
+from elastic.system.untrusted import Count, bounds, decode, encode, exactly
 
-FORMAT = 4
-# A folder may still hold the group of a run that this version resumes. The fields that came later
-# have these values in it.
-_EARLIER_FORMAT = 3
-_LATER_FIELDS = {"settings": None, "committed_step": 0}
+FORMAT = 5
 TRACEBACK_LIMIT_BYTES = 8192
 MESSAGE_LIMIT = 2048
 
@@ -122,7 +118,7 @@ class Group:
         try:
             if len(data) > VALUE_LIMIT_BYTES:
                 raise ValueError(f"expected at most {VALUE_LIMIT_BYTES} bytes, found {len(data)}")
-            group = decode(Group, _in_this_format(data), what="group")
+            group = decode(Group, data, what="group")
             _check(group)
         except ValueError as error:
             raise GroupDamaged(
@@ -130,17 +126,6 @@ class Group:
                 f" rendezvous folder (it holds no training state), then start them again"
             ) from error
         return group
-
-
-def _in_this_format(data: bytes) -> object:
-    """The JSON value, with the fields that an earlier format lacks."""
-    try:
-        found = parse_json(data)
-    except ValueError:
-        return data  # `decode` says what is wrong with it
-    if isinstance(found, dict) and found.get("format") == _EARLIER_FORMAT:
-        return _LATER_FIELDS | found | {"format": FORMAT}
-    return found
 
 
 def _check(group: Group) -> None:

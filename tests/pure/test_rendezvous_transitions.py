@@ -96,13 +96,6 @@ def test_a_damaged_state_is_refused(group: Group, data: st.DataObject) -> None:
         Group.parse(json.dumps(record | {"restarts": True}).encode())
 
 
-def test_a_group_of_the_earlier_format_is_read() -> None:
-    """Format 3 has neither settings nor the newest checkpoint."""
-    record = json.loads(formed("a").to_json()) | {"format": 3}
-    del record["settings"], record["committed_step"]
-    assert Group.parse(json.dumps(record).encode()) == formed("a")
-
-
 def test_the_json_keys_of_a_group_do_not_change() -> None:
     """They are part of the format, whatever the fields are called in the code."""
     report = UnreachableReport(node="a", peers=("b",))
