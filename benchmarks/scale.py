@@ -28,10 +28,9 @@ from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.rendezvous import rendezvous as rendezvous_module
 from elastic.rendezvous.backends.backend import Backend
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.testing.fakes import FakeClock, MemoryBackend
 

@@ -28,9 +28,8 @@ from elastic.errors import (
 )
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share

@@ -15,7 +15,7 @@ from elastic.events import FaultInjected
 from elastic.faults.inject import Claims, pause
 from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind
 from elastic.observe.log import EventLog
-from elastic.rendezvous.generation import Generation
+from elastic.rendezvous.rendezvous import Generation
 from elastic.system.clock import Clock
 
 

@@ -19,10 +19,8 @@ from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.agent.shutdown_request import Calls, GivenUp, ShutdownRequest
 from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView, Withdrawal
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous, Withdrawal
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share

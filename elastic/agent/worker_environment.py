@@ -11,7 +11,7 @@ from elastic.agent.settings import Settings
 from elastic.agent.workers import WorkerStart
 from elastic.config.environment import AgentLink, variables
 from elastic.divergence import Divergence
-from elastic.rendezvous.generation import Generation
+from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
 
 

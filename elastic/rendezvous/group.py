@@ -135,3 +135,5 @@ def _check(group: Group) -> None:
             raise ValueError(f"group.{name} names a node twice")
     if group.open and not (group.members and group.endpoint and group.generation):
         raise ValueError("an open generation needs a number, members and an endpoint")
+    if group.settings is None and (group.members or group.waiting):
+        raise ValueError("the nodes of a group need the settings that they share")

@@ -7,16 +7,19 @@ and since when it waits. It changes nothing.
 It does not promise that the state is current when the caller acts on it: compare-and-set decides.
 """
 
+from bisect import bisect_right
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 
-from elastic.rendezvous import carry_over, membership, transitions, watch_ring
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration, ReadsWithBeats
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition_detector import PartitionDetector
+from elastic.rendezvous.probe_graph import place
 from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
@@ -25,6 +28,17 @@ from elastic.system.clock import Clock
 # times this, so that a small group finds a death at once.
 BEATS_READ_S_PER_NODE = 0.004
 BEATS_READ_PER_KEEP_ALIVE = 8
+# If each node read the heartbeats of all others, a group of N nodes would read N² all the time. Up
+# to ALL_WATCH_ALL nodes do so. In a larger group each reads those of the next WATCHED nodes in the
+# ring that `place` orders, so each node is watched by as many, wherever it stands in rank order. A
+# node that finds one of them silent watches all nodes until none is. A death is then found after
+# one keep-alive, as in a small group, unless all that watch a node die with it: then the nodes that
+# watch those find it, half a keep-alive later. A node that is not watched is presumed alive.
+ALL_WATCH_ALL = 16
+WATCHED = 4
+# In keep-alive periods: of silence, from which on it watches all; and for how long after.
+SUSPECTED_AFTER = 0.5
+WATCHES_ALL_FOR = 2.0
 
 
 class GroupObserver:
@@ -98,7 +112,7 @@ class GroupObserver:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
         found, beats = self._read()
         version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
-        group = carry_over.restore_lost_state(there, self.last_known)
+        group = transitions.restore_lost_state(there, self.last_known)
         is_ours = self.is_ours(group)
         if is_ours and not group.open and group.generation < self._min_generation:
             # The backend is new, lost its state, or was last used before another one was. Were a
@@ -153,7 +167,7 @@ class GroupObserver:
 
     def keep(self, group: Group) -> None:
         """Remember the newest state of the group, as far as this node knows."""
-        self.newest, self.last_known = group, carry_over.last_known_state(group)
+        self.newest, self.last_known = group, transitions.last_known_state(group)
 
     def _read(self) -> tuple[tuple[int, bytes] | None, dict[str, int] | None]:
         """The newest version; and heartbeats, if they are due and the backend reads both at once.
@@ -163,7 +177,7 @@ class GroupObserver:
         few = self._failure_detector.nodes.keys()
         if (
             isinstance(self._backend, ReadsWithBeats)
-            and 0 < len(few) <= watch_ring.WATCHED
+            and 0 < len(few) <= WATCHED
             and self._clock.monotonic() >= self._beats_due_s
         ):
             return self._backend.read_with_beats(few)
@@ -185,18 +199,18 @@ class GroupObserver:
     def _watched(self, group: Group, others: frozenset[str], now_s: float) -> frozenset[str]:
         """The nodes whose heartbeats this one reads now."""
         if self._suspects():
-            self._watches_all_until_s = now_s + watch_ring.WATCHES_ALL_FOR * self.settings.keep_alive_s
+            self._watches_all_until_s = now_s + WATCHES_ALL_FOR * self.settings.keep_alive_s
         if now_s < self._watches_all_until_s or group.settings != self.settings:
             return others
         if self._few[0] is not group:
-            self._few = group, watch_ring.watched_by(self._me.id, others)
+            self._few = group, watched_by(self._me.id, others)
         return self._few[1]
 
     def _suspects(self) -> bool:
         """Whether some node gives no sign."""
         if self._partition_detector is not None and self._partition_detector.suspects:
             return True
-        return self._longest_silence_s > watch_ring.SUSPECTED_AFTER * self.settings.keep_alive_s
+        return self._longest_silence_s > SUSPECTED_AFTER * self.settings.keep_alive_s
 
     def _observe_beats(self, group: Group, now_s: float, read: dict[str, int] | None) -> None:
         """read: the heartbeats of the nodes that were watched last, if they have just been read."""
@@ -223,3 +237,18 @@ class GroupObserver:
         )
         self._failure_detector, self._dead = detector, watched - detector.alive
         self._longest_silence_s = max((each.silence.seconds for each in detector.nodes.values()), default=0.0)
+
+
+def watched_by(me: str, nodes: frozenset[str]) -> frozenset[str]:
+    """nodes: all that the group names, with `me` or without it."""
+    others = nodes - {me}
+    if len(others) < ALL_WATCH_ALL:
+        return others
+    ring = _ring(others | {me})
+    after = bisect_right(ring, place(me), key=place)
+    return frozenset(ring[(after + step) % len(ring)] for step in range(WATCHED)) - {me}
+
+
+@lru_cache(maxsize=8)
+def _ring(nodes: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(nodes, key=place))

@@ -10,16 +10,14 @@ It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
-from elastic.rendezvous import carry_over, membership, transitions, watch_ring
+from elastic.rendezvous import membership, observer, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.combiner import Combiner
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView, Withdrawal
 from elastic.rendezvous.group_writer import GroupWriter
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
@@ -40,6 +38,87 @@ LOOK_S = 2.0  # between two looks whether the run is complete
 
 _Found = tuple[tuple[str, ...], bool, tuple[Node, ...]]
 _Judgement = tuple[Group | None, frozenset[str] | None, _Found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The generation that this node has entered.
+
+    `world_size` counts the workers of all members, `base_rank` is the rank of this node's first.
+    `committed_step`: of the newest checkpoint that the group knows of.
+    """
+
+    number: int
+    members: tuple[Node, ...]
+    rank_of_node: int
+    endpoint: str
+    cause: str
+    restarts: int
+    world_size: int
+    base_rank: int
+    committed_step: int = 0
+
+    @staticmethod
+    def of(group: Group, me: Node) -> "Generation":
+        """The place of `me` in the open generation, of which it is a member."""
+        assert group.endpoint is not None, "an open generation has an endpoint"
+        rank = [node.id for node in group.members].index(me.id)
+        return Generation(
+            number=group.generation,
+            members=group.members,
+            rank_of_node=rank,
+            endpoint=group.endpoint,
+            cause=group.cause,
+            restarts=group.restarts,
+            world_size=sum(node.nproc for node in group.members),
+            base_rank=sum(node.nproc for node in group.members[:rank]),
+            committed_step=group.committed_step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """What one poll saw of the generation that this node entered last.
+
+    `fenced`: the group went on without this node, which must stop its workers and join.
+    `newcomers`: waiting nodes that a new generation would admit. `lost`: ids of members that were
+    found dead. `cause` and `failure`: why the generation was closed, if neither `open` nor
+    `fenced`.
+    """
+
+    open: bool
+    fenced: bool
+    newcomers: tuple[Node, ...]
+    lost: tuple[str, ...]
+    ended: RunEnd | None
+    cause: str
+    failure: WorkerFailure | None
+
+    def reason(self, generation: int) -> str:
+        """A sentence for the console; generation: the one that this node entered last."""
+        if self.ended is not None:
+            return f"the run has ended: {self.ended.reason}"
+        if self.fenced:
+            return f"generation {generation} is over and the group went on without this node"
+        if self.lost:
+            return f"{', '.join(self.lost)} of generation {generation} stopped answering"
+        if not self.open:
+            return f"generation {generation} was closed: {self.cause}"
+        if self.newcomers:
+            return f"{', '.join(n.id for n in self.newcomers)} can be admitted to the next generation after {generation}"
+        return f"generation {generation} is training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawal:
+    """What follows for a node that withdraws.
+
+    others_go_on: with its state; it has left. generation: the newest, in which the node keeps its
+    place, so that the next one waits for it; None where it is not a member.
+    """
+
+    others_go_on: bool
+    generation: int | None
 
 
 class Rendezvous:
@@ -256,7 +335,7 @@ class Rendezvous:
         """
         group = self._observer.newest
         nodes = width(group, self._policy)
-        if self._observer.leads or nodes <= watch_ring.ALL_WATCH_ALL:
+        if self._observer.leads or nodes <= observer.ALL_WATCH_ALL:
             return 0.0
         return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S)
 
@@ -345,7 +424,7 @@ class Rendezvous:
         """
 
         def reopened(group: Group) -> Group:
-            return carry_over.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
+            return transitions.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
 
         group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
@@ -377,7 +456,7 @@ class Rendezvous:
             is_alive = not others.isdisjoint(self._observer.alive)
             if group.settings == self._observer.settings or group.ended is not None or not is_alive:
                 return
-            if self._observer.moving:
+            if self._observer.moving and group.settings is not None:
                 raise UsageError(refusal(group.settings, self._observer.settings))
             self._clock.sleep(FIRST_LOOK_S)
 
@@ -410,7 +489,7 @@ class Rendezvous:
         Raises UsageError when one is alive.
         """
         has_ended = group.ended is not None
-        if self._observer.moving and not has_ended:
+        if self._observer.moving and not has_ended and group.settings is not None:
             raise UsageError(refusal(group.settings, self._observer.settings))
         nodes = group.member_ids | group.waiting_ids
         self._is_waiting = not has_ended and not nodes.isdisjoint(self._observer.alive)
@@ -418,7 +497,7 @@ class Rendezvous:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
         self._backend.beat(self._me.id)
-        taken_over = carry_over.take_over(group, self._observer.settings)
+        taken_over = transitions.take_over(group, self._observer.settings)
         self._writer.set(version, transitions.join(taken_over, self._me))
 
     def _judged(self, group: Group, alive: frozenset[str]) -> _Found:

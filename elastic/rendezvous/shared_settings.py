@@ -52,16 +52,8 @@ class SharedSettings:
     keep_alive_s: _Seconds
 
 
-def refusal(theirs: SharedSettings | None, mine: SharedSettings) -> str:
-    """Why a node with `mine` may not join the live nodes of a group with `theirs`, which differ.
-
-    theirs: None for a group of an earlier version, which recorded none.
-    """
-    if theirs is None:
-        return (
-            "the nodes of this group run an earlier version of elastic-train, and are training;"
-            " install the same version on all nodes, or stop the others first"
-        )
+def refusal(theirs: SharedSettings, mine: SharedSettings) -> str:
+    """Why a node with `mine` may not join the live nodes of a group with `theirs`, which differ."""
     if theirs.run.run_id != mine.run.run_id:
         return (
             f"this group is training another run: {theirs.run.title} there, {mine.run.title} here;"

@@ -33,10 +33,9 @@ from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST
 from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_address
 from elastic.system.clock import SystemClock

@@ -18,8 +18,9 @@
 *forming* is not stored: the group is not open, and some node waits. A generation that is closed
 while spares wait is therefore forming at once. *closed* is said of a generation, which another one
 follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
-every state, and only once; `reset` leads from every state to closed (`carry_over` has what a group
-keeps that begins again). `next_action` says what a node does whose workers are stopped:
+every state, and only once; `reset` leads from every state to closed. The functions at the end of
+this file say what a group keeps that begins again. `next_action` says what a node does whose
+workers are stopped:
 
     the group is | and the node                    | its action
     -------------+---------------------------------+--------------------
@@ -56,6 +57,7 @@ from elastic.rendezvous import membership
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
+from elastic.rendezvous.shared_settings import SharedSettings
 
 START = "start"
 NEW_RUN = "new run"  # of a group whose name another run had; its first generation is a start
@@ -400,3 +402,94 @@ def end(group: Group, *, generation: int | None, run_end: RunEnd) -> Group:
     if generation not in (None, group.generation) or group.ended is not None:
         return group
     return replace(group, open=False, endpoint=None, ended=run_end)
+
+
+# A group begins again when a person starts a run that has ended, when another run takes its name,
+# and when the backend has lost the shared state. It counts its generations on, and keeps what is
+# still true of the old one.
+
+
+def reopen(group: Group, *, is_new: bool = False) -> Group:
+    """A person starts a failed or interrupted run again. A complete run stays complete.
+
+    is_new: the end is that of another run of the same name, whose counts and members go too.
+    """
+    if group.ended is None or (group.ended.exit_code == EXIT_COMPLETE and not is_new):
+        return group
+    if is_new:
+        return reset(group)
+    return _resumed(group)
+
+
+def reset(group: Group) -> Group:
+    """Another run takes over the name of an old one. Only the number of generations goes on.
+
+    If generations were counted from zero again, a process of the old run that wakes up could hold
+    the number of a new generation, and the fence would let it through. If the number stayed the
+    same, a node of the old run that has not read its end would take this for a lost state, and put
+    back the one before.
+    """
+    return replace(Group(), generation=group.generation + 1, cause=NEW_RUN)
+
+
+def _resumed(group: Group) -> Group:
+    """The same run begins again without any of its nodes; what it has reached stays."""
+    return replace(
+        Group(),
+        generation=group.generation,
+        cause=NEW_RUN if group.cause == NEW_RUN else RESUME,
+        high_step=group.high_step,
+        committed_step=group.committed_step,
+        settings=group.settings,
+    )
+
+
+def take_over(group: Group, settings: SharedSettings) -> Group:
+    """The first node with these settings comes, and no node of the group is alive."""
+    if group.settings is not None and group.settings.run != settings.run:
+        group = reset(group)
+    elif group.member_ids | group.waiting_ids:
+        group = _resumed(group)
+    return replace(group, settings=settings)
+
+
+def last_known_state(group: Group) -> Group:
+    """The part of `group` that is still true if the shared state is lost after this poll.
+
+    The generation is over, since its members can no longer find each other there. The members,
+    their rank order and the counts go on. Nodes that wait must join again: they may be dead by
+    then.
+    """
+    return replace(
+        group,
+        open=False,
+        waiting=(),
+        done=(),
+        endpoint=None,
+        cause=NODE_LOST if group.open else group.cause,
+        reports=(),
+    )
+
+
+def restore_lost_state(group: Group, known: Group) -> Group:
+    """`group`, or the state `known` by this node if the shared state was lost and created again
+    empty.
+
+    A store that one node serves is lost with that node, and a folder can be deleted. A node that
+    starts then finds nothing and creates an empty group, while the surviving members still know the
+    last one. Each survivor that reads such a beginning puts its own last known state in its place
+    and keeps the nodes that already wait. So no generation number is given twice, and members keep
+    their ranks. Any state in which something was formed or decided is newer than what this node
+    knows, and stays.
+    """
+    is_lost = _is_beginning(group) and not _is_beginning(known)
+    if not is_lost or known.ended is not None or group.generation > known.generation:
+        return group
+    if known.settings != group.settings:
+        return known  # the nodes that wait there may not join this group
+    return replace(known, waiting=group.waiting, reports=group.reports)
+
+
+def _is_beginning(group: Group) -> bool:
+    """Nothing was formed or decided yet."""
+    return group.cause == START and not group.open and not group.members and group.ended is None

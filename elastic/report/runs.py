@@ -16,9 +16,9 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.reader import read_newest
 from elastic.observe.run_view import view_of
-from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.find_runs import Found, Unread, find_runs
+from elastic.report.views import heartbeat_ages_s
 from elastic.storage.remote import Objects, check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock

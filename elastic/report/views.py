@@ -1,11 +1,21 @@
-"""A run as it is now, seen by a process outside its group."""
+"""A run as it is now, seen by a process outside its group.
+
+An age of a heartbeat compares the storage's clock with the reader's, which may differ by seconds.
+That is good enough to tell a person whether a run is alive; the group itself never compares clocks
+(rendezvous/failure_detector.py).
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
 
 from elastic.config.run_dir import RunDir
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
-from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
+from elastic.rendezvous.backends.beat_files import FOLDER
 from elastic.report.begun_with import parent_of
+from elastic.system.clock import file_time_s
 
 
 def view_now(run: RunDir, reader: RunReader | None = None) -> RunView:
@@ -16,3 +26,31 @@ def view_now(run: RunDir, reader: RunReader | None = None) -> RunView:
     """
     record = read_run(run, points=MOST_POINTS) if reader is None else reader.read()
     return view_of(record, heartbeat_ages_s(run.rendezvous_url), parent_of(run))
+
+
+def heartbeat_ages_s(url: str) -> dict[str, float]:
+    """How long ago each node sent its newest heartbeat, by its id; empty where no group keeps its
+    state in this folder or at this URL.
+
+    Raises StoreFailed when an object store does not answer.
+    """
+    changed = _of_objects(url) if "://" in url else _of_folder(Path(url))
+    return {unquote(name): file_time_s() - changed_s for name, changed_s in changed.items()}
+
+
+def _of_folder(folder: Path) -> dict[str, float]:
+    changed = {}
+    for path in (folder / FOLDER).glob("*"):
+        with suppress(FileNotFoundError):  # removed since it was listed
+            if not path.name.startswith("."):
+                changed[path.name] = path.stat().st_mtime
+    return changed
+
+
+def _of_objects(url: str) -> dict[str, float]:
+    from elastic.storage.remote import Objects  # starts a thread, which a folder does not need
+
+    listed = Objects(url, limit_s=120.0).listed("beats")
+    return {
+        name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
+    }

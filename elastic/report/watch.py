@@ -22,10 +22,10 @@ from elastic.observe.goodput import DOWN, END
 from elastic.observe.loss_words import loss_words
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
-from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.report.facts import compared, plain_facts, shards_text
 from elastic.report.polling import folder_id, pause_s
+from elastic.report.views import heartbeat_ages_s
 from elastic.report.words import count, duration, short
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day

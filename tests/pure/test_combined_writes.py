@@ -8,7 +8,7 @@ import pytest
 from rendezvous_world import WideBackend, World, parsed
 
 from elastic.errors import Interrupted, StoreFailed
-from elastic.rendezvous import transitions, watch_ring
+from elastic.rendezvous import observer, transitions
 from elastic.rendezvous.backends.backend import BackendFailed, CollectsRequests
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
@@ -51,8 +51,8 @@ class FaultyBackend(WideBackend):
 
 @pytest.fixture(autouse=True)
 def _three_are_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_ring, "ALL_WATCH_ALL", 2)
-    monkeypatch.setattr(watch_ring, "WATCHED", 1)
+    monkeypatch.setattr(observer, "ALL_WATCH_ALL", 2)
+    monkeypatch.setattr(observer, "WATCHED", 1)
 
 
 def made_world(*names: str, min_nodes: int = 1) -> tuple[World, FaultyBackend]:

@@ -10,9 +10,8 @@ from elastic.agent.group_client import GroupClient
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.errors import RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd
-from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
 from elastic.system.leave_deadline import Share
 from elastic.system.leave_page import LeavePage

@@ -25,10 +25,9 @@ from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.select import wait_for
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import FAILURE
 from elastic.storage.local import LocalStore
 from elastic.storage.store import Payload, create_or_read

@@ -20,11 +20,9 @@ from elastic.errors import GroupEnded, Interrupted, UsageError
 from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torchrun import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
@@ -628,9 +626,10 @@ def test_heartbeats_of_a_large_group_are_read_at_their_own_pace() -> None:
     readings = []
     for others in (1, 99):
         backend, clock = CountingBackend(), FakeClock()
-        group = Group(waiting=tuple(Node(id=f"n{i}", address="n", nproc=1) for i in range(others)))
-        backend.compare_and_set(None, group.to_json())
         a = lone(backend, clock=clock, keep_alive_s=2.0)
+        waiting = tuple(Node(id=f"n{i}", address="n", nproc=1) for i in range(others))
+        group = Group(waiting=waiting, settings=a._observer.settings)
+        backend.compare_and_set(None, group.to_json())
         for _ in range(40):
             clock.sleep(0.025)
             a.watch()

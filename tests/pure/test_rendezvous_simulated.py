@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rendezvous_world import POLL_S, LosableBackend, WideBackend, World, other_settings, parsed
 
-from elastic.rendezvous import transitions, watch_ring
+from elastic.rendezvous import observer, transitions
 from elastic.rendezvous.membership import GroupPolicy
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
@@ -409,11 +409,11 @@ class WideNodes(Nodes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.constants = watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED
-        watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED = 2, 1
+        self.constants = observer.ALL_WATCH_ALL, observer.WATCHED
+        observer.ALL_WATCH_ALL, observer.WATCHED = 2, 1
 
     def teardown(self) -> None:
-        watch_ring.ALL_WATCH_ALL, watch_ring.WATCHED = self.constants
+        observer.ALL_WATCH_ALL, observer.WATCHED = self.constants
 
     @property
     def flaws(self) -> WideBackend:
@@ -449,7 +449,7 @@ class WideNodes(Nodes):
         nodes = self.world.group.member_ids | self.world.group.waiting_ids
         watched = self.pick(data, list(nodes))
         for name in nodes:
-            if name == watched or watched in watch_ring.watched_by(name, nodes):
+            if name == watched or watched in observer.watched_by(name, nodes):
                 self.world.machines.pop(name, None)
 
     @precondition(lambda self: self.world.staying)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.rendezvous import carry_over, membership, transitions
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
@@ -68,6 +68,7 @@ groups = st.builds(
     high_step=st.integers(0, 9),
     failure=failures,
     ended=st.none() | st.builds(RunEnd, exit_code=st.integers(0, 99), reason=names),
+    settings=st.just(SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=9, keep_alive_s=2.0)),
     reports=st.lists(
         st.builds(UnreachableReport, node=names, peers=st.lists(names, max_size=3).map(tuple)), max_size=3
     ).map(tuple),
@@ -275,7 +276,7 @@ def test_the_run_is_complete_when_the_last_member_is_done() -> None:
     assert group.ended is None and group.open
     group = transitions.done(group, generation=1, node_id="b")
     assert group.ended == RunEnd(exit_code=0, reason="complete") and not group.open
-    assert carry_over.reopen(group) == group
+    assert transitions.reopen(group) == group
     assert transitions.join(group, node("c")) == group
 
 
@@ -284,7 +285,7 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
     group = replace(closed(formed("a")), restarts=2)
     group = transitions.end(group, generation=1, run_end=RunEnd(exit_code=1, reason="failed"))
     again = transitions.form(
-        rejoined(carry_over.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY
+        rejoined(transitions.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY
     )
     assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
@@ -292,8 +293,8 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
 def test_a_new_run_that_was_given_up_before_it_began_still_starts() -> None:
     """--fresh; the first node waited for another one and was killed. The next command begins."""
     settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
-    waiting = rejoined(carry_over.take_over(carry_over.reset(formed("a")), settings), "b")
-    again = rejoined(carry_over.take_over(waiting, settings), "c")
+    waiting = rejoined(transitions.take_over(transitions.reset(formed("a")), settings), "b")
+    again = rejoined(transitions.take_over(waiting, settings), "c")
     begun = transitions.form(again, alive={"c"}, endpoint="h:2", policy=POLICY)
     assert (begun.generation, begun.cause) == (3, transitions.START)
 
@@ -442,12 +443,12 @@ def test_the_last_known_state_replaces_an_empty_group_and_nothing_else(group: Gr
     """Any two states: a state in which anything was formed or decided stays, and generations never
     step back.
     """
-    recalled = carry_over.restore_lost_state(group, carry_over.last_known_state(known))
+    recalled = transitions.restore_lost_state(group, transitions.last_known_state(known))
     if group.members or group.open or group.ended or group.cause != transitions.START or known.ended:
         assert recalled == group
     assert recalled.generation >= group.generation
-    beginning = replace(Group(), waiting=group.waiting, reports=group.reports)
-    back = carry_over.restore_lost_state(beginning, carry_over.last_known_state(known))
+    beginning = replace(Group(), settings=known.settings, waiting=group.waiting, reports=group.reports)
+    back = transitions.restore_lost_state(beginning, transitions.last_known_state(known))
     if known.ended is None:
         assert (back.generation, back.members) == (known.generation, known.members)
         assert not back.open
@@ -553,8 +554,8 @@ def test_every_transition_follows_an_arrow_of_the_documented_diagram(
         "withdraw": transitions.withdraw(group, me, alive=alive, is_shared=True),
         "done": transitions.done(group, **now, node_id=me),
         "end": transitions.end(group, **now, run_end=ended),
-        "reopen": carry_over.reopen(group),
-        "reset": carry_over.reset(group),
+        "reopen": transitions.reopen(group),
+        "reset": transitions.reset(group),
     }
     for name, changed in after.items():
         assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendezvous_world import POLL_S, WideBackend, World, other_settings, parsed
 
-from elastic.rendezvous import requests, transitions, watch_ring
+from elastic.rendezvous import observer, requests, transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
 from elastic.rendezvous.requests import Request, Verb, settings_digest
-from elastic.rendezvous.watch_ring import ALL_WATCH_ALL, WATCHED, watched_by
 
 KEEP_ALIVE_S = 2.0
 POLICY = GroupPolicy(min_nodes=1, max_nodes=64, last_call_s=1.0, timeout_s=1e9)
@@ -190,7 +190,7 @@ def test_a_wide_group_loses_nodes_as_its_twin_does(loss: str, monkeypatch: pytes
     """
     times, lost = [], LOSSES[loss](names_of(50))
     for all_watch_all in (ALL_WATCH_ALL, 1000):
-        monkeypatch.setattr(watch_ring, "ALL_WATCH_ALL", all_watch_all)
+        monkeypatch.setattr(observer, "ALL_WATCH_ALL", all_watch_all)
         random.seed(1)
         made = world(0, all_watch_all + 1)
         for name in names_of(50):

@@ -37,6 +37,7 @@ from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.host import Answer, Question
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.report.chains import StepChains
 from elastic.report.diff import compare, compared_run
@@ -79,10 +80,13 @@ OFFER = {
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
 NOW = Timing(now_s=100.0, closed_since_s=1.0, enough_since_s=1.0)
 ME = Node(id="me", address="127.0.0.1", nproc=1)
+SETTINGS = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=4, keep_alive_s=2.0)
 
 
 def group() -> Group:
-    waiting = transitions.join(transitions.join(Group(), Node(id="a", address="h", nproc=2)), ME)
+    waiting = transitions.join(
+        transitions.join(Group(settings=SETTINGS), Node(id="a", address="h", nproc=2)), ME
+    )
     opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
     failure = WorkerFailure(node="a", rank=0, message="m", traceback="t")
     return transitions.close(

@@ -20,8 +20,8 @@ from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
+from elastic.report.views import heartbeat_ages_s
 from elastic.storage.remote import Objects
 from elastic.system.clock import SystemClock, file_time_s
 

@@ -21,12 +21,11 @@ from typing import Any
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probe_exchange import Probe, ProbeExchange
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0

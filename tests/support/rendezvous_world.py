@@ -7,12 +7,11 @@ from functools import lru_cache
 from itertools import permutations
 
 from elastic.errors import EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
-from elastic.rendezvous import carry_over, transitions
+from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.generation import Generation
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
@@ -91,7 +90,7 @@ class LosableBackend(MemoryBackend):
 
     def lose(self) -> None:
         # No node can find the others of its generation any more: it counts as closed.
-        over = [carry_over.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
+        over = [transitions.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
         self._lost, self._values = self.history() + over, []
 
     def history(self) -> list[bytes]:
