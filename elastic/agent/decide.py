@@ -22,7 +22,7 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
-from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
+from elastic.rendezvous.partition import SETTLED_AFTER, UNREACHABLE_AFTER
 
 # How long an agent whose workers only lost a peer waits for another agent to report the failure
 # behind it. A failed worker is reported at once. A dead node is noticed by its silence, after one

@@ -44,7 +44,7 @@ from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Group
-from elastic.rendezvous.probes import Probes
+from elastic.rendezvous.reachability import Probes
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock

@@ -43,7 +43,7 @@ from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_fo
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.probes import Probes
+from elastic.rendezvous.reachability import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small

@@ -96,7 +96,6 @@ class Group:
     high_step: Count = 0
     failure: WorkerFailure | None = None
     ended: RunEnd | None = None
-    # The file keeps the key of the first version that wrote it.
     reports: tuple[UnreachableReport, ...] = ()
     settings: SharedSettings | None = None
     committed_step: Count = 0

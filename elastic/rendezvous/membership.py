@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.partition import UnreachableReport, broken_by_node, nodes_to_exclude
-from elastic.rendezvous.probe_graph import members_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +95,9 @@ def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
 
 
 def _excluded(group: Group, alive: AbstractSet[str]) -> frozenset[str]:
-    broken, graph = broken_by_node(group.reports), members_graph(tuple(node.id for node in group.members))
+    broken = broken_by_node(group.reports)
     members = [node.id for node in group.members if node.id in alive]
-    left_out = frozenset(nodes_to_exclude(members, group.reports, graph))
+    left_out = frozenset(nodes_to_exclude(members, group.reports))
     stay = frozenset(members) - left_out
     others = alive & (group.waiting_ids - group.member_ids)
     return left_out | {name for name in others if not stay.isdisjoint(broken.get(name, ()))}

@@ -18,8 +18,8 @@ from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.partition_detector import PartitionDetector
-from elastic.rendezvous.probe_graph import place
+from elastic.rendezvous.partition import place
+from elastic.rendezvous.reachability import PartitionDetector
 from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock

@@ -6,16 +6,32 @@ still. Some nodes must go so that the others can train, and all nodes must agree
 without a further message: each applies this function to the reports in the group. Two nodes that
 take other nodes for alive may differ for a moment; compare-and-set lets one of them form.
 
+Nodes of a small group all probe each other. If all pairs of a wide one did, probes would grow with
+the square of the group: its nodes stand in a few rings, each ordered by another hash of the names,
+and each node probes its neighbours there. A change of membership changes few of these links; and
+whichever part of the group is cut off, a node of it probes nodes of the rest, but for one chance in
+65 000. All nodes compute the same graph from the group; no message is needed.
+
 It does not promise that no smaller set would do for more than five nodes, nor that the nodes that
-stay keep reaching each other.
+stay keep reaching each other. In a wide group, a broken link between two nodes that do not probe
+each other is not seen at all.
 """
 
-from collections import Counter, defaultdict
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import lru_cache
 
-from elastic.rendezvous.probe_graph import Graph
+# In keep-alive periods: of silence, until a node is reported; and until the reports have arrived.
+UNREACHABLE_AFTER = 1.5
+SETTLED_AFTER = 0.25
+
+ALL_PAIRS = 32  # up to so many nodes, each probes every other
+RINGS = 4
+NEIGHBOURS = 2  # on each side, in each ring
+
+Graph = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +39,35 @@ class UnreachableReport:
     """`node` and each of `peers` cannot exchange packets in both directions."""
 
     node: str
-    # The file keeps the key of the first version that wrote it.
     peers: tuple[str, ...]
 
 
-def broken_links(reports: Iterable[UnreachableReport]) -> frozenset[frozenset[str]]:
-    """The pairs of nodes of which at least one has reported the other."""
-    pairs = ((report.node, peer) for report in reports for peer in report.peers)
-    return frozenset(frozenset(pair) for pair in pairs if pair[0] != pair[1])
+@lru_cache(maxsize=65536)
+def place(name: str, ring: int = 0) -> bytes:
+    """Where `name` stands in this ring, the same on every node and for ever."""
+    return hashlib.blake2b(name.encode(), digest_size=8, salt=b"%d" % ring).digest() + name.encode()
 
 
-def nodes_to_exclude(
-    order: Sequence[str], reports: Iterable[UnreachableReport], graph: Graph | None = None
-) -> tuple[str, ...]:
+@lru_cache(maxsize=8)
+def probe_graph(names: frozenset[str]) -> Graph:
+    """By name, the other nodes that a node probes; it is symmetric."""
+    if len(names) <= ALL_PAIRS:
+        return {name: names - {name} for name in names}
+    found: dict[str, set[str]] = defaultdict(set)
+    for number in range(RINGS):
+        ring = sorted(names, key=lambda name: place(name, number))
+        for at, name in enumerate(ring):
+            for distance in range(1, NEIGHBOURS + 1):
+                found[name].add(ring[at - distance])
+                found[ring[at - distance]].add(name)
+    return {name: frozenset(others) for name, others in found.items()}
+
+
+def nodes_to_exclude(order: Sequence[str], reports: Iterable[UnreachableReport]) -> tuple[str, ...]:
     """The nodes of `order` without which all others in `order` reach each other, in this order.
+
+    In a wide group few links are probed. Two nodes that no chain of working links connects any more
+    are taken for cut off from each other, and the largest such part stays.
 
     Links are edges of a graph, and the nodes that stay are an independent set: no two of them share
     a broken link. The largest such set is NP-hard to find, so this takes the usual greedy one: the
@@ -45,80 +76,46 @@ def nodes_to_exclude(
     with equally many broken links the first in `order` stays, so that rank 0 stays if it can. Of
     two nodes this keeps the first, though its own cable may be the broken one: the reports of two
     nodes cannot tell.
-
-    graph: which nodes probe each other; None for all pairs. Of nodes that do not, a link is taken
-    for broken where the probed links that work no longer lead from one to the other.
     """
     names, links = frozenset(order), broken_by_node(reports)
     broken = {name: links.get(name, set()) & names for name in order}
     if not any(broken.values()):
         return ()
-    whole, part = _parts(order, broken, graph)
-    # The links that are not already broken because their ends are in two parts of one whole.
-    single = {
-        name: {other for other in found if part[other] == part[name] or whole[other] != whole[name]}
-        for name, found in broken.items()
-    }
-    stay, left = set[str](), list(order)
+    left, stay = list(order), set[str]()
+    if len(order) > ALL_PAIRS:
+        largest = _largest_part(order, probe_graph(names), broken)
+        left = [name for name in order if name in largest]
     while left:
-        of_whole, of_part = Counter(whole[name] for name in left), Counter(part[name] for name in left)
         remaining = set(left)
-        missing = {
-            name: of_whole[whole[name]] - of_part[part[name]] + len(single[name] & remaining) for name in left
-        }
+        missing = {name: len(broken[name] & remaining) for name in left}
         first = min(left, key=missing.__getitem__)
         # All that reach everything would be the next to stay, one after another.
-        chosen = {name for name in left if not missing[name]} or {first}
-        stay |= chosen
-        is_cut = bool(missing[first])
-        left = [
-            name
-            for name in left
-            if name not in chosen
-            and not (is_cut and (name in single[first] or _is_apart(name, first, whole, part)))
-        ]
+        stay |= {name for name in left if not missing[name]} | {first}
+        left = [name for name in left if name not in stay and name not in broken[first]]
     return tuple(name for name in order if name not in stay)
 
 
 def broken_by_node(reports: Iterable[UnreachableReport]) -> dict[str, set[str]]:
-    """By node, those to which its link is broken; only nodes that have one."""
+    """By node, those to which its link is broken, by one report; only nodes that have one."""
     found: dict[str, set[str]] = defaultdict(set)
-    for one, other in map(tuple, broken_links(reports)):
-        found[one].add(other)
-        found[other].add(one)
+    for report in reports:
+        for peer in report.peers:
+            if peer != report.node:
+                found[report.node].add(peer)
+                found[peer].add(report.node)
     return found
 
 
-def _parts(
-    order: Sequence[str], broken: Mapping[str, AbstractSet[str]], graph: Graph | None
-) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """By node, the number of what it is connected with: had no link broken, and as it is now.
-
-    The first matters where most nodes of a wide group are dead. Those that are left may no longer
-    be connected by probes, which says nothing of the links between them.
-    """
-    if graph is None:
-        return dict.fromkeys(order, 0), dict.fromkeys(order, 0)
-    return _components(order, graph, {}), _components(order, graph, broken)
-
-
-def _components(
-    order: Sequence[str], graph: Graph, without: Mapping[str, AbstractSet[str]]
-) -> dict[str, int]:
-    found: dict[str, int] = {}
-    names = frozenset(order)
-    for number, start in enumerate(order):
-        if start in found:
-            continue
-        found[start], reached = number, [start]
-        while reached:
+def _largest_part(order: Sequence[str], graph: Graph, broken: Mapping[str, set[str]]) -> set[str]:
+    """Of nodes that working links connect; of parts of one size that with the first in `order`."""
+    largest, seen = set[str](), set[str]()
+    for start in order:
+        part, reached = {start}, [start]
+        while reached and start not in seen:
             name = reached.pop()
-            for other in graph.get(name, frozenset()) & names - without.get(name, set()):
-                if other not in found:
-                    found[other] = number
-                    reached.append(other)
-    return found
-
-
-def _is_apart(one: str, other: str, whole: Mapping[str, int], part: Mapping[str, int]) -> bool:
-    return whole[one] == whole[other] and part[one] != part[other]
+            found = graph[name] - broken[name] - part
+            part |= found
+            reached.extend(found)
+        seen |= part
+        largest = part if len(part) > len(largest) else largest
+    return largest

@@ -22,7 +22,7 @@ from elastic.rendezvous.group_writer import GroupWriter
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
+from elastic.rendezvous.reachability import PartitionDetector, ProbeCounters
 from elastic.rendezvous.requests import Verb, width
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
-from elastic.rendezvous.probe_exchange import Probe
-from elastic.rendezvous.probes import Probes
+from elastic.rendezvous.reachability import Probe, Probes
 from elastic.system.clock import SystemClock
 
 ORDER = tuple("abcdef")

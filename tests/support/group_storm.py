@@ -11,7 +11,7 @@ nodes have it.
 
 import random
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -24,20 +24,13 @@ from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.probe_exchange import Probe, ProbeExchange
+from elastic.rendezvous.reachability import Probe, ProbeExchange
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0
 POLL_S = 0.25
 PROBES_PER_KEEP_ALIVE = 8
-
-
-class Probes(ProbeExchange):
-    def set_peers(
-        self, nodes: Iterable[Node], asked: Iterable[Node] = (), known: Iterable[Node] = ()
-    ) -> None:
-        super().set_peers(nodes, asked, known)
 
 
 @dataclass
@@ -127,7 +120,7 @@ class Machine:
 
     rendezvous: Rendezvous
     door: Door
-    probes: Probes
+    probes: ProbeExchange
     is_frozen: bool = False
     is_busy: bool = False  # in a call, in which it may sleep
     is_leaving: bool = False  # its workers have stopped, and it saves what they left behind
@@ -194,7 +187,7 @@ class Storm(FakeClock):
         name = f"n{next(self._numbers):05d}"
         shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder, self)
         door = Door(shared, self._memory, self, self._combines_from)
-        probes = Probes(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
+        probes = ProbeExchange(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
         rendezvous = Rendezvous(
             door,
             Node(id=name, address=name, nproc=1, port=1),

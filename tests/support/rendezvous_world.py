@@ -71,14 +71,10 @@ class FakeProbes:
 
     counters: dict[str, int] = field(default_factory=dict)
     peers: frozenset[str] = frozenset()
-    asked: frozenset[str] = frozenset()
 
-    def set_peers(
-        self, nodes: Iterable[Node], *, asked: Iterable[Node] = (), known: Iterable[Node] = ()
-    ) -> None:
-        self.peers, self.asked = (frozenset(node.id for node in each) for each in (nodes, asked))
-        watched = self.peers | self.asked
-        self.counters = {name: count for name, count in self.counters.items() if name in watched}
+    def set_peers(self, nodes: Iterable[Node], known: Iterable[Node] = ()) -> None:
+        self.peers = frozenset(node.id for node in nodes)
+        self.counters = {name: count for name, count in self.counters.items() if name in self.peers}
 
 
 class LosableBackend(MemoryBackend):
@@ -277,8 +273,7 @@ class World:
     def probe_all(self) -> None:
         for one, other in permutations(self.running, 2):
             probes = self.probes[other]
-            is_probed = one in probes.peers or one in probes.asked
-            if is_probed and self.reach(one, other) and self.reach(other, one):
+            if one in probes.peers and self.reach(one, other) and self.reach(other, one):
                 probes.counters[one] = probes.counters.get(one, 0) + 1
 
     def poll_all(self, but: str = "") -> None:
