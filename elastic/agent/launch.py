@@ -41,7 +41,7 @@ from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
 from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
 from elastic.rendezvous import meeting_place
-from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.reachability import Probes
@@ -197,15 +197,17 @@ def _start_uploader(settings: Settings, backend: Backend) -> UploaderProcess:
 
 def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]:
     """A call that asks the rendezvous now for the newest generation."""
-    if isinstance(backend, PublishesGeneration):
-        return backend.shown_generation
-    from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+    reader = backend
+    if settings.rendezvous.kind == "objects":
+        from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 
-    # The number is in the group's newest version, read without the intervals at which agents poll.
-    objects = ObjectStoreBackend(settings.rendezvous.endpoint, intervals=NO_DELAY)
+        # Without the intervals at which agents poll.
+        reader = ObjectStoreBackend(settings.rendezvous.endpoint, intervals=NO_DELAY)
 
     def newest() -> int:
-        found = objects.read()
+        found = reader.read()
+        if found is not None and not found[1]:
+            raise BackendFailed("expected the group's state, found none of its versions whole")
         return 0 if found is None else Group.parse(found[1]).generation
 
     return newest

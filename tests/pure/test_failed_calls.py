@@ -14,7 +14,7 @@ from rendezvous_world import World
 from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backends.backend import BackendFailed, PublishesGeneration
+from elastic.rendezvous.backends.backend import BackendFailed, NotesGeneration
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
@@ -110,8 +110,8 @@ class Place(World):
     def requests(self) -> dict[str, Request]:
         """What takes effect in the group as it is."""
         group = self.group
-        if isinstance(self.slow, PublishesGeneration):
-            self.slow.publish_generation(group.generation)
+        if isinstance(self.slow, NotesGeneration):
+            self.slow.note_generation(group.generation)
         found = {name: Request.parse(name, text, group) for name, text in self.slow.requests().items()}
         return {
             name: each

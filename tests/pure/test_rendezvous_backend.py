@@ -6,7 +6,6 @@ import random
 import shutil
 import threading
 import uuid
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from etcd_servers import free_port
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends import directory, host
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, PublishesGeneration
-from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.etcd import SHOWN_FOR_S, EtcdBackend
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, NotesGeneration
+from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
@@ -179,20 +178,6 @@ def test_what_is_read_at_once_is_what_is_read_one_after_the_other(etcd) -> None:
         moved -= set(wanted)
 
 
-def test_a_generation_that_was_deleted_is_shown_again(etcd) -> None:
-    """As a person does who was told to, because the key held something else. Saves wait for it."""
-    clock, group = FakeClock(), uuid.uuid4().hex
-    backend = EtcdBackend(etcd.endpoints, group, Access(), clock)
-    fence = EtcdBackend(etcd.endpoints, group, Access())
-    backend.publish_generation(7)
-    backend._etcd.call("kv/deleterange", {"key": b64encode(f"elastic/{group}/generation".encode()).decode()})
-    assert fence.shown_generation() == 0
-    backend.publish_generation(7)
-    clock.now += SHOWN_FOR_S
-    backend.publish_generation(7)
-    assert fence.shown_generation() == 7
-
-
 def test_requests_are_read_all_at_once_until_they_are_replaced_or_taken_back(open_backend: Open) -> None:
     """Two nodes request something, one of them something else, and then nothing."""
     ours, theirs, reader = open_backend(), open_backend(), open_backend()
@@ -209,30 +194,13 @@ def test_requests_are_read_all_at_once_until_they_are_replaced_or_taken_back(ope
     assert reader.requests() == {}
 
 
-def test_the_shown_generation_never_steps_back(open_backend: Open) -> None:
-    """A node that slept in generation 3 shows its number after 5 was shown; a process outside the
-    group reads it.
-    """
-    ours, theirs = open_backend(), open_backend()
-    if not isinstance(ours, PublishesGeneration) or not isinstance(theirs, PublishesGeneration):
-        # Of an object store the fence reads the group itself.
-        assert isinstance(ours, MemoryBackend | ObjectStoreBackend)
-        return
-    stranger = open_backend()
-    assert isinstance(stranger, PublishesGeneration)
-    assert stranger.shown_generation() == 0
-    ours.publish_generation(5)
-    theirs.publish_generation(3)
-    assert stranger.shown_generation() == 5
-
-
 def test_versions_only_grow_from_generation_to_generation(open_backend: Open) -> None:
     """Writes and generations in turn, as a group makes them."""
     backend = open_backend()
     version, seen = None, []
     for generation in range(4):
-        if isinstance(backend, PublishesGeneration):
-            backend.publish_generation(generation)
+        if isinstance(backend, NotesGeneration):
+            backend.note_generation(generation)
         assert backend.compare_and_set(version, b"%d" % generation)
         found = backend.read()
         assert found is not None and found[1] == b"%d" % generation
@@ -415,15 +383,15 @@ def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> N
     for version in (None, 1, 2):
         assert backend.compare_and_set(version, value)
     backend.beat("a")
-    backend.publish_generation(1)
+    backend.note_generation(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", full)
         for version in (3, 4, 5):
             assert backend.compare_and_set(version, value)
             backend.beat("a")
-            backend.publish_generation(version)
+            backend.note_generation(version)
         assert not late.compare_and_set(3, b"{}")
         with pytest.raises(BackendFailed, match="No space"):
             backend.compare_and_set(6, value * 4)
     assert DirectoryBackend(tmp_path).read() == (6, value)
-    assert (backend.beats(), backend.shown_generation()) == ({"a": 4}, 5)
+    assert (backend.beats(), read_generation(tmp_path)) == ({"a": 4}, 5)

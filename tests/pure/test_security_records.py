@@ -216,8 +216,8 @@ def test_any_bytes_in_the_files_of_a_rendezvous_are_a_number_or_a_failure(data):
         assert all(counter >= 0 for counter in backend.beats().values())
         (folder / "requests" / "\udcff,%\udcff").touch()
         assert list(backend.requests()) == ["\udcff"]
-        assert read_generation(folder) == backend.shown_generation() >= 0
-        backend.publish_generation(10**17)
+        assert read_generation(folder) >= 0
+        backend.note_generation(10**17)
 
 
 RIGHT = {

@@ -82,14 +82,11 @@ class CollectsRequests(Protocol):
 
 
 @runtime_checkable
-class PublishesGeneration(Protocol):
-    """A backend that shows the newest generation to processes outside the group, such as fences."""
+class NotesGeneration(Protocol):
+    """A backend whose state may be lost, and which then tells by the generation what is newer."""
 
-    def publish_generation(self, generation: int) -> None:
-        """Show `generation`, unless a newer one is shown already."""
-
-    def shown_generation(self) -> int:
-        """The newest generation that any node has shown; 0 before the first."""
+    def note_generation(self, generation: int) -> None:
+        """The group that this node has read is of this generation."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ state-<version>.json   the newest number counts; the newest 16 are kept
 beats/<node>           the counter of one node (beat_files.py)
 requests/<node>,<text> what one node asks the others to write for it; an empty file. Where that is
                        too long for a name, the node writes for itself
-generation             the newest generation as text, for processes outside the group
+generation             the newest generation as text, by which a lost state is known
 .elastic-<unique>      being written; after an hour every node may remove it
 
 On a full disk, a new version takes the room of an older one, which is left empty, and what else
@@ -14,9 +14,7 @@ It needs a file system with hard links and atomic renames that all nodes share. 
 written survives a power cut. Where the newest one is torn all the same, the one before it counts,
 under the newest number: but only after the nodes that know the newest had the time to put it back.
 
-`generation` may step back until the next poll if two nodes write it at once. A save of an older
-generation that this lets through is a whole checkpoint of the run's one trajectory, and replaces
-none.
+`generation` may step back until the next poll if two nodes write it at once.
 """
 
 import contextlib
@@ -155,7 +153,7 @@ class DirectoryBackend:
             parts = (name.partition(",") for name in names)
             return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
 
-    def publish_generation(self, generation: int) -> None:
+    def note_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
         with self._failures("write the newest generation"):
             now_s = self._clock.monotonic()
@@ -164,10 +162,6 @@ class DirectoryBackend:
             self._shown, self._shown_s = read_generation(self._path), now_s
             if self._shown < generation:
                 self._replace(self._path / "generation", b"%d" % generation, fsync=True)
-
-    def shown_generation(self) -> int:
-        with self._failures("read the newest generation"):
-            return read_generation(self._path)
 
     def _prepare(self) -> None:
         first, second = self._draft(), self._draft()

@@ -3,7 +3,6 @@
 elastic/<group>/group           the shared state
 elastic/<group>/beat/<node>     the counter of one node, under a lease of one minute
 elastic/<group>/request/<node>  what one node asks the others to write for it, under its lease
-elastic/<group>/generation      the newest generation as text, for processes outside the group
 
 A write names the revision that it succeeds. A read names the revision that it knows, and gets the
 value only if there is another. Reads are linearizable: every node sees what another has written. No
@@ -14,11 +13,9 @@ whether the group is as known and some nodes have all moved since this process l
 where that is so, its answer is a header.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
-error, and never taken for an empty group. The newest generation is shown again all the same, which
-saves need: no other group begins in the run directory meanwhile.
+error, and never taken for an empty group.
 """
 
-import contextlib
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable
@@ -31,8 +28,6 @@ from elastic.system.untrusted import parse_number
 
 LEASE_S = 60
 NEW_LEASE_EVERY_S = 15.0
-PUBLISH_TRIES = 8
-SHOWN_FOR_S = 4.0  # until the generation is read again; a fence that lost it waits 5 s
 NAMED_AT_MOST = 16  # nodes whose counters are asked for one by one; of more all are read
 
 
@@ -50,8 +45,6 @@ class EtcdBackend:
         self._leased_s = float("-inf")
         self._newest = 0, b""  # revision and value
         self._moved: dict[str, int] = {}  # a revision since which the node has moved, or did at it
-        self._published = self._shown = 0
-        self._shown_s = float("-inf")
 
     def read(self) -> tuple[int, bytes] | None:
         key, seen = _text((self._prefix + "group").encode()), self._newest[0]
@@ -63,7 +56,6 @@ class EtcdBackend:
         stored = next((each for keys in found.ranges for each in keys), None)
         revision = 0 if stored is None else int(stored.mod_revision)
         if revision < seen:
-            self.publish_generation(self._published)
             raise BackendFailed(
                 f"etcd should have {self._prefix}group at revision {seen} or newer, found {revision or 'none'}: it was deleted, or etcd was"
                 f" restored from an older copy; stop all agents of the run (SIGTERM: their last step is saved) and start them again"
@@ -87,8 +79,13 @@ class EtcdBackend:
         return self.read(), self.beats(node_ids)
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        key = _text((self._prefix + "group").encode())
+        request = {
+            "compare": [_is_at(key, version or 0)],
+            "success": [{"request_put": {"key": key, "value": _text(value)}}],
+        }
         try:
-            return self._set_if("group", version or 0, value)
+            return self._etcd.call("kv/txn", request).succeeded
         except OutcomeUnknown:
             return False  # It may have won all the same. The next read finds out.
 
@@ -125,38 +122,6 @@ class EtcdBackend:
             name.removeprefix("request/"): text.decode(errors="replace")
             for name, (_, text) in self._read_keys("request/").items()
         }
-
-    def publish_generation(self, generation: int) -> None:
-        self._published = max(self._published, generation)
-        for _ in range(PUBLISH_TRIES):
-            # Someone may have deleted the key since, as `_find_generation` advises.
-            if self._shown >= generation and self._clock.monotonic() - self._shown_s < SHOWN_FOR_S:
-                return
-            self._shown_s = self._clock.monotonic()
-            revision, self._shown = self._find_generation()
-            if self._shown < generation:
-                with contextlib.suppress(OutcomeUnknown):
-                    self._set_if("generation", revision, str(generation).encode())
-
-    def shown_generation(self) -> int:
-        return self._find_generation()[1]
-
-    def _find_generation(self) -> tuple[int, int]:
-        revision, text = self._read_keys("generation").get("generation", (0, b"0"))
-        generation = parse_number(text)
-        if generation is None:
-            raise BackendFailed(
-                f"etcd should have a number in {self._prefix}generation, found {text[:40]!r}; delete that key, it is written again"
-            )
-        return revision, generation
-
-    def _set_if(self, name: str, revision: int, value: bytes) -> bool:
-        key = _text((self._prefix + name).encode())
-        request = {
-            "compare": [_is_at(key, revision)],
-            "success": [{"request_put": {"key": key, "value": _text(value)}}],
-        }
-        return self._etcd.call("kv/txn", request).succeeded
 
     def _beat_key(self, node_id: str) -> str:
         return _text(f"{self._prefix}beat/{node_id}".encode())

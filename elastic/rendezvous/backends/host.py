@@ -52,11 +52,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`op`: state, beat, beats, generation, request or requests; with the fields of it.
+    """`op`: state, beat, beats, request or requests; with the fields of it.
 
     state: `seen` is put back if it has its value and is greater than what is there; then `new`
     replaces `expected`. beat: the counter of `node` becomes `number` at least. beats: of `nodes`,
-    None: of all. generation: `number` is the newest. request: `text` of `node`; none if empty.
+    None: of all. request: `text` of `node`; none if empty.
     """
 
     op: str
@@ -72,7 +72,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """newest: without its value where it is `seen`. number: the counter, or the generation."""
+    """newest: without its value where it is `seen`. number: the counter."""
 
     newest: Entry = Entry()
     beats: dict[str, int] = field(default_factory=dict)
@@ -85,7 +85,6 @@ class GroupInMemory:
     newest: Entry = field(default_factory=Entry)
     beats: dict[str, int] = field(default_factory=dict)
     requests: dict[str, str] = field(default_factory=dict)
-    generation: int = 0
 
     def answer(self, asked: Question) -> Answer:
         match asked.op:
@@ -102,9 +101,6 @@ class GroupInMemory:
             case "beats":
                 names = self.beats.keys() if asked.nodes is None else self.beats.keys() & asked.nodes
                 return Answer(beats={name: self.beats[name] for name in names})
-            case "generation":
-                self.generation = max(self.generation, asked.number)
-                return Answer(number=self.generation)
             case "request":
                 self.requests.pop(asked.node, None)
                 if asked.text:
@@ -176,7 +172,6 @@ class HostBackend:
         self._seen = Entry()
         self._counters: dict[str, int] = {}
         self._generation = self._written = 0
-        self._shown: tuple[int, socket.socket | None] = 0, None
 
     @property
     def is_host(self) -> bool:
@@ -241,15 +236,8 @@ class HostBackend:
     def requests(self) -> dict[str, str]:
         return self._ask("requests").requests
 
-    def publish_generation(self, generation: int) -> None:
-        with self._lock:
-            self._generation = max(self._generation, generation)
-            if self._shown[0] < generation or self._shown[1] is not self._socket:
-                self._ask("generation", number=generation)
-                self._shown = generation, self._socket
-
-    def shown_generation(self) -> int:
-        return self._ask("generation").number
+    def note_generation(self, generation: int) -> None:
+        self._generation = max(self._generation, generation)
 
     def _ask(self, op: str, **fields: Any) -> Answer:
         """Raises BackendFailed, within CONNECT_S and ANSWER_S."""
