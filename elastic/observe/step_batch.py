@@ -8,46 +8,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import NAMES, OwnFields, StepLine
 
 ABSENT = object()  # the value of a name that a line does not have
 NO_CLOCK: Mapping[int, float] = {}  # is ahead
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-class ReadStep(Protocol):
-    """What counts of a line, whatever read it: a StepLine, but for the recipe's values."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def loss(self) -> Any: ...
-    @property
-    def chain(self) -> Any: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def time(self) -> float | None: ...
-    @property
-    def seconds(self) -> float | None: ...
-    @property
-    def audited(self) -> bool | None: ...
-    @property
-    def slowest_rank(self) -> int | None: ...
-    @property
-    def slowest_s(self) -> float | None: ...
-    @property
-    def others_s(self) -> float | None: ...
+_ARRAYS = {"step": np.int64, "generation": np.int64} | dict.fromkeys(
+    ("time", "seconds", "slowest_rank", "slowest_s", "others_s"), np.float64
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,38 +67,15 @@ class StepBatch:
         return replace(self, time=self.time - by_s)
 
     def _part(self, part: slice) -> "StepBatch":
-        return StepBatch(
-            step=self.step[part],
-            epoch=self.epoch[part],
-            loss=self.loss[part],
-            chain=self.chain[part],
-            world_size=self.world_size[part],
-            generation=self.generation[part],
-            time=self.time[part],
-            seconds=self.seconds[part],
-            audited=self.audited[part],
-            slowest_rank=self.slowest_rank[part],
-            slowest_s=self.slowest_s[part],
-            others_s=self.others_s[part],
-        )
+        return StepBatch(**{name: getattr(self, name)[part] for name in NAMES})
 
 
-def batch_of(lines: Sequence[ReadStep], values: Mapping[str, list[Any]] | None = None) -> StepBatch:
-    return StepBatch(
-        step=np.array([line.step for line in lines], np.int64),
-        epoch=[line.epoch for line in lines],
-        loss=[line.loss for line in lines],
-        chain=[line.chain for line in lines],
-        world_size=[line.world_size for line in lines],
-        generation=np.array([line.generation for line in lines], np.int64),
-        time=floats([line.time for line in lines]),
-        seconds=floats([line.seconds for line in lines]),
-        audited=[line.audited for line in lines],
-        slowest_rank=floats([line.slowest_rank for line in lines]),
-        slowest_s=floats([line.slowest_s for line in lines]),
-        others_s=floats([line.others_s for line in lines]),
-        values=values or {},
-    )
+def batch_of(
+    lines: Sequence[OwnFields] | Sequence[StepLine], values: Mapping[str, list[Any]] | None = None
+) -> StepBatch:
+    columns: dict[str, Any] = {name: [*map(attrgetter(name), lines)] for name in NAMES}
+    arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
+    return StepBatch(**(columns | arrays), values=values or {})
 
 
 def with_values(lines: Sequence[StepLine]) -> StepBatch:

@@ -3,14 +3,17 @@
 It does not promise that the values are true.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from elastic.system.untrusted import bounds, fits
+import msgspec
+
+from elastic.system.untrusted import LARGEST
 
 CHAIN_DIGITS = 16  # of a chain value, in a line
-WHOLE_BOUND = 2**62  # arrays hold what is between this and its negative
-_Whole = Annotated[int, bounds(lowest=1 - WHOLE_BOUND, below=WHOLE_BOUND)]
+# Arrays hold these, and sums of these are numbers.
+_Whole = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+_Number = Annotated[float, msgspec.Meta(gt=-float(LARGEST), lt=float(LARGEST))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,37 +31,55 @@ class StepLine:
     compared, not computed with.
     """
 
+    step: int
+    epoch: int = 0
+    loss: Any = None
+    chain: Any = None
+    world_size: int = 0
+    generation: int = 0
+    time: float | None = None
+    seconds: float | None = None
+    audited: bool | None = None
+    slowest_rank: int | None = None
+    slowest_s: float | None = None
+    others_s: float | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {name: getattr(self, name) for name in NAMES}
+        return self.values | {
+            name: value for name, value in known.items() if value is not None or name == "loss"
+        }
+
+
+class OwnFields(msgspec.Struct, gc=False, kw_only=True):
+    """What every reader takes of a line: the fields of StepLine but for the recipe's values, in the
+    order in which they are written.
+    """
+
     step: _Whole
     epoch: _Whole = 0
     loss: Any = None
     chain: Any = None
     world_size: _Whole = 0
     generation: _Whole = 0
-    time: float | None = None
-    seconds: float | None = None
+    time: _Number | None = None
+    seconds: _Number | None = None
     audited: bool | None = None
     slowest_rank: _Whole | None = None
-    slowest_s: float | None = None
-    others_s: float | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in _KINDS}
-        return self.values | {
-            name: value for name, value in known.items() if value is not None or name == "loss"
-        }
+    slowest_s: _Number | None = None
+    others_s: _Number | None = None
 
 
-# In the order in which a line is written.
-_KINDS: dict[str, Any] = {each.name: each.type for each in fields(StepLine) if each.name != "values"}
-OWN_NAMES = frozenset(_KINDS) - {"loss"}  # that the run itself sets
+NAMES = OwnFields.__struct_fields__
+OWN_NAMES = frozenset(NAMES) - {"loss"}  # that the run itself sets
 
 
 def parse(record: dict[str, Any]) -> StepLine:
     """Raises ValueError for what is no line of a step; each name but `step` may be missing."""
-    known = {name: record[name] for name in _KINDS if name in record}
-    if "step" not in known or not all(
-        kind is Any or fits(known[name], kind) for name, kind in _KINDS.items() if name in known
-    ):
-        raise ValueError("expected the line of a step")
+    known = {name: record[name] for name in NAMES if name in record}
+    try:
+        msgspec.convert(known, OwnFields)
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"expected the line of a step, found: {error}") from error
     return StepLine(**known, values={name: value for name, value in record.items() if name not in known})

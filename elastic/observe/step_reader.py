@@ -1,60 +1,33 @@
 """The lines of a run's metrics, some thousands at a time, each once: a reader goes on where it was.
 
 A fault begins a new file (metrics_files.py), which is read from its start. msgspec takes a
-twentieth of the time of json. Where it finds anything but one line of a step in each line of text,
-those lines are read one by one as all others read them (step_line.py), so that the same lines
-count. A line that cannot be read is counted; a last line without its end is not there yet.
+twentieth of the time of json, where each line of a text is that of a step, and has no names that
+did not come before. Another text is read line by line, with the same rules (step_line.py), and its
+names are known from then on. A line that cannot be read is counted; a last line without its end is
+not there yet.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from elastic.observe import metrics_files, step_line
-from elastic.observe.log import parsed_and_unreadable
+from elastic.observe.log import parse_lines, parsed_and_unreadable
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, with_values
-from elastic.observe.step_columns import StepColumns
-from elastic.observe.step_line import WHOLE_BOUND
+from elastic.observe.step_line import OwnFields, StepLine
 from elastic.system.growing_file import GrowingFile
-from elastic.system.untrusted import LARGEST
 
-MOST_NAMES = 200  # of the recipe's values that the fast reader knows
-# Numbers beyond these are left to the other reader, which has the same limits.
-_Whole = Annotated[int, msgspec.Meta(gt=-WHOLE_BOUND, lt=WHOLE_BOUND)]
-_Number = Annotated[float, msgspec.Meta(gt=-float(LARGEST), lt=float(LARGEST))]
-
-
-class _Line(msgspec.Struct, gc=False):
-    """As StepLine; what has any type there is not looked at."""
-
-    step: _Whole
-    epoch: _Whole = 0
-    loss: Any = None
-    chain: Any = None
-    world_size: _Whole = 0
-    generation: _Whole = 0
-    time: _Number | None = None
-    seconds: _Number | None = None
-    audited: bool | None = None
-    slowest_rank: _Whole | None = None
-    slowest_s: _Number | None = None
-    others_s: _Number | None = None
-
-
-_OWN_NAMES = frozenset(_Line.__struct_fields__)
+MOST_NAMES = 200  # of the recipe's values that are read at once
 # Texts need not be UTF-8, nor have an end to their brackets.
 _UNREADABLE = msgspec.MsgspecError, UnicodeDecodeError, RecursionError
-# A record of any names, to learn those that the recipe logs.
-_RECORDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# What no name of a field may have in msgspec; lines with such a name are read one by one.
-_NO_FIELD = re.compile(r'[\\"\x00-\x1f]')
+# What no name of a field may have in msgspec.
+_NO_FIELD = re.compile(r'[\\"\x00-\x1f\ud800-\udfff]')
 
 
 class StepReader:
@@ -65,7 +38,7 @@ class StepReader:
         self._path, self._with_values = path, with_values
         self._file: tuple[Path, GrowingFile] | None = None
         self._names: list[str] = []  # of the recipe's values, as far as they were seen
-        self._decoder = _decoder_of(self._names, with_values=with_values)
+        self._decoder = _decoder_of([]) if with_values else msgspec.json.Decoder[Any](OwnFields)
 
     def batches(self) -> Iterator[StepBatch | None]:
         """What was completed since the last call. None: what came before does not count any more.
@@ -78,10 +51,16 @@ class StepReader:
             if is_first and file.started_over:
                 yield None
             is_first = False
-            yield self._batch(text, file.num_left_out - too_long)
+            batch = self._batch(text)
+            yield replace(batch, num_unreadable=batch.num_unreadable + file.num_left_out - too_long)
             too_long = file.num_left_out
         if is_first:  # there is no file: the run was set aside
             yield None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file[1].close()
+        self._file = None
 
     def _newest_file(self) -> GrowingFile:
         path = metrics_files.newest_file(self._path)
@@ -90,96 +69,54 @@ class StepReader:
             self._file = path, GrowingFile(path)
         return self._file[1]
 
-    def _batch(self, text: bytes, too_long: int) -> StepBatch:
-        """too_long: how many lines had no room in a read, beside those of the text."""
-        decoded, num_unreadable = self._decoded(text), too_long
+    def _batch(self, text: bytes) -> StepBatch:
+        if self._with_values:  # mostly the other lines have the names of the first one
+            self._learn(parse_lines([text[: text.find(b"\n")]], step_line.parse))
+        decoded = self._decoded(text)
         if decoded is not None:
-            batch = batch_of(decoded, self._values_in(decoded) if self._with_values else None)
-        else:
-            lines, unreadable = parsed_and_unreadable(text.split(b"\n"), step_line.parse)
-            num_unreadable += len(unreadable)
-            batch = with_values(lines) if self._with_values else batch_of(lines)
-        return replace(batch, num_unreadable=num_unreadable) if num_unreadable else batch
+            return batch_of(decoded, self._values_in(decoded))
+        lines, unreadable = parsed_and_unreadable(text.split(b"\n"), step_line.parse)
+        self._learn(lines)
+        batch = with_values(lines) if self._with_values else batch_of(lines)
+        return replace(batch, num_unreadable=len(unreadable))
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file[1].close()
-        self._file = None
+    def _learn(self, lines: Iterable[StepLine]) -> None:
+        """The names of these values, as far as the decoder can know them, if there are few."""
+        found = dict.fromkeys(name for line in lines for name in line.values)
+        new = [name for name in found if name not in self._names and not _NO_FIELD.search(name)]
+        if self._with_values and new and len(self._names) + len(new) <= MOST_NAMES:
+            self._names += new
+            self._decoder = _decoder_of(self._names)
 
     def _decoded(self, text: bytes) -> list[Any] | None:
-        """None unless each line is that of a step, as far as this reader knows."""
-        num_lines = _num_objects(text)
-        if num_lines is None:
+        """None unless each line is that of a step, and has no new names."""
+        # Where each line begins and ends as an object does, none goes on in the next one, since
+        # JSON has a comma between those braces: as many objects as lines are one in each.
+        if not text.startswith(b"{"):
             return None
-        for _ in range(2):
-            try:
-                decoded = self._decoder.decode_lines(text)
-            except _UNREADABLE:
-                if not (self._with_values and self._has_learnt(text)):
-                    return None
-            else:
-                return decoded if len(decoded) == num_lines else None
-        return None
-
-    def _has_learnt(self, text: bytes) -> bool:
-        """Whether there are names that the decoder did not know and can know, and not too many."""
+        found = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(found == ord("\n"))
+        if not ((found[ends[:-1] + 1] == ord("{")).all() and (found[ends - 1] == ord("}")).all()):
+            return None
         try:
-            records = _RECORDS.decode_lines(text)
+            decoded = self._decoder.decode_lines(text)
         except _UNREADABLE:
-            return False
-        known = {*self._names} | _OWN_NAMES
-        found = dict.fromkeys(name for record in records for name in record)
-        new = [name for name in found if name not in known]
-        if not new or len(self._names) + len(new) > MOST_NAMES or any(map(_NO_FIELD.search, new)):
-            return False
-        self._names += new
-        self._decoder = _decoder_of(self._names, with_values=True)
-        return True
+            return None
+        return decoded if len(decoded) == len(ends) else None
 
     def _values_in(self, lines: Sequence[Any]) -> dict[str, list[Any]]:
-        return {name: [*map(attrgetter(_attribute(at)), lines)] for at, name in enumerate(self._names)}
+        return {name: [*map(attrgetter(f"value_{at}"), lines)] for at, name in enumerate(self._names)}
 
 
-def read_columns(path: Path, ahead: Mapping[int, float]) -> StepColumns:
-    """path: `metrics.jsonl`; one that is missing has no steps. ahead: as in StepBatch.moved.
-
-    Raises OSError.
-    """
-    found = StepColumns()
-    with closing(StepReader(path)) as reader:
-        for batch in reader.batches():
-            if batch is not None:
-                found.add(batch.moved(ahead))
-    return found
-
-
-def _num_objects(text: bytes) -> int | None:
-    """How many lines there are; None unless each one begins and ends as an object does.
-
-    Then none goes on in the next line, since JSON has a comma between those braces: where there are
-    as many objects as lines, each line is one. Other readers count no others.
-    """
-    found = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(found == ord("\n"))
-    is_whole = (
-        text.startswith(b"{")
-        and (found[ends - 1] == ord("}")).all()
-        and (found[ends[:-1] + 1] == ord("{")).all()
-    )
-    return len(ends) if is_whole else None
-
-
-def _decoder_of(names: Sequence[str], *, with_values: bool) -> "msgspec.json.Decoder[Any]":
-    if not with_values:
-        return msgspec.json.Decoder(_Line)
+def _decoder_of(names: Sequence[str]) -> "msgspec.json.Decoder[Any]":
     # A name may be any text, and a field of a class may not.
-    fields = [(_attribute(at), Any, ABSENT) for at in range(len(names))]
-    rename = {_attribute(at): name for at, name in enumerate(names)}
+    fields = [(f"value_{at}", Any, ABSENT) for at in range(len(names))]
     kind = msgspec.defstruct(
-        "_LineWithValues", fields, bases=(_Line,), rename=rename, gc=False, forbid_unknown_fields=True
+        "_LineWithValues",
+        fields,
+        bases=(OwnFields,),
+        rename={f"value_{at}": name for at, name in enumerate(names)},
+        gc=False,
+        forbid_unknown_fields=True,
     )
     return msgspec.json.Decoder(kind)
-
-
-def _attribute(at: int) -> str:
-    return f"value_{at}"

@@ -6,24 +6,23 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from long_run import write_long_run
-from viewed import viewed
+from viewed import columns_in, viewed
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_reader
 from elastic.observe.log import read_events
 from elastic.observe.reader import RunReader
 from elastic.observe.slow_ranks import Tally
-from elastic.observe.step_batch import ABSENT, StepBatch, batch_of
+from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, with_values
 from elastic.observe.step_columns import GenerationSteps, StepColumns, columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import MOST_NAMES, StepReader, read_columns, with_values
+from elastic.observe.step_reader import MOST_NAMES, StepReader
 from elastic.report.report import report_of
 
 numbers = st.one_of(
@@ -73,8 +72,6 @@ lines = st.one_of(
         ]
     ),
 )
-
-columns_in = partial(read_columns, ahead={})
 
 
 @given(st.lists(lines, max_size=12))

@@ -8,6 +8,7 @@ import threading
 import pytest
 import run_records
 from faulty_storage import Deed, FaultyStorage
+from viewed import columns_in
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
@@ -18,7 +19,6 @@ from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import read_columns
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.report.download import readable
 from elastic.report.views import heartbeat_ages_s
@@ -77,7 +77,7 @@ def test_damaged_lines_of_a_part_in_the_store_are_still_counted(node):
     objects.write(part, text)
 
     with readable(a) as there:
-        found = read_columns(there.metrics, {})
+        found = columns_in(there.metrics)
     assert (steps(a), found.num_unreadable) == ([(1, 1), (2, 1), (4, 1)], 1)
 
 

@@ -1,12 +1,15 @@
 """The view of a run from its events and lines, as tests write them, without files."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 
 from elastic.config.parent import Parent
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record, RunView, view_of
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
+from elastic.observe.step_reader import StepReader
 
 
 def viewed(
@@ -25,3 +28,13 @@ def viewed(
     age_s = 0.0 if now is None else now - max(times, default=0.0)
     record = Record(events=events, steps=steps, newest=last, age_s=age_s)
     return view_of(record, beats, parent)
+
+
+def columns_in(path: Path) -> StepColumns:
+    """All of a file of metrics."""
+    found = StepColumns()
+    with closing(StepReader(path)) as reader:
+        for batch in reader.batches():
+            if batch is not None:  # one without lines may have unreadable ones
+                found.add(batch)
+    return found
