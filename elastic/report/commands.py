@@ -19,7 +19,6 @@ from elastic.observe.log import read_events
 from elastic.observe.reader import read_newest, read_run
 from elastic.observe.run_view import view_of
 from elastic.observe.step_reader import StepReader
-from elastic.report.begun_with import begun_with, parent_of
 from elastic.report.chains import StepChains
 from elastic.report.diff import ComparedRun, Difference, compare, compared_run
 from elastic.report.download import readable, unreadable
@@ -28,7 +27,7 @@ from elastic.report.page import page_of, page_of_two
 from elastic.report.report import report_of
 from elastic.report.status import status_of
 from elastic.report.verify import verify_run
-from elastic.report.views import heartbeat_ages_s, view_now
+from elastic.report.views import begun_with, heartbeat_ages_s, parent_of, view_now
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock
 

@@ -1,7 +1,8 @@
-"""A run as it is now, seen by a process outside its group.
+"""A run as it is now, and what it was begun with, seen by a process outside its group.
 
-An age of a heartbeat compares the storage's clock with the reader's, which may differ by seconds.
-That is good enough to tell a person whether a run is alive; the group itself never compares clocks
+A folder without `run.json` says nothing of its beginning: that is None. An age of a heartbeat
+compares the storage's clock with the reader's, which may differ by seconds. That is good enough to
+tell a person whether a run is alive; the group itself never compares clocks
 (rendezvous/failure_detector.py).
 """
 
@@ -9,13 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+from elastic.config import identity
+from elastic.config.identity import Identity
+from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
 from elastic.rendezvous.backends.beat_files import FOLDER
-from elastic.report.begun_with import parent_of
+from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import file_time_s
+from elastic.system.files import open_regular
 
 
 def view_now(run: RunDir, reader: RunReader | None = None) -> RunView:
@@ -54,3 +60,22 @@ def _of_objects(url: str) -> dict[str, float]:
     return {
         name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
     }
+
+
+def parent_of(run: RunDir) -> Parent | None:
+    """The run that this one began from. Raises UsageError, OSError."""
+    found = _identity(run, "the report reads there what the run descends from")
+    return None if found is None else found.parent
+
+
+def begun_with(run: RunDir) -> Identity | None:
+    """It explains a difference and makes none: what cannot be read is left out."""
+    with suppress(UsageError, OSError):
+        return _identity(run, "the comparison reads there what the run was begun with")
+    return None
+
+
+def _identity(run: RunDir, remedy: str) -> Identity | None:
+    with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
+        return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
+    return None
