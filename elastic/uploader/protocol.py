@@ -112,40 +112,36 @@ class SaveResult:
 class Offer:
     """One snapshot to save, in the memory whose descriptor comes with the offer.
 
-    It lies in `slot`, was published there as `seq`, and has `size_bytes` bytes from `offset` on.
+    It lies in `slot`, and was published there as `seq`; its header tells the rest. `step`,
+    `generation` and `size_bytes` are repeated here for a result, should it be written over.
     `resumed_from`: the step of the checkpoint from which training resumed, None where that is not
     known; retention distrusts what was passed over then. `is_final`: no later save may take its
     place in the queue.
     """
 
     step: Count
-    epoch: Count
     generation: Count
     slot: Count
     seq: Positive
-    offset: Count
     size_bytes: Positive
-    world_size: Positive
-    torch: str
     resumed_from: Count | None
     is_final: bool
 
     @staticmethod
     def of(snapshot: Snapshot, *, resumed_from: int | None, is_final: bool) -> "Offer":
-        info = snapshot.info
         return Offer(
-            step=info.step,
-            epoch=info.epoch,
-            generation=info.generation,
+            step=snapshot.info.step,
+            generation=snapshot.info.generation,
             slot=snapshot.slot,
             seq=snapshot.seq,
-            offset=snapshot.offset,
             size_bytes=snapshot.size_bytes,
-            world_size=info.world_size,
-            torch=info.torch,
             resumed_from=resumed_from,
             is_final=is_final,
         )
+
+    def is_of(self, snapshot: Snapshot) -> bool:
+        """Whether what lies in its slot is the snapshot that was offered."""
+        return self == Offer.of(snapshot, resumed_from=self.resumed_from, is_final=self.is_final)
 
     @staticmethod
     def parse(message: dict[str, Any]) -> "Offer":

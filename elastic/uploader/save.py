@@ -26,6 +26,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
 from elastic.system.clock import Clock, processor_s
 from elastic.system.parallel import Task, num_threads, run_all
+from elastic.system.untrusted import decode
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
@@ -91,17 +92,11 @@ class Saver:
 
     def _commit(self, offer: Offer, slots: SnapshotSlots, began_s: float) -> Committed:
         snapshot = slots.find(offer.slot, offer.seq)
-        if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
+        if snapshot is None or not offer.is_of(snapshot):
             raise StoreFailed(OVERWRITTEN.format(step=offer.step))
         image = slots.body(offer.slot)[: offer.size_bytes]
-        save = Save(
-            run_id=self._config.run_id,
-            step=offer.step,
-            epoch=offer.epoch,
-            generation=offer.generation,
-            world_size=offer.world_size,
-            torch=offer.torch,
-        )
+        facts = {name: getattr(snapshot.info, name) for name in Save.__slots__ if name != "run_id"}
+        save = decode(Save, facts | {"run_id": self._config.run_id}, what="the header of a snapshot")
 
         def is_fenced() -> bool:
             # The writer asks before each of its steps, the last time right before it creates the
@@ -116,7 +111,7 @@ class Saver:
         with hash_beside(image, snapshot.info) as hashed:
             return commit(
                 self._store,
-                Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
+                Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=offer.size_bytes),
                 save,
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
                 clock=self._clock,

@@ -125,9 +125,8 @@ def hand_over(uploads, slots, step, data=None, *, final=False, generation=1):
 
 
 def meta_of(step, generation=1):
-    where = {"slot": 0, "seq": 2, "offset": 8192, "size_bytes": 10}
-    of_state = {"step": step, "epoch": 0, "generation": generation, "world_size": 1, "torch": "2"}
-    return of_state | where | {"resumed_from": None, "is_final": False}
+    where = {"slot": 0, "seq": 2, "size_bytes": 10, "resumed_from": None, "is_final": False}
+    return {"step": step, "generation": generation} | where
 
 
 def committed_steps(config):
@@ -596,9 +595,8 @@ class Listener:
 
 def held_job(slots, listener, step=1):
     keep(slots, step)
-    newest = slots.newest()
-    where = {"slot": newest.slot, "seq": newest.seq, "offset": newest.offset, "size_bytes": newest.size_bytes}
-    return Job.accept(Offer(**meta_of(step) | where), os.dup(slots.fd), listener)
+    offer = Offer.of(slots.newest(), resumed_from=None, is_final=False)
+    return Job.accept(offer, os.dup(slots.fd), listener)
 
 
 @pytest.mark.parametrize("state", [SaveState.COMMITTED, SaveState.DIFFERS])
@@ -763,7 +761,7 @@ def test_the_queue_keeps_the_newest_and_every_final_save(finals):
     [
         {"step": -1},
         {"size_bytes": 0},
-        {"offset": None},
+        {"slot": None},
         {"resumed_from": "x"},
     ],
 )
