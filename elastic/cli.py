@@ -20,7 +20,7 @@ from elastic.config.option_variables import in_force, misspelt, values_of
 from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, training_parser
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.system.output import drop_unread, open_closed_streams, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable

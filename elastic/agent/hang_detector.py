@@ -32,8 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from elastic.system.phase import Phase
-from elastic.system.silence import Silence, longest_gap_s
+from elastic.system.silence import Phase, Silence, longest_gap_s
 
 MIN_LIMIT_S = 10.0
 MAX_LIMIT_S = 1800.0

@@ -48,8 +48,7 @@ from elastic.rendezvous.reachability import Probes
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
-from elastic.system.leave_deadline import Share
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage, Share
 from elastic.system.output import print_if_read
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable

@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from elastic.system.clock import Clock
-from elastic.system.leave_deadline import Share
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage, Share
 
 LOOK_S = 0.05
 SHORTEST_S = 0.25  # of a task for which no time is left: a quick answer still counts

@@ -30,8 +30,7 @@ from elastic.check.plan import (
 from elastic.check.runs import LIMIT_S, Ended, News, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
-from elastic.proof.evidence import Evidence, differences
-from elastic.system.trace_line import FirstGradient, TraceLine
+from elastic.proof.evidence import Evidence, FirstGradient, TraceLine, differences
 
 _LOGGED = "step.log("  # how the entry of a logged value begins
 _RUN_BEFORE = "the run before it, which it resumes, did not end as it should"

@@ -31,9 +31,9 @@ from elastic.events import Stopped, WorkerFailed
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import Events
+from elastic.proof.evidence import TraceLine
 from elastic.system import processes
 from elastic.system.clock import SystemClock
-from elastic.system.trace_line import TraceLine
 from elastic.system.untrusted import decode
 
 AT_ONCE = 2  # more would only wait for each other's processors

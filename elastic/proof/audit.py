@@ -39,7 +39,7 @@ from elastic.proof.verdict import (
     auditor_of,
 )
 from elastic.system.clock import Clock
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
 from elastic.train.state.flat import tensor_checksum

@@ -32,9 +32,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from elastic.config.environment import CheckRequest
 from elastic.observe.step_line import StepLine
 from elastic.proof.audit import Auditor, Backward, Call, Compute, Function
-from elastic.proof.evidence import Evidence
+from elastic.proof.evidence import Evidence, FirstGradient, TraceLine
 from elastic.system.clock import Clock
-from elastic.system.trace_line import FirstGradient, TraceLine
 from elastic.train.state import structure
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from enum import IntEnum
 
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 
 SIZE_BYTES = 8192
 # The page is a table of words, eight in a row. Rows 0 and 1 belong to the node; each

@@ -11,6 +11,7 @@ It does not promise to be right: a subject that is slow, not dead, is accused as
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 POLLS_WITHIN_LIMIT = 4
 
@@ -29,3 +30,17 @@ class Silence:
     def grow(self, elapsed_s: float, *, limit_s: float) -> "Silence":
         """One more poll without a sign, `elapsed_s` after the last poll."""
         return Silence(self.seconds + min(elapsed_s, longest_gap_s(limit_s)))
+
+
+class Phase(IntEnum):
+    """A worker is in one phase of its work at a time; its agent allows each a silence of its own.
+
+    The order of the numbers means nothing.
+    """
+
+    START = 0  # imports, building the model, restoring, and the first steps of a generation
+    STEP = 1  # this rank's part of the sums and gradients of a step
+    WAIT = 2  # inside a collective operation of a step, for other ranks
+    BETWEEN = 3  # the recipe's own code: before and after the sums of a step, evaluation, loading
+    SAVE = 4  # copying or comparing the state, or waiting for the last commit
+    AFTER = 5  # the recipe's own code after the last step is saved, which may take any time

@@ -17,7 +17,7 @@ from typing import NoReturn
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, CannotStart
 from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.system.processes import adopt_orphans, children, die_with_parent
 from elastic.system.untrusted import printable
 

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] #
 from elastic.config.environment import Launch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
-from elastic.system.own_sockets import closing_with_this_process
+from elastic.system.forked_child import closing_with_this_process
 from elastic.system.untrusted import decode, encode
 from elastic.worker.generation_store import open_store
 

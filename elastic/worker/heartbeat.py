@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 
 # All ranks are in these phases together, for as long as the slowest of them needs, for example to
 # load or to reach a store. A rank that waits there stays in the phase: WAIT is for peers in a step,

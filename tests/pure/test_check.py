@@ -23,8 +23,7 @@ from elastic.check.runs import CheckStopped
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.faults.plan import check_fits, parse
-from elastic.proof.evidence import LOSS
-from elastic.system.trace_line import FirstGradient, TraceLine
+from elastic.proof.evidence import LOSS, FirstGradient, TraceLine
 
 
 def line(step, **changes):

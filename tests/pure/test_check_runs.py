@@ -16,7 +16,7 @@ from elastic.check.plan import Launch
 from elastic.check.runs import CheckStopped, Ended, Runs, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
-from elastic.system.trace_line import FirstGradient, TraceLine
+from elastic.proof.evidence import FirstGradient, TraceLine
 
 OPTIONS = CheckOptions(recipe="r.py", recipe_args=(), steps=None, as_json=False)
 ERROR = "Traceback (most recent call last):\n  File\nValueError: no"

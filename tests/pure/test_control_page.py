@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat, Settled
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 
 WORKER = """
 import sys

@@ -30,7 +30,7 @@ from elastic.errors import (
 )
 from elastic.observe.generation_end import ended_by_loss
 from elastic.rendezvous.transitions import FAILURE, NODE_LOST
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 
 TRAINING = Observation(
     workers=2,

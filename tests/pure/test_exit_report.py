@@ -8,7 +8,7 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.config.run_dir import RunDir
 from elastic.rendezvous.group import RunEnd
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock
 
 BEFORE = {"others_go_on": True, "has_trained": False}

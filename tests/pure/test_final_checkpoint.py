@@ -15,7 +15,7 @@ from elastic.observe.log import EventLog
 from elastic.snapshot import checksum
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.storage.store import StoreUnavailable
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import SaveResult, SaveState

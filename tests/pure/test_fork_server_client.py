@@ -17,7 +17,7 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.fork_protocol import Exited, Forked, Ready
 from elastic.system.json_lines import to_line
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock, MemoryBackend
 

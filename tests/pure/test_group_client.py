@@ -13,8 +13,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
-from elastic.system.leave_deadline import Share
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage, Share
 from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0

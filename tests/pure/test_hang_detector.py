@@ -18,7 +18,7 @@ from elastic.agent.hang_detector import (
     HangDetector,
     WorkerSample,
 )
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 
 FOREVER_S = 1e6
 

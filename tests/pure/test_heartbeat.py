@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.worker.heartbeat import WARMUP_STEPS, HeartbeatSender
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from elastic.agent.shutdown_request import SHORTEST_S, GivenUp, ShutdownRequest
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from elastic.system import interrupt
-from elastic.system.leave_deadline import OVERTIME_S, LeaveDeadline, Share
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import OVERTIME_S, LeaveDeadline, LeavePage, Share
 from elastic.system.supervisor import last_word
 from elastic.testing.fakes import FakeClock
 

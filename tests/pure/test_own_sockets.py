@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic.system.own_sockets import closing_with_this_process
+from elastic.system.forked_child import closing_with_this_process
 
 FOR_EVER = "import sys; sys.stdin.read()"
 

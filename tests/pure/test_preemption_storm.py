@@ -10,7 +10,7 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock
 
 SIZE = 1000

@@ -39,7 +39,7 @@ from elastic.report.commands import inspect
 from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
-from elastic.system.leave_page import LeavePage
+from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock, FakeStore
 
 

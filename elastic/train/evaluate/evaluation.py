@@ -27,7 +27,7 @@ from elastic.data.loader import Batch, BatchLoader, Slice
 from elastic.errors import RecipeNotExact, UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Block, Stack, span
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.train.evaluate.summands import (
     DTYPES,
     SummandForm,

@@ -26,7 +26,7 @@ from elastic.events import Stopped
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.system.worker_error import ErrorPlace
 from elastic.train import refuse
 from elastic.train.loop import leaving

@@ -25,7 +25,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.events import OnStepFailed
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.worker.heartbeat import HeartbeatSender
 
 Function = Callable[[dict[str, Any]], object]

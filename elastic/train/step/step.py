@@ -26,7 +26,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.observe.step_line import OWN_NAMES
 from elastic.proof.audit import Auditor, Call, StepAudit
 from elastic.proof.for_check import FirstGradientCheck, WholeBatchGradient
-from elastic.system.phase import Phase
+from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.misuse import public
