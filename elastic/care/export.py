@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from elastic.checkpoint.find_parent import Asker, find
+from elastic.checkpoint.find_parent import find
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.output_file import refuse_own
@@ -42,8 +42,7 @@ def export(origin: Origin, file: str, entry: str, clock: Clock, *, overwrite: bo
         with closing(read_state(store, record, clock)) as memory:
             image = memory.view()
 
-    asker = Asker(takes=f"export takes {FORM}", cannot="export cannot read")
-    state = find(origin, clock, lambda line: print(line, file=sys.stderr), asker, keep)
+    state = find(origin, clock, lambda line: print(line, file=sys.stderr), "export", keep)
     header = safetensors_header.parse(image)
     try:
         names = tensors_of(header.document["state"], entry)

@@ -6,15 +6,8 @@ the recipe, which is seen where it is loaded (train/state/inherit.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import (
-    MOST_LISTINGS,
-    Damage,
-    is_committed,
-    list_commits,
-    of_run,
-)
+from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, is_committed, list_commits, of_run
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
@@ -27,17 +20,7 @@ from elastic.storage.store import Store, read_small
 from elastic.system.clock import Clock
 from elastic.system.untrusted import printable
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asker:
-    """What the messages say of the option or command that asks for a state of another run."""
-
-    takes: str
-    cannot: str
-
-
 Reading = Callable[[Store, CommitRecord, Clock], None]
-FROM = Asker(takes=f"--from takes {FORM}", cannot="--from cannot begin from")
 
 
 def parent_of(
@@ -73,32 +56,37 @@ def find(
     origin: Origin,
     clock: Clock,
     report: Callable[[str], None],
-    asker: Asker = FROM,
+    asks: str = "--from",
     read: Reading = check_state,
 ) -> Parent:
     """The state that `origin` names. Without a step: the newest one that verifies.
 
-    read: reads the payload of a candidate, and raises CheckpointDamaged where it does not verify.
+    asks: the option or command that wants it. read: reads the payload of a candidate, and raises
+    CheckpointDamaged where it does not verify.
     """
     url = origin.run_dir.url
     try:
         data = read_small(open_store(url), identity.NAME, clock)
         if data is None:
             raise UsageError(
-                f"expected a run at {url}, found none; {asker.takes}, with RUN as --run-dir named it"
+                f"expected a run at {url}, found none; {asks} takes {FORM}, with RUN as --run-dir named it"
             )
-        parent = identity.parse(data, remedy=f"{asker.cannot} {url}")
-        store = open_store(origin.run_dir.checkpoints_url)
-        record = _chosen(store, origin, parent.run_id, clock, report, asker=asker, read=read)
+        there = identity.parse(data, remedy=f"{asks} cannot read {url}")
+        record, steps, damages = _chosen(origin, there.run_id, clock, read)
     except StoreFailed as error:
         raise UsageError(f"expected to read the run at {url}, found: {error}") from error
+    if record is None:
+        raise UsageError(_not_found(origin, steps, damages, asks))
+    for each in damages:
+        if each.step >= record.step:
+            report(printable(f"step {each.step} of {url} is not used: {each.reason}"))
     return Parent(
-        run_id=parent.run_id,
+        run_id=there.run_id,
         url=url,
         step=record.step,
         digest=record.digest,
         entries=origin.entries,
-        ancestors=() if parent.parent is None else parent.parent.lineage,
+        ancestors=() if there.parent is None else there.parent.lineage,
     )
 
 
@@ -130,59 +118,38 @@ def _is_same(there: Parent, origin: Origin, clock: Clock) -> bool:
     return True
 
 
-def _chosen(  # noqa: PLR0913 - what `find` is given, and the run's name
-    store: Store,
-    origin: Origin,
-    run_id: str,
-    clock: Clock,
-    report: Callable[[str], None],
-    *,
-    asker: Asker,
-    read: Reading,
-) -> CommitRecord:
-    """Raises UsageError, StoreFailed."""
-    step, listings, is_changing = origin.step, 0, True
-    steps: list[int] = []
-    damages: list[Damage] = []
-    while is_changing and listings < MOST_LISTINGS:
-        listings += 1
-        records, damages = of_run(list_commits(store, clock), run_id)
-        steps = sorted({each.step for each in records})
-        if step is not None:
-            records = [each for each in records if each.step == step]
-            damages = [each for each in damages if each.step == step]
-        record, is_changing = _newest_whole(store, records, damages, clock, read)
-        if record is not None:
-            for each in damages:
-                if each.step >= record.step:
-                    report(printable(f"step {each.step} of {origin.run_dir.url} is not used: {each.reason}"))
-            return record
-    raise UsageError(_not_found(origin, steps, damages, asker))
+def _chosen(
+    origin: Origin, run_id: str, clock: Clock, read: Reading
+) -> tuple[CommitRecord | None, list[int], list[Damage]]:
+    """The record, or None; with the steps that are committed, and what is damaged of those asked
+    for. Where records were deleted meanwhile, because the run goes on, newer ones are there now.
 
-
-def _newest_whole(
-    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock, read: Reading
-) -> tuple[CommitRecord | None, bool]:
-    """The first of `records` that verifies; `damages` grows by those before it.
-
-    With None comes whether one of them was deleted meanwhile, because the run goes on: then newer
-    ones are there now.
+    Raises StoreFailed.
     """
-    is_changing = False
-    for record in records:
-        try:
-            read(store, record, clock)
-        except CheckpointDamaged as error:
-            if is_committed(store, record, clock):
-                damages.append(Damage(step=record.step, reason=str(error)))
+    store = open_store(origin.run_dir.checkpoints_url)
+    steps, damages = list[int](), list[Damage]()
+    for _ in range(MOST_LISTINGS):
+        records, damages = of_run(list_commits(store, clock), run_id)
+        steps, is_changing = sorted({each.step for each in records}), False
+        damages = [each for each in damages if origin.step in (None, each.step)]
+        for record in records:
+            if origin.step not in (None, record.step):
+                continue
+            try:
+                read(store, record, clock)
+            except CheckpointDamaged as error:
+                if is_committed(store, record, clock):
+                    damages.append(Damage(step=record.step, reason=str(error)))
+                else:
+                    is_changing = True
             else:
-                is_changing = True
-        else:
-            return record, False
-    return None, is_changing
+                return record, steps, damages
+        if not is_changing:
+            break
+    return None, steps, damages
 
 
-def _not_found(origin: Origin, steps: list[int], damages: list[Damage], asker: Asker) -> str:
+def _not_found(origin: Origin, steps: list[int], damages: list[Damage], asks: str) -> str:
     url, step = origin.run_dir.url, origin.step
     if damages:
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in damages)
@@ -191,4 +158,4 @@ def _not_found(origin: Origin, steps: list[int], damages: list[Damage], asker: A
             f"elastic-train verify {url} lists which steps are whole"
         )
     committed = f"the steps {', '.join(map(str, steps))}" if steps else "none"
-    return f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; {asker.takes}"
+    return f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; {asks} takes {FORM}"
