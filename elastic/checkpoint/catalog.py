@@ -37,50 +37,27 @@ def list_commits(store: Store, clock: Clock, until_s: float = inf) -> tuple[list
     when the store cannot be listed, or shows only records that are gone: that is not the same as
     finding nothing.
     """
-    listings = 1
-    while (found := _listed(store, clock, until_s)).num_gone and listings < MOST_LISTINGS:
-        # Retention deleted a record after the listing, because a newer one was committed.
+    listings = 0
+    while True:
         listings += 1
-    if found.num_gone and not found.records:
+        entries = reading(store.list, clock, until_s)
+        by_name, damages, num_gone = records_in(entries, store, clock, until_s)
+        # Retention deleted a record after the listing, because a newer one was committed.
+        if not num_gone or listings == MOST_LISTINGS:
+            break
+    if num_gone and not by_name:
         raise StoreUnavailable(
-            f"{found.num_gone} commit records were listed and cannot be found; do the store's listings lag behind?"
+            f"{num_gone} commit records were listed and cannot be found; do the store's listings lag behind?"
         )
-    return found.records, found.damages
+    return list(by_name.values()), damages
 
 
 def records_in(
-    entries: list[StoredObject], store: Store, clock: Clock
-) -> tuple[dict[str, CommitRecord], list[Damage]]:
-    """As `list_commits`, by name and from a listing that the caller has made, without those that
-    are gone.
+    entries: list[StoredObject], store: Store, clock: Clock, until_s: float = inf
+) -> tuple[dict[str, CommitRecord], list[Damage], int]:
+    """As `list_commits`, by name and from a listing that the caller has made; and how many records
+    were listed, and deleted before they were read.
     """
-    found = _read_all(entries, store, clock, inf)
-    return found.by_name, found.damages
-
-
-def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
-    """Whether the record is still there. Raises StoreFailed."""
-    return record in list_commits(store, clock)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """num_gone: records that were listed, and deleted before they were read."""
-
-    by_name: dict[str, CommitRecord]
-    damages: list[Damage]
-    num_gone: int
-
-    @property
-    def records(self) -> list[CommitRecord]:
-        return list(self.by_name.values())
-
-
-def _listed(store: Store, clock: Clock, until_s: float) -> _Listed:
-    return _read_all(reading(store.list, clock, until_s), store, clock, until_s)
-
-
-def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: float) -> _Listed:
     records: dict[str, CommitRecord] = {}
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
@@ -92,7 +69,12 @@ def _read_all(entries: list[StoredObject], store: Store, clock: Clock, until_s: 
         else:
             if record is not None:
                 records[name] = record
-    return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
+    return records, damages, len(names) - len(records) - len(damages)
+
+
+def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
+    """Whether the record is still there. Raises StoreFailed."""
+    return record in list_commits(store, clock)[0]
 
 
 def commits_of_step(

@@ -57,7 +57,7 @@ class Pruner:
 
         _check(generation, is_newest)
         entries = reading(self._store.list, self._clock)
-        by_name, damages = records_in(entries, self._store, self._clock)
+        by_name, damages, _ = records_in(entries, self._store, self._clock)
         records = list(by_name.values())
         whole = self._whole(records, entries)
         counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)

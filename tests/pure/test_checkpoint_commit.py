@@ -379,21 +379,16 @@ def test_a_full_disk_is_not_tried_again():
     assert store.objects == {}
 
 
-def test_a_writer_that_was_fenced_during_its_upload_commits_nothing():
-    """A newer generation appears while the payload is written; the attempt is withdrawn."""
+@pytest.mark.parametrize("seen", [[], ["upload", "before-commit"]])
+def test_a_fenced_writer_commits_nothing(seen):
+    """A newer generation is there before the save begins, and the writer does not even upload; or
+    it appears while the payload is written, and the attempt is withdrawn.
+    """
     store, points = FakeStore(), []
     with pytest.raises(Fenced):
-        run_commit(store, save_of(1), is_fenced=lambda: "upload" in points, reached=points.append)
-    assert points == ["upload", "before-commit"]
+        run_commit(store, save_of(1), is_fenced=lambda: not seen or "upload" in points, reached=points.append)
+    assert points == seen
     assert store.objects == {}
-
-
-def test_a_fenced_writer_does_not_even_upload():
-    """The newer generation is there before the save begins."""
-    store, points = FakeStore(), []
-    with pytest.raises(Fenced):
-        run_commit(store, save_of(1), is_fenced=lambda: True, reached=points.append)
-    assert points == []
 
 
 def test_a_writer_past_its_deadline_commits_nothing():
