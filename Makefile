@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm hangs proof mutants soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm hangs proof messages mutants soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -54,6 +54,10 @@ hangs: $(READY)
 # Which comparison finds which kind of hidden state: makes docs/proof.md, in half an hour.
 proof: $(READY)
 	$(BIN)/python tests/hidden_state/measure.py
+
+# Writes tests/pure/messages.txt, all that the library says to users, after a message has changed.
+messages: $(READY)
+	$(BIN)/python tests/support/messages.py
 
 # Breaks chosen lines of the core, one at a time: the tests named for each must fail. Under twenty minutes.
 # ONLY="tree replay": those whose file or test has such a part.

@@ -1,7 +1,8 @@
 """What elastic/ says to users, in one list: raised errors, refusals of options, printed lines.
 
 A message is what stands in the source, with {expressions} where values are put in. A sentence that
-a function returns to be raised elsewhere counts where it is longer than LONG.
+a function returns to be raised elsewhere counts where it is longer than LONG. As a program it
+writes all of them to tests/pure/messages.txt (`make messages`), where a change of them is read.
 """
 
 import ast
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SNAPSHOT = ROOT / "tests/pure/messages.txt"
 LONG = 200  # characters of constant text; a message with a command or an option may have more
 LONGEST = 300
 _ALSO = {"ArgumentTypeError", "print", "print_if_read"}
@@ -66,6 +68,9 @@ def _text(node: ast.expr) -> str:
 
 
 def _put_in(node: ast.expr) -> str:
+    # Versions of Python spell a text within a text differently.
+    if any(isinstance(each, ast.JoinedStr) for each in ast.walk(node)):
+        return "{...}"
     return f"{{{ast.unparse(node.value)}}}" if isinstance(node, ast.FormattedValue) else ""
 
 
@@ -73,3 +78,13 @@ def _size(node: ast.expr) -> int:
     if isinstance(node, ast.JoinedStr):
         return sum(len(_text(each)) for each in node.values if isinstance(each, ast.Constant))
     return len(_text(node))
+
+
+def listing() -> str:
+    """By file; within a file in the order of their text, so that code may be moved about."""
+    found = sorted((each.file, each.text) for each in messages())
+    return "".join(f"{file}: {text!r}\n" for file, text in found)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(listing())
