@@ -63,13 +63,6 @@ def test_other_choices_than_before_are_refused_or_said(before, now, step):
     assert has_same_steps(record_of(there, 0), record_of(here, 0)) == is_same
 
 
-def test_other_data_at_a_resume_are_refused_with_both_numbers_and_the_way_on():
-    with pytest.raises(
-        UsageError, match=r"step 3 was .*samples \(24 and 32\), tail \(drop and pad\).*NEW_RUN"
-    ):
-        resumes(beside(order_of(epochs=2), 3), order_of(samples=32, epochs=2, tail="pad"), 3)
-
-
 @pytest.mark.parametrize(
     ("before", "now", "step", "end"),
     [
@@ -121,15 +114,24 @@ def test_ranks_with_other_data_are_told_which(field, value):
         check_ranks([same, same, replace(same, **{field: value})])
 
 
-def test_other_samples_are_refused_with_the_part_that_differs():
-    """A split that was drawn by the global generator, or the whole data set in place of a split."""
-    order = order_of(epochs=4)
-    there = record_of(order, 1, SPLIT)
-    assert resumes(there, order, 5, SPLIT) == ""
-    with pytest.raises(UsageError, match=r"contents of dataset\.indices;"):
-        resumes(there, order, 5, SPLIT | {"dataset.indices": "cc"})
-    with pytest.raises(UsageError, match=r"contents of dataset\.indices, dataset\.dataset\.tensors\[0\]"):
-        resumes(there, order, 5, {"dataset.tensors[0]": "bb"})
+@pytest.mark.parametrize(
+    ("samples", "contents", "says"),
+    [
+        (SAMPLES, SPLIT | {"dataset.indices": "cc"}, r"contents of dataset\.indices;"),
+        (
+            SAMPLES,
+            {"dataset.tensors[0]": "bb"},
+            r"contents of dataset\.indices, dataset\.dataset\.tensors\[0\]",
+        ),
+        (32, SPLIT, r"step 5 was .*samples \(24 and 32\);.*NEW_RUN"),
+    ],
+)
+def test_other_samples_are_refused_with_what_differs(samples, contents, says):
+    """A split that the global generator drew, the whole data set in place of a split, another."""
+    there = record_of(order_of(epochs=4), 1, SPLIT)
+    assert resumes(there, order_of(epochs=4), 5, SPLIT) == ""
+    with pytest.raises(UsageError, match=says):
+        resumes(there, order_of(samples=samples, epochs=4), 5, contents)
 
 
 def test_a_beginning_on_other_data_than_at_first_is_said():

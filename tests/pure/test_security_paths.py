@@ -235,16 +235,12 @@ def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
 @pytest.mark.parametrize(
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
 )
-def test_no_log_and_no_metrics_hold_up_a_report(tmp_path, make):
-    """A pipe without a writer, or a file without an end, in the place of the metrics."""
-    make(tmp_path / "metrics.jsonl")
+def test_no_file_holds_up_a_report(tmp_path, capsys, make):
+    """A pipe without a writer, or a file without an end, in the place of metrics and run.json."""
+    for name in ("metrics.jsonl", "run.json"):
+        make(tmp_path / name)
     assert read_events(tmp_path) == [] == metrics.read(tmp_path / "metrics.jsonl")
     assert metrics.newest(tmp_path / "metrics.jsonl") is None
-
-
-def test_no_identity_holds_up_a_report(tmp_path, capsys):
-    """A pipe without a writer in the place of run.json."""
-    os.mkfifo(tmp_path / "run.json")
     (tmp_path / "events").mkdir()
     assert main(["report", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
