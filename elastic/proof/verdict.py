@@ -169,27 +169,27 @@ class Audited:
         first = self.different[0]
         if first == DATA:
             return (
-                "The data set, or collate, gave something else for the same samples: draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed "
-                "for each sample, and leave nothing behind there. Data-loading processes also lack what the loop changed in the dataset: use workers=0 there"
+                "The dataset or collate gave something else for the same samples: draw only from the global generators there, and keep nothing between calls; "
+                "if the loop changes the dataset, use workers=0"
             )
         if self._alone is not None:
             return (
-                "Three of four computations agree, but it came before, in this step or as many steps after a beginning: the function does something else at its first "
-                "calls in a process (a counter, a cache, an initialisation: do it before the loop), or a machine is often wrong"
+                "Three of four computations agree, but it came before: the function does something else at its first "
+                "calls in a process (a counter, a cache: do it before the loop), or a machine is often wrong"
             )
         if self.first == self.owners_second and self.again == self.auditors_second:
             return (
-                "Each rank repeats its own result, so the ranks differ: in what they did before (an initialisation by the first data that a rank sees: do it before the loop, "
-                "on fixed samples), in the recipe's use of run.rank, or as machines"
+                "Each rank repeats its own result, so the ranks differ: by an initialisation from a rank's first data "
+                "(do it before the loop, on fixed samples), by run.rank, or as machines"
             )
         if first.startswith(GRADIENT):
             return (
-                "What the function returned is the same, so that something in the backward, such as a hook, remembers what was before. Make it depend on the gradient and "
-                "on step.number alone, or change .grad after the call, in the loop's body"
+                "The outputs are the same, so something in the backward, such as a hook, remembers earlier calls: "
+                "use only the gradient and step.number there, or change .grad in the loop's body"
             )
         return (
-            "The function remembers something from call to call: a counter in a forward (write step.number into the model before the call), a queue or a momentum update "
-            "(do it in the loop, after the optimizer), or an initialisation by the first data (do it before the loop, on fixed samples)"
+            "The function remembers earlier calls: a counter (use step.number), a queue or momentum update "
+            "(do it after the optimizer), an initialisation by the first data (do it before the loop)"
         )
 
 

@@ -69,7 +69,7 @@ def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks
     if note is not None and (is_of_all_ranks or isinstance(error, ElasticError)):
         half_done = UsageError(
             f"{name} was left half done by an error that the recipe caught ({type(error).__name__}: {error}), which other workers may not have "
-            "met; replace a bad sample in the dataset, return a loss of zero for a bad shard, and decide by the loss that step.mean_loss returns"
+            "met; replace a bad sample in the dataset, and decide by the loss that step.mean_loss returns"
         )
         note(error if isinstance(error, ElasticError) else half_done, is_of_all_ranks=is_of_all_ranks)
 

@@ -47,7 +47,7 @@ def early_draws() -> None:
     for generator in generators:
         if generator.initial_seed() >= RECIPE_SEEDS and was_drawn_from(torch, generator):
             raise UsageError(
-                "expected no draw from torch's unseeded generator before elastic.start, found one: each process would draw other numbers; build the "
+                "expected no draw from torch's unseeded generator before elastic.start, found one; build the "
                 f"model and split the data after elastic.start, or call torch.manual_seed (below {RECIPE_SEEDS}) first"
             )
 
@@ -66,8 +66,8 @@ def own_signal_handlers() -> None:
         handler = signal.getsignal(number)
         if handler is not _allowed.get(number) and _is_of_recipe(handler):
             raise UsageError(
-                f"expected no handler of {number.name} in the recipe, found {handler}: a loop that it leaves would count as ended by the recipe; "
-                "leave it out: at this signal the state is saved, and the same command goes on from there (exit code 75)"
+                f"expected no handler of {number.name} in the recipe, found {handler}: it could end the loop; "
+                "leave it out: at this signal the state is saved, and the same command goes on (exit code 75)"
             )
         _allowed[number] = handler
 

@@ -31,7 +31,7 @@ def test_a_forward_that_counts_its_calls_is_found_in_the_first_steps(drill, audi
     env = {"TINY_REMEMBER": "attribute", "TINY_HOOK": "1"}
     agent = drill.start("--nproc-per-node", "2", "--audit", audit, env=env)
     agent.ends_with(code)
-    assert ("The function remembers something from call to call" in agent.output) == (code == 1)
+    assert ("The function remembers earlier calls" in agent.output) == (code == 1)
     assert agent.output.count("model.0.weight has a hook on its gradient") == 1
 
 

@@ -213,11 +213,11 @@ def fails(member, kind):
 @pytest.mark.parametrize(
     ("kind", "world_size", "first", "advice"),
     [
-        ("counter", 2, "what call 1 of the step returned", "a counter in a forward"),
-        ("queue", 1, "what call 1 of the step returned", "a queue or a momentum update"),
-        ("generator", 1, "the data of the shard", "leave nothing behind there"),
-        ("actnorm", 2, "what call 1 of the step returned", "an initialisation by the first data"),
-        ("own sum", 2, "what call 1 of the step returned", "the recipe's use of run.rank"),
+        ("counter", 2, "what call 1 of the step returned", "a counter (use step.number)"),
+        ("queue", 1, "what call 1 of the step returned", "a queue or momentum update"),
+        ("generator", 1, "the data of the shard", "keep nothing between calls"),
+        ("actnorm", 2, "what call 1 of the step returned", "an initialisation from a rank's first data"),
+        ("own sum", 2, "what call 1 of the step returned", "by run.rank"),
     ],
 )
 def test_a_recipe_that_remembers_is_named_in_the_first_step(ranks, kind, world_size, first, advice):
@@ -259,7 +259,7 @@ def test_weights_that_a_forward_moves_past_autograds_count_are_found_in_any_step
     next(steps).mean_loss(lambda batch: net(batch.data[0]).square().mean())
     optimizer.step()
     net.follows = True
-    with pytest.raises(RecipeNotExact, match="a queue or a momentum update"):
+    with pytest.raises(RecipeNotExact, match="a queue or momentum update"):
         next(steps).mean_loss(lambda batch: net(batch.data[0]).square().mean())
 
 

@@ -262,7 +262,7 @@ def evaluate_differing(member, kind):
 @pytest.mark.parametrize(("world_size", "kind"), [(2, "weight"), (3, "buffer"), (2, "mode"), (3, "number")])
 def test_an_evaluation_of_other_weights_on_one_rank_is_refused_on_all(ranks, world_size, kind):
     """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
-    said = f"found another on rank {world_size - 2} than on rank {world_size - 1}: the function reads"
+    said = f"found others on ranks {world_size - 2} and {world_size - 1}: the function reads"
     for found in ranks.run(world_size, evaluate_differing, kind):
         assert said in found
 
@@ -283,7 +283,7 @@ def evaluate_own_generator(member):
 def test_a_dataset_with_a_generator_of_its_own_is_found(ranks, world_size):
     """All ranks would agree on a sum that another number of ranks would not give."""
     for said in ranks.run(world_size, evaluate_own_generator):
-        assert "found other ones at a second time" in said
+        assert "found other ones; give each rank" in said
 
 
 def test_an_evaluation_inside_the_function_of_a_sum_is_refused():

@@ -93,7 +93,7 @@ def an_update_in_the_next_step(net, optimizer, coming):
     optimizer.step()
 
 
-@refused(r"return them with \.detach\(\) from the function given to step\.sum")
+@refused(r"detached, from the function given to step\.sum")
 def a_backward_that_was_forgotten(net, optimizer, coming):
     """`loss.backward()` in place of `step.backward(loss)` would train nothing."""
     step = next(coming)
@@ -354,7 +354,7 @@ def a_value_after_the_line(_net, _optimizer, coming):
 # What a resume would lose.
 
 
-@refused(r"found one of shape \[3, 3\] that no object")
+@refused(r"found one of shape \[3, 3\] outside")
 def a_module_that_is_trained_and_not_in_the_state(net, _optimizer, _coming):
     optimizer = torch.optim.Adam([*net.parameters(), *nn.Linear(CLASSES, CLASSES).parameters()])
     next(steps(ALONE, State(net=net, optimizer=optimizer)))

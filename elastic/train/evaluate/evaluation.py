@@ -150,14 +150,14 @@ class Evaluation:
             owner, own_samples, own_result = owners[block]
             if samples != own_samples:
                 raise RecipeNotExact(
-                    f"run.evaluate: expected the same samples whenever block {block} is loaded, found other ones at a second time; give each rank "
-                    "the same data set, and draw from the global generators, which are keyed for each sample: not from an own one, a counter or the clock"
+                    f"run.evaluate: expected the same samples whenever block {block} is loaded, found other ones; give each rank "
+                    "the same dataset, and draw from the global generators alone, not from an own one or the clock"
                 )
             # States that differ are found by their comparison, which knows a machine's error.
             if result != own_result and len(set(self.groups.all_gather(self.checksum()))) == 1:
                 raise RecipeNotExact(
-                    f"run.evaluate: expected one result for a block, found another on rank {rank} than on rank {owner}: the function reads what "
-                    "differs between them, or what it changes itself; load weights and call eval() on every rank, not below `if run.is_first:`"
+                    f"run.evaluate: expected one result for a block, found others on ranks {rank} and {owner}: the function reads what "
+                    "differs between them; load weights and call eval() on every rank, not below `if run.is_first:`"
                 )
 
     def _total(self, exchange: Exchange, parts: dict[Block, Tensor]) -> Tensor:
@@ -192,6 +192,6 @@ class _KeptBuffers:
 
 def _differ(of: str, one: str, other: str) -> UsageError:
     return UsageError(
-        f"run.evaluate: expected the same for every {of}, found {one} and {other}; give each rank the whole data set, whose blocks "
-        "the ranks divide among themselves, and return sums over the block's samples, no value for each sample"
+        f"run.evaluate: expected the same for every {of}, found {one} and {other}; give each rank the whole dataset, and return "
+        "sums over the block's samples, no value for each sample"
     )

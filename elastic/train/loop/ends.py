@@ -104,9 +104,8 @@ class LoopEnd:
         if self._left_as is not None and self._is_left:
             if self._left_as != self.loop.checksum():
                 raise UsageError(
-                    f"the recipe left the loop in step {self.loop.place.step} and changed the state before the end of the loop was seen:"
-                    " expected the state of that step. Leave it with break or return out of `for step in run.steps(data, state)`,"
-                    " where no variable holds run.steps(...), or call run.stop(reason) in that step"
+                    f"the recipe left the loop in step {self.loop.place.step} and then changed the state: "
+                    "expected the state of that step. Leave `for step in run.steps(...)` with break or return, or call run.stop(reason)"
                 )
             self._leave()
 

@@ -83,8 +83,8 @@ class StepFunctions:
             heartbeat.enter(phase)
         if mark() != before:
             raise UsageError(
-                f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it,"
-                " and not for a step that is done again. Change the State in the body of the loop, and try other weights in a copy of the model"
+                f"a function of run.on_step ({', '.join(map(_name_of, self._functions))}) changed the State at step {line.step}: rank 0 alone calls it."
+                " Change the State in the body of the loop, and try other weights in a copy of the model"
             )
 
     def _call(self, step: int, index: int, record: dict[str, Any], log: EventLog) -> None:

@@ -139,8 +139,8 @@ def check_shapes(built: Shapes, now: Shapes, modules: Mapping[str, nn.Module]) -
         before, found = built.get(entry, "no tensor"), now.get(entry, "no tensor")
         if before != found and not _has_own_load(modules[entry.split(".")[0]]):
             raise StateNotSavable(
-                f"state entry {entry}: expected the shape {before}, as when the loop began, found {found}; a resume could not load it: build the model in its "
-                "final shape, with parts frozen, masked (prune.identity) or persistent=False, or give it a load_state_dict that builds the saved parts"
+                f"state entry {entry}: expected the shape {before}, as when the loop began, found {found}; build the model in its "
+                "final shape, with parts frozen or masked, or give it a load_state_dict that builds the saved parts"
             )
 
 

@@ -41,8 +41,8 @@ class Unsaved:
         for parameter in others:
             if _storage(parameter) not in saved:
                 raise UsageError(
-                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} that no object of it saves; "
-                    "give its module to the State, State(..., head=head), loose tensors in an nn.ParameterList, and load weights without assign=True"
+                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "
+                    "give its module to the State, loose tensors in an nn.ParameterList; load weights without assign=True"
                 )
 
     def check_schedules(self) -> None:
@@ -79,8 +79,8 @@ class Unsaved:
         saved = self._saved() if kept else set()
         if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
             raise UsageError(
-                f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; a resume would begin without it: give all "
-                "to the State before the loop, a wrapped one too (base=optimizer.base_optimizer), and change groups in place; inner steps train a copy of the module"
+                f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; give all "
+                "to the State before the loop, a wrapped one too, and change groups in place; inner steps train a copy"
             )
 
     def _saved(self) -> set[int]:

@@ -229,7 +229,7 @@ class Buffers:
         if changed:
             raise UsageError(
                 f"expected buffers to stay as forward left them while gradients are computed, found another content in {self._named(changed)}; "
-                "change them in the forward, outside the checkpointed part, or in the loop's body, after the gradients"
+                "change them in the forward, outside checkpointed parts, or in the loop's body"
             )
 
     def load(self, contents: Contents | None = None) -> None:

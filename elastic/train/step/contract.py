@@ -158,8 +158,8 @@ class Contract:
         for parameter in self._unused():
             if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UsageError(
-                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; a step accumulates by itself: for k batches in one "
-                    "start with k times the global_batch and the shards. To drop gradients on purpose, call optimizer.zero_grad()"
+                    f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; for k batches in one step "
+                    "start with k times the global_batch and the shards; to drop gradients, call optimizer.zero_grad()"
                 )
         self._left = {}
         self._added_to = [(p, p.grad) for p in self._loose if p.grad is not None]
@@ -264,7 +264,7 @@ class Contract:
     def _refuse(self, changed: list[nn.Parameter]) -> None:
         names = ", ".join(dict.fromkeys(map(self.name_of, changed[:MOST_NAMED]))) or "of a module"
         raise UsageError(
-            f"forward changed the parameter {names}, so that the next shard begins with other weights; change it in the loop's body, after "
+            f"forward changed the parameter {names}, so the next shard has other weights; change it in the loop's body, after "
             "optimizer.step() (a momentum encoder, a max_norm), or before the loop, on fixed samples"
         )
 

@@ -107,8 +107,8 @@ class StepEnd:
         if not buffers.sums.have_same_integers(signs):
             names = buffers.changed_integers(self.buffers.values())
             raise UsageError(
-                f"step {self.number}: expected the integers in buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
-                "loop's body, on every rank, from a step.sum(...) of what each shard adds, or make them floats, which become the mean over shards"
+                f"step {self.number}: expected integer buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
+                "loop's body, by a step.sum(...), or make them floats, which become the mean"
             )
         buffers.end(total, signs)
 

@@ -263,8 +263,8 @@ class Step:
         """
         if not self._sums.are_by_hand:
             raise UsageError(
-                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the loop's body; to make them by hand, "
-                "return them with .detach() from the function given to step.sum, and set .grad from the sum"
+                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the loop's body; or "
+                "return your own, detached, from the function given to step.sum, and set .grad from the sum"
             )
         norms = self._sums.norms()
         self._follow_body()

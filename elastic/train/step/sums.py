@@ -41,7 +41,7 @@ def check_loss(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError(
             f"step.mean_loss: expected a shard's mean loss, a scalar (.mean()) with a graph, found {described(loss)}; return it without .item(), .detach() and "
-            "no_grad, not with all layers frozen; where a batch has nothing to learn from, (outputs * 0).sum()"
+            "no_grad; where a batch has nothing to learn from, (outputs * 0).sum()"
         )
     return loss
 
@@ -202,8 +202,8 @@ class OpenSums:
         """A backward has reached the result of a sum; only that of the step's loss may."""
         if self._is_in_shard:
             raise UsageError(
-                f"step {self._step}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, whose gradient would be lost; add up "
-                "in one sum what both need (a variance follows from Σx and Σx²), or use the result's .detach()"
+                f"step {self._step}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, whose gradient would be lost; add "
+                "both in one sum (a variance: Σx and Σx²), or use the result's .detach()"
             )
         if number not in self._sums:
             raise UsageError(
