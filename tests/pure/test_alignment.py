@@ -23,7 +23,7 @@ def address(tensor):
 
 
 @given(st.sampled_from(DTYPES), st.integers(0, 40), st.lists(st.integers(0, 5), max_size=3), st.data())
-def test_a_copy_begins_where_it_is_told_to_with_the_same_values_and_strides(dtype, first, shape, data):
+def test_an_aligned_copy_has_the_same_values_and_strides(dtype, first, shape, data):
     """Views of torch's memory, row-major or transposed; the address agrees with the offset."""
     count = int(np.prod(shape))
     memory = torch.arange(first + count).to(dtype)

@@ -92,16 +92,6 @@ def test_photograph_views_are_a_function_of_the_generator() -> None:
     assert not torch.equal(drawn[0][0], drawn[0][1])
 
 
-def test_the_two_augmentations_are_asymmetric() -> None:
-    """Blur always and solarize never in the one; seldom and sometimes in the other."""
-    views = barlow_data.TwoViews(224)
-    chances = [
-        (view.transforms[4].p, view.transforms[5].p, type(view.transforms[4].transforms[0]))
-        for view in (views.one, views.other)
-    ]
-    assert chances == [(1.0, 0.0, barlow_data.Blur), (0.1, 0.2, barlow_data.Blur)]
-
-
 def image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
     for part, count in (("train", 24), ("val", 3)):
         for label in classes:
@@ -131,9 +121,3 @@ def test_val_with_other_classes_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "val" / "dog").rename(tmp_path / "val" / "emu")
     with pytest.raises(UsageError, match="must be the same in both"):
         barlow_data.load_data("imagefolder", tmp_path)
-
-
-def test_a_probe_reads_a_bounded_part_of_a_large_data_set() -> None:
-    labels = [index % 300 for index in range(30_000)]
-    chosen = barlow_data.some_of_each(labels)
-    assert len(chosen) == 100 * 20 and {labels[index] for index in chosen} == set(range(100))

@@ -176,7 +176,7 @@ IN_A_BRANCH = (
 @settings(max_examples=25, deadline=None)
 @given(programs())
 @example(IN_A_BRANCH)
-def test_every_world_has_the_bits_of_the_plain_way_whichever_shards_change_which_buffers(program):
+def test_every_world_size_has_the_bits_of_the_plain_way(program):
     """The plain way is the twin: it copies, and takes the mean of, everything for each shard."""
     expected = [of_ranks[0] for of_ranks in run(program, 0)]
     for world_size in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_every_world_has_the_bits_of_the_plain_way_whichever_shards_change_which
             assert of_ranks == [of_plain] * world_size
 
 
-def test_a_large_buffer_is_neither_copied_nor_summed_until_a_shard_changes_it():
+def test_a_large_buffer_costs_nothing_until_a_shard_changes_it():
     """Four masks of nanoGPT cost more than a second a step."""
     module = holder([(torch.float32, LARGE), (torch.int64, 1)])
     buffers = Buffers(State(net=module), 4, CPU)

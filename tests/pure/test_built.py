@@ -39,7 +39,7 @@ def grouped(order, cuts=()):
 
 
 @given(st.permutations("abcd"), st.permutations("abcd"), st.sampled_from([[], [1], [2], [1, 3]]))
-def test_a_state_loads_exactly_where_the_order_is_that_of_the_save(before, now, cuts):
+def test_a_state_loads_where_the_order_is_that_of_the_save(before, now, cuts):
     """A set of names iterates otherwise in another process; the shapes are all the same."""
     kept = saved(grouped(before, cuts))
     if before == now:
@@ -49,7 +49,7 @@ def test_a_state_loads_exactly_where_the_order_is_that_of_the_save(before, now, 
             grouped(now, cuts).load(kept)
 
 
-def test_names_are_stable_for_tied_parameters_and_for_those_without_a_module():
+def test_names_of_tied_and_loose_parameters_are_stable():
     """A tied one has its first name. One of no module has its own, if the recipe gave names."""
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight
@@ -79,7 +79,7 @@ def unfrozen_in_the_loop(order="abcd"):
     return begun(model, optimizer=optimizer), step, grow
 
 
-def test_what_one_step_of_the_loop_unfroze_and_added_is_there_after_a_restart():
+def test_what_a_step_unfroze_and_added_survives_a_restart():
     """`if step.number == 4: unfreeze()` is not run again by a loop that goes on at step 6."""
     state, step, grow = unfrozen_in_the_loop()
     step(), grow(), step()
@@ -93,7 +93,7 @@ def test_what_one_step_of_the_loop_unfroze_and_added_is_there_after_a_restart():
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
-def test_a_module_that_one_step_of_the_loop_put_into_evaluation_mode_stays_there():
+def test_a_module_that_a_step_put_into_eval_mode_stays_there():
     """A backbone's BatchNorm, for instance. A recipe that was edited to do so at once means it."""
 
     def make():
@@ -116,7 +116,7 @@ def with_settings(lr=0.1, patience=3, steps=9):
     return begun(model, optimizer=optimizer, schedule=schedule, values=elastic.Values(patience=patience))
 
 
-def test_settings_that_the_recipe_builds_otherwise_now_are_told_and_have_no_effect():
+def test_edited_settings_are_told_and_have_no_effect():
     """An optimizer, a schedule and plain values; nothing is told at an ordinary restart, nor again
     once the state was saved under the edited recipe.
     """
@@ -148,7 +148,7 @@ def test_settings_that_the_recipe_builds_otherwise_now_are_told_and_have_no_effe
         ({"settings": {"o.lr": "0.2"}}, "o.lr 0.1, not 0.2"),
     ],
 )
-def test_ranks_that_build_differently_are_refused_before_the_first_step(change, words):
+def test_ranks_that_build_differently_are_refused(change, words):
     first = {"groups": {"o": [["m.a", "m.b"]]}, "frozen": [], "settings": {"o.lr": "0.1"}}
     check_alike([Structure(**first)] * 3)
     with pytest.raises(UsageError, match=words):
@@ -172,7 +172,7 @@ def test_a_structure_that_makes_no_sense_is_damage():
     ],
     ids=["grown", "widened", "a buffer more", "pruned"],
 )
-def test_a_model_that_the_loop_reshapes_is_refused_when_its_state_is_taken(change):
+def test_a_model_that_the_loop_reshapes_is_refused(change):
     """It would train to the end, and no process could resume it: exit 76 after the first kill."""
     state = begun(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     state.flatten()

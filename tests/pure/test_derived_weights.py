@@ -22,7 +22,7 @@ MAKERS = {"weight norm": weight_norm, "spectral norm": spectral_norm, "pruning":
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_weight_that_a_hook_computes_is_that_of_the_current_parameters(kind):
+def test_a_weight_from_a_hook_is_of_the_current_parameters(kind):
     """An update writes the parameters in place; the weight is still of those before."""
     layer = MAKERS[kind](nn.Linear(4, 3)).eval()
     with torch.no_grad():

@@ -706,6 +706,8 @@ def train(member, name):
             state.load(kept)
         entries, numbers = [], []
         for step in steps(member, state, first=first, audits=turns, turns=turns, **settings):
+            # Such as for a norm that is logged there: a process that takes over has none.
+            assert all(p.grad is None for module in state.modules for p in module.parameters())
             body(step)
             outcome = step.outcome or step.end_by_hand()
             numbers.append([number.hex() for number in outcome.losses])

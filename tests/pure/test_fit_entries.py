@@ -53,14 +53,7 @@ def scheduled(build, lr=0.1, make=AdamW):
     return objects
 
 
-def test_the_same_recipe_takes_the_whole_state():
-    """Every bit of it: weights, running averages, moments and step counts."""
-    saved, state = pair(adam())
-    assert load_entries(saved, state, ()) == ([], [])
-    assert checksum_of(state.flatten()) == checksum_of(saved)
-
-
-def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent():
+def test_hyperparameters_are_the_recipes_and_moments_the_parents():
     """A user lowers the rate to finetune. A saved one that came back would undo that unseen."""
     saved, _ = pair(adam(lr=0.1))
     state = State(**adam(lr=0.001, weight_decay=0.5)(net(1)))
@@ -77,13 +70,17 @@ def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent
 
 
 @pytest.mark.parametrize(
-    "build",
-    [lambda o: CosineAnnealingLR(o, T_max=10), lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)],
-    ids=["rate", "rate and betas"],
+    "make",
+    [
+        adam(),
+        scheduled(lambda o: CosineAnnealingLR(o, T_max=10)),
+        scheduled(lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)),
+    ],
+    ids=["no schedule", "rate", "rate and betas"],
 )
-def test_a_schedule_that_is_taken_goes_on_with_what_it_has_set(build):
-    """A run is made longer by the same recipe: its rate does not jump back to the first one."""
-    saved, state = pair(scheduled(build))
+def test_the_same_recipe_takes_the_whole_state(make):
+    """Every bit: weights, averages, moments, counts; and a schedule's rate does not jump back."""
+    saved, state = pair(make)
     assert load_entries(saved, state, ()) == ([], [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
@@ -160,7 +157,7 @@ def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
     assert load_entries(saved, state, ()) == ([], [])
 
 
-def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
+def test_entries_not_named_stay_as_the_recipe_built_them():
     saved, state = pair(adam())
     before = checksum_of(state.flatten()).entries
     assert load_entries(saved, state, ("model",)) == ([], [])

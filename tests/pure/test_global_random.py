@@ -13,7 +13,7 @@ def printed(*words):
 
 
 @pytest.mark.parametrize("name", ["recipe.py", "elastic-train"])
-def test_a_script_that_imports_the_library_draws_alike_at_each_start(tmp_path, name):
+def test_an_importing_script_draws_alike_at_each_start(tmp_path, name):
     """NumPy is imported after the seeding.
 
     The command itself is no recipe: its nodes' random delays must differ.
@@ -23,7 +23,7 @@ def test_a_script_that_imports_the_library_draws_alike_at_each_start(tmp_path, n
     assert (printed(str(script)) == printed(str(script))) == (name == "recipe.py")
 
 
-def test_a_program_that_imports_the_library_elsewhere_keeps_its_own_generators(tmp_path):
+def test_an_importing_program_keeps_its_own_generators(tmp_path):
     """A module of the program's, and `python -c`."""
     (tmp_path / "module.py").write_text(SCRIPT)
     (tmp_path / "program.py").write_text("import module\n")

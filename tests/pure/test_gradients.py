@@ -70,7 +70,7 @@ def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_byt
 
 
 @pytest.mark.parametrize("touched", [0, 2, SHARDS - 1])
-def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
+def test_a_parameter_used_by_one_shard_has_its_gradient(touched):
     """The first, one in the middle, the last: whether the shard is the first of its pair must not
     matter.
     """
@@ -179,7 +179,7 @@ def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, t
     assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
 
 
-def test_a_gradient_that_comes_in_parts_is_summed_per_shard_first():
+def test_a_gradient_in_parts_is_summed_per_shard_first():
     """As reentrant checkpointing gives it. 1 + 2^-24 is 1 in float32, so the order shows: added one
     by one to the first shard's 1, the two parts of the second would vanish.
     """
@@ -196,7 +196,7 @@ def test_a_gradient_that_comes_in_parts_is_summed_per_shard_first():
     assert parameter.grad.item() == 1 + 2.0**-23
 
 
-def test_a_gradient_that_comes_in_parts_in_some_shards_only_is_refused():
+def test_a_gradient_in_parts_in_some_shards_only_is_refused():
     """The second shard of a pair was added in place already when its second part comes."""
     parameter = nn.Parameter(torch.ones(1))
     gradients = Gradients(trained([parameter]), alone())
@@ -209,7 +209,7 @@ def test_a_gradient_that_comes_in_parts_in_some_shards_only_is_refused():
         one_step(gradients, backward)
 
 
-def test_vectors_of_parameters_that_are_trained_no_more_are_given_back():
+def test_vectors_of_parameters_frozen_later_are_given_back():
     """Each stage of progressive unfreezing has a layout, which would keep the size of a model."""
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     gradients = Gradients(trained([one, other]), alone())
@@ -255,7 +255,7 @@ def test_a_gradient_that_is_kept_stays_as_it_was(keep, when):
         assert before == seen
 
 
-def test_what_a_recipe_does_to_a_gradients_memory_ends_with_its_step():
+def test_assigned_gradient_memory_ends_with_its_step():
     """`.grad.data = ...` gives it another type or other numbers; the next step has its own sums."""
     parameter = nn.Parameter(torch.ones(2))
     gradients = Gradients(trained([parameter]), alone())

@@ -89,7 +89,7 @@ def refusal(member, written, own, width_of_rank):
 
 
 @pytest.mark.parametrize("width_of_rank", [(3, 3), (2, 3)])
-def test_where_one_rank_cannot_take_it_all_refuse_with_its_reason(ranks, tmp_path, parent, width_of_rank):
+def test_where_one_rank_cannot_take_it_all_refuse(ranks, tmp_path, parent, width_of_rank):
     """On both ranks, or on the second alone: a rank that went on would wait for ever."""
     first, second = ranks.run(2, refusal, encode(parent), str(tmp_path), width_of_rank)
     assert first == second

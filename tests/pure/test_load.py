@@ -74,7 +74,7 @@ def train(state):
         (Torn, r"(look|net)\..*: saved memory of look\.slow\.\d"),
     ],
 )
-def test_an_object_that_loads_another_state_than_its_own_is_refused_before_the_first_step(kind, words):
+def test_an_object_with_an_inexact_load_is_refused_at_once(kind, words):
     """After a kill it would be exit 76, hours later. The model keeps what it has."""
     state = begun(kind)
     before = checksum_of(State(net=state.objects["net"]).flatten())
@@ -190,7 +190,7 @@ def late(order):
 
 
 @given(st.permutations("abc"))
-def test_an_optimizers_state_is_gone_through_in_the_order_of_the_calm_run(order):
+def test_an_optimizers_state_keeps_the_order_of_the_calm_run(order):
     """A recipe that adds up norms of momenta adds floats in that order."""
     state, other = late(order), late("")
     other.load(saved(state))

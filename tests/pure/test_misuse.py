@@ -64,12 +64,7 @@ def test_a_type_error_from_inside_is_not_taken_for_a_misuse():
         data([], epochs="inside")
 
 
-def test_what_is_right_goes_through():
-    assert data([1], epochs=2) == ([1], 2, "drop", None)
-    assert data.__doc__ == "A data set in the run's order."
-
-
-def test_a_computation_that_an_error_left_half_done_is_not_gone_on_with():
+def test_a_computation_left_half_done_is_not_continued():
     """One worker's shard has a bad sample. It would try again, while the others go on."""
     model = torch.nn.Linear(FEATURES, CLASSES)
     step = next(steps(ALONE, elastic.State(model=model)))
@@ -103,7 +98,7 @@ class _Left:
 
 
 @pytest.mark.parametrize("place", ["before the loop", "after the loop"])
-def test_an_error_of_a_call_of_all_ranks_that_a_recipe_catches_comes_again_at_the_next(place, monkeypatch):
+def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     """Else this rank's next call would meet the others' last one, and take their numbers for its
     own. An error that all ranks meet alike, of the arguments of run.data, may be caught.
     """

@@ -20,7 +20,7 @@ from elastic.observe.logged_event import check_event
         ("./checkpoints/mine", "checkpoints is the run's own"),
     ],
 )
-def test_a_path_out_of_the_run_directory_or_of_the_runs_own_is_refused(tmp_path, name, says):
+def test_a_path_of_the_run_or_outside_it_is_refused(tmp_path, name, says):
     """Written there, it would overwrite what a resume reads, or a file of something else."""
     with pytest.raises(UsageError) as refused:
         RunDir.parse(str(tmp_path)).of_recipe(name)
@@ -41,7 +41,7 @@ def test_a_path_out_of_the_run_directory_or_of_the_runs_own_is_refused(tmp_path,
         ),
     ],
 )
-def test_an_event_that_would_be_taken_for_one_of_the_runs_is_refused(name, fields, says):
+def test_an_event_with_a_name_of_the_runs_own_is_refused(name, fields, says):
     """A report would count it; and what is no JSON would end the recipe with an error of json."""
     with pytest.raises(UsageError) as refused:
         check_event(name, fields)

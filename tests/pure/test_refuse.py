@@ -53,7 +53,7 @@ def test_a_module_that_cannot_be_exact_is_refused_by_name(module, says):
 @pytest.mark.parametrize(
     "kind", [nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel]
 )
-def test_wrappers_that_exchange_gradients_are_refused_when_they_are_made(monkeypatch, kind):
+def test_wrappers_that_exchange_gradients_are_refused(monkeypatch, kind):
     """With two workers their exchange would wait for ever, because ranks have different shards."""
     for each in (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel):
         monkeypatch.setattr(each, "__init__", each.__init__)  # put back after the test
@@ -95,7 +95,7 @@ def test_draws_of_an_unseeded_generator_are_refused(generator):
         refuse.early_draws()
 
 
-def test_a_seed_that_the_recipe_set_before_it_imported_the_library_is_kept(generator):
+def test_a_seed_set_before_the_import_is_kept(generator):
     """Plain python: torch is there already. What was drawn from entropy stays refused."""
     generator.manual_seed(5)
     global_random._seed_torch(torch)
@@ -114,7 +114,7 @@ class Flag:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("handler", [lambda *_: None, Flag(), [].append])
-def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, handler):
+def test_a_recipes_own_handler_of_a_stop_signal_is_refused(number, handler):
     """A service manager signals all processes at once: the flag would be set in each, and the run
     be over for good.
     """
@@ -132,7 +132,7 @@ def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, h
 @pytest.mark.parametrize(
     "handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, logging.shutdown]
 )
-def test_handlers_of_libraries_and_those_without_code_are_left_alone(handler):
+def test_handlers_of_libraries_and_without_code_are_allowed(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
         refuse.own_signal_handlers()

@@ -77,7 +77,7 @@ def restored(member, step_of_rank, failures_of_rank):
 
 
 @pytest.mark.parametrize("failures", [[0, RESTORES_OF_ONE_STATE + 1], [RESTORES_OF_ONE_STATE + 1, 0]])
-def test_ranks_whose_agents_counted_different_failures_restore_one_state(ranks, failures):
+def test_ranks_with_different_failure_counts_restore_one_state(ranks, failures):
     """The node that just joined counts 0. Its snapshot is the newest, or it is another node's. What
     was trained before the state that is given up is in doubt.
     """
@@ -95,7 +95,7 @@ class LoadsNothing:
         raise ValueError("it is of another version")
 
 
-def test_a_snapshot_that_loads_half_way_never_starts_the_run_over():
+def test_a_snapshot_that_loads_half_way_starts_nothing_over():
     """The model has the weights of step 3 when the next object refuses: step 1 must not follow."""
     slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
     state = State(model=(changed := model(0.0)), other=LoadsNothing())
@@ -111,7 +111,7 @@ def flip(slots):
     slots.body(newest.slot)[newest.size_bytes - 1] ^= 1
 
 
-def test_a_snapshot_whose_bytes_changed_never_starts_the_run_over():
+def test_a_snapshot_whose_bytes_changed_starts_nothing_over():
     """It is the only state that there is: nothing was saved yet."""
     flip(slots := memory_with(State(model=model(3.0)), 3))
     with pytest.raises(
@@ -128,7 +128,7 @@ def restored_where_one_is_damaged(member):
     return [found.step, found.source, mine.weight[0, 0].item()]
 
 
-def test_a_snapshot_that_is_damaged_on_one_node_is_taken_from_another(ranks):
+def test_a_snapshot_damaged_on_one_node_comes_from_another(ranks):
     assert ranks.run(2, restored_where_one_is_damaged) == [[3, "peer", 3.0]] * 2
 
 
@@ -161,7 +161,7 @@ def fails_until(store, moment_s, clock, *, error=StoreUnavailable):
     store.before = before
 
 
-def test_an_outage_between_listing_and_payload_loses_no_checkpoint():
+def test_an_outage_between_listing_and_payload_loses_nothing():
     """The storage is away for half a minute, ten times as long as one read is tried."""
     store = store_with(8, 9)
     restoring = restorer(None, store=store)
@@ -184,7 +184,7 @@ def replaces_at(store, place, *, times):
 
 
 @pytest.mark.parametrize("place", ["COMMIT.json", "state.safetensors"])
-def test_a_checkpoint_that_was_deleted_after_the_listing_makes_way_for_a_newer_one(place):
+def test_a_checkpoint_deleted_after_the_listing_yields_to_newer(place):
     """Only one is kept, and another node's uploader commits and deletes while this one restores."""
     store = store_with(9)
     replaces_at(store, place, times=3)
@@ -203,7 +203,7 @@ def test_records_that_are_listed_and_gone_are_not_an_empty_store():
 
 
 @pytest.mark.parametrize("hides", ["step 9", "the second record of step 9", "a torn record"])
-def test_a_checkpoint_that_the_group_knows_is_found_without_the_listing(hides):
+def test_a_checkpoint_known_to_the_group_needs_no_listing(hides):
     """The listing is old, and shows the one before it alone. A damaged record is refused as if it
     was listed; a first record that is torn may have a second one in its place.
     """
@@ -218,19 +218,16 @@ def test_a_checkpoint_that_the_group_knows_is_found_without_the_listing(hides):
     assert (found.step, found.source) == (8 if "torn" in hides else 9, "checkpoint")
 
 
-def test_a_checkpoint_of_another_run_hides_no_missing_one():
-    """The group knows step 9, the run directory is an old copy, and something newer lies in it."""
-    store = store_with(8)
-    commit_state(store, "other", 5000, State(model=model(7.0)))
+@pytest.mark.parametrize(("steps", "of_another_run"), [((), False), ((8,), False), ((8,), True)])
+def test_nothing_before_a_missing_checkpoint_is_restored(steps, of_another_run):
+    """Neither the seed nor an older checkpoint, nor where something newer of another run lies in
+    the directory; the objects stay as they were built.
+    """
+    store = store_with(*steps)
+    if of_another_run:
+        commit_state(store, "other", 5000, State(model=model(7.0)))
     with pytest.raises(NothingLoads, match="the group has committed step 9"):
-        restorer(None, store=store, committed_step=9).restore(State(model=model(0.5)))
-
-
-@pytest.mark.parametrize("steps", [(), (8,)])
-def test_training_never_goes_on_from_before_a_checkpoint_that_is_missing(steps):
-    """Neither from the seed nor from an older checkpoint; the objects stay as they were built."""
-    with pytest.raises(NothingLoads, match="the group has committed step 9"):
-        restorer(None, store=store_with(*steps), committed_step=9).restore(State(model=(built := model(0.5))))
+        restorer(None, store=store, committed_step=9).restore(State(model=(built := model(0.5))))
     assert built.weight[0, 0].item() == 0.5
 
 
@@ -249,7 +246,7 @@ def test_what_the_storage_does_not_give_is_not_taken_for_damage(error):
     assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
 
 
-def test_a_whole_state_of_other_objects_ends_the_restore_with_the_reason():
+def test_a_state_of_other_objects_ends_the_restore():
     """An edited recipe. The older checkpoint is not tried: its payload is gone, and nothing says
     so. No damage is spoken of, and the way on is named.
     """
@@ -273,5 +270,5 @@ def does_not_fit_one_rank(member):
     return True
 
 
-def test_a_state_that_does_not_fit_one_rank_ends_the_restore_on_all(ranks):
+def test_a_misfit_on_one_rank_ends_the_restore_on_all(ranks):
     assert ranks.run(2, does_not_fit_one_rank) == [True] * 2

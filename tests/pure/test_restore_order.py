@@ -130,7 +130,7 @@ def test_every_available_state_is_a_candidate_or_rejected(found):
         assert all((each.step, STORED) in seen for each in of_rank.damaged)
 
 
-def test_where_nodes_differ_an_older_snapshot_that_they_share_comes_before_a_checkpoint():
+def test_a_shared_older_snapshot_comes_before_a_checkpoint():
     """One node's newest snapshot is wrong; both still have the one before it."""
     found = [
         AvailableStates(snapshots=(snapshot(9, "a"), snapshot(8, "c")), records=(record(5),)),
@@ -149,7 +149,7 @@ def test_the_state_before_a_step_that_is_done_again_comes_first(again, steps):
     assert [each.step for each in order_candidates([found], again)[0]] == steps
 
 
-def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
+def test_no_snapshot_after_the_last_agreed_step_is_used():
     """The agent of rank 1 did not see that the ranks differed, and kept what they had then.
 
     Rank 0 knows of it. A snapshot of an earlier generation may have a higher step, but is not of
@@ -175,7 +175,7 @@ def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
         ([(150, STORED)], [(170, MEMORY)], True),
     ],
 )
-def test_an_older_state_than_the_newest_commit_needs_that_one_to_be_there(candidates, rejected, is_missing):
+def test_an_older_state_needs_the_newest_commit_to_be_there(candidates, rejected, is_missing):
     """A damaged checkpoint is there; a damaged snapshot is no checkpoint."""
     found = [
         Candidate(step=step, ranks=(0,), record=record(step) if is_stored else None)

@@ -46,7 +46,7 @@ def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
     assert is_save_due(AUTO, step=3, since_s=MAX_INTERVAL_S, cost_s=cost_s)
 
 
-def test_the_interval_between_saves_is_where_saving_and_losing_cost_the_same():
+def test_the_save_interval_is_where_saving_costs_as_losing():
     """Young's condition by a dumb search: seconds lost to saves and to faults are least there."""
 
     def lost_share(interval, cost_s):
@@ -73,7 +73,7 @@ class FakeUploader:
         return results
 
 
-def test_the_interval_between_saves_counts_the_copy_into_the_slot():
+def test_the_save_interval_counts_the_copy_into_the_slot():
     """A snapshot that costs 3 s and an offer that costs 1 s: the next save is due after 120 s."""
     clock = FakeClock()
     checkpointing = Checkpointing(FakeUploader(clock, offer_s=1.0), AUTO, clock, log=None)
@@ -120,7 +120,7 @@ def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path):
 
 
 @given(SECONDS, SECONDS, st.none() | st.integers(1, 10_000))
-def test_an_interval_keeps_its_share_and_stays_where_it_is_a_little_too_long(cost_s, step_s, current):
+def test_an_interval_keeps_its_share_and_has_hysteresis(cost_s, step_s, current):
     """One that is too short never stays: the share is a promise."""
     chosen = affordable_interval(cost_s, step_s, current, SNAPSHOT_SHARE)
     assert cost_s <= SNAPSHOT_SHARE * step_s * chosen * (1 + 1e-9)
@@ -142,7 +142,7 @@ def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
     return taken, changes
 
 
-def test_auto_takes_the_first_snapshot_and_spaces_the_next_by_its_cost():
+def test_auto_spaces_snapshots_by_the_cost_of_the_first():
     taken, changes = snapshots_at(SnapshotSchedule(AUTO), range(1, 20))
     assert taken == [1, 6, 11, 16]
     assert changes == [True, False, False, False]
@@ -194,7 +194,7 @@ def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
 
 
 @given(st.integers(1, 40), st.integers(1, 400))
-def test_every_nth_step_is_audited_whichever_step_a_process_begins_with(every, first):
+def test_every_nth_step_is_audited_wherever_a_process_begins(every, first):
     """So that the same steps are audited whatever failed before."""
     schedule = AuditSchedule(Every.parse(f"{every}steps"))
     found = audited(schedule, first, first + 99, step_s=1.0, cost_s=9.0)
@@ -202,7 +202,7 @@ def test_every_nth_step_is_audited_whichever_step_a_process_begins_with(every, f
 
 
 @given(st.floats(1e-4, 100), st.floats(1e-6, 10), st.integers(1, 1000), st.floats(0, 1))
-def test_auto_costs_one_percent_of_the_time_after_its_first_audit(step_s, cost_s, first, measured):
+def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first, measured):
     """The first one, in the second step, has to be paid to learn the cost. What an audit does not
     measure itself (it waits for other ranks) counts all the same.
     """

@@ -84,7 +84,7 @@ def test_ranks_that_have_a_snapshot_of_their_own_keep_it(ranks):
     assert found == [[True, [[1, 0]]], [True, [[1, 0]]], [True, []], [True, []]]
 
 
-def test_ranks_that_cannot_map_each_others_memory_are_sent_the_state(ranks):
+def test_ranks_that_cannot_map_memory_are_sent_the_state(ranks):
     """Containers of one machine that hide each other's processes: nobody waits for ever."""
     found = ranks.run(3, spread_over, ["a", "a", "a"], [0], True, True)
     assert [is_state for is_state, _ in found] == [True] * 3

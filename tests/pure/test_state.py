@@ -218,7 +218,7 @@ def test_a_document_that_makes_no_sense_is_damage(document):
     "thing",
     [Opaque(), Opaque, {"net": nn.Linear(1, 1)}, torch.ones(1), torch.jit.script(nn.Linear(2, 2))],
 )
-def test_what_has_no_state_dict_of_python_is_refused_where_it_is_given(thing):
+def test_an_object_without_a_state_dict_is_refused_at_once(thing):
     """Said when the recipe starts, not at the first save."""
     with pytest.raises(UsageError, match=r"State\(net=\.\.\.\): expected an object .*elastic\.Values\(net="):
         State(net=thing)
@@ -245,7 +245,7 @@ class Keeper(nn.Linear):
     [lambda: nn.BatchNorm1d(3), Keeper, lambda: Holder({"x": torch.ones(3)})],
     ids=["module", "module that keeps", "object"],
 )
-def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
+def test_a_loaded_state_shares_no_memory_with_the_image(make):
     """The image is a slot of the memory for snapshots; after the load it is filled with other
     bytes.
     """
@@ -259,7 +259,7 @@ def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
     assert checksum_of(loaded.flatten()) == checksum_of(saved)
 
 
-def test_views_that_read_the_same_memory_as_other_numbers_are_kept_apart():
+def test_conjugated_and_negated_views_are_kept_apart():
     """A conjugated view has the address, the strides and the dtype of the tensor itself."""
     z = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j])
     found = round_trip({"z": z, "zc": z.conj(), "imag": z.imag, "minus": z.conj().imag})
@@ -299,7 +299,7 @@ class Mender(Holder):
         (lambda d: d | {"b": nn.Parameter(d["b"])}, r"thing\.b: saved .*; now .*parameter"),
     ],
 )
-def test_an_object_that_loads_another_state_is_refused_with_the_first_entry(change, words):
+def test_a_load_that_differs_is_refused_with_the_first_entry(change, words):
     """Order lost, a number changed, bits, a shape, a type: the message shows both."""
     kept = saved(State(thing=Holder({"b": torch.zeros(2), "a": None, "n": 1})))
     with pytest.raises(StateDoesNotFit, match=words):

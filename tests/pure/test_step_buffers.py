@@ -97,7 +97,7 @@ def shard_alone(net, batch):
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_shards_gradient_is_that_of_plain_pytorch_whatever_its_forward_does_to_buffers(name, form):
+def test_a_forward_that_changes_buffers_has_its_plain_gradient(name, form):
     """All graphs of a sum are alive at once: what a later shard writes into a buffer must not reach
     the backward of an earlier one.
     """
@@ -121,7 +121,7 @@ WRITES = {
 
 @pytest.mark.parametrize("ending", ["mean_loss", "backward", "by hand"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_buffer_that_the_recipe_sets_between_a_sum_and_the_gradients_keeps_its_value(ending, write):
+def test_a_buffer_set_between_a_sum_and_the_gradients_stays(ending, write):
     """A centre or codebook that is updated from a sum, before the loss: it was put back to what the
     step began with, in every step. A large buffer is neither saved nor loaded for each shard.
     """
@@ -151,7 +151,7 @@ def test_a_buffer_that_the_recipe_sets_between_a_sum_and_the_gradients_keeps_its
     assert net.table.unique().tolist() == [3.0]
 
 
-def test_averages_that_the_bodys_own_forward_updates_between_are_put_back():
+def test_averages_that_the_bodys_own_forward_moves_are_put_back():
     """A penalty on a fixed batch, in training mode: the averages are those of the shards alone."""
     left = []
     for calls in (0, 2):
@@ -166,7 +166,7 @@ def test_averages_that_the_bodys_own_forward_updates_between_are_put_back():
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_buffer_that_forward_and_the_body_change_in_one_step_is_refused_by_name(write):
+def test_a_buffer_that_forward_and_body_both_change_is_refused(write):
     net = Scaled("assigned")
     step = next(steps(ALONE, State(net=net)))
     step.sum(energy(net))
@@ -176,7 +176,7 @@ def test_a_buffer_that_forward_and_the_body_change_in_one_step_is_refused_by_nam
 
 
 @pytest.mark.parametrize("value", [torch.zeros(5), torch.zeros(1, dtype=torch.float64), None])
-def test_a_buffer_that_forward_gives_another_form_is_refused_by_name(value):
+def test_a_buffer_that_forward_gives_another_form_is_refused(value):
     """Ranks would sum vectors of different lengths."""
     net = nn.Linear(FEATURES, 1)
     net.register_buffer("mean", torch.zeros(1))
@@ -224,7 +224,7 @@ def counted_apart(member):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_integers_that_differ_between_shards_are_refused_by_name_on_every_rank(ranks, world_size):
+def test_integers_that_differ_between_shards_are_refused(ranks, world_size):
     """Shard 0's count was taken for that of the whole batch."""
     for said in ranks.run(world_size, counted_apart):
         assert "same after every shard" in said and "net.seen" in said

@@ -40,7 +40,7 @@ class UnspeakableError(Exception):
         (asyncio.CancelledError(), "CancelledError"),
     ],
 )
-def test_what_a_function_raises_is_said_once_and_the_next_step_calls_it_again(tmp_path, report, error, said):
+def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, report, error, said):
     """Of a step that is done again, which was reported before, it is not called again."""
     seen, functions = [], StepFunctions()
 

@@ -2,7 +2,6 @@
 own, and every draw, mode and buffer its place.
 """
 
-import copy
 from contextlib import nullcontext
 from functools import partial
 
@@ -115,40 +114,6 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
     assert len(set(drawn)) == 24
 
 
-def robust(net):
-    """As TRADES is written: the loss in training mode, the clean outputs in evaluation mode."""
-
-    def loss(batch):
-        inputs, labels = batch.data
-        outputs = net(inputs)
-        net.eval()
-        with torch.no_grad():
-            clean = net(inputs)
-        return F.cross_entropy(outputs, labels) + (net(inputs + 0.1) - clean).square().mean()
-
-    return loss
-
-
-def test_each_shard_begins_in_the_mode_that_the_pass_began_with():
-    """Against plain PyTorch: one call with a fresh copy of the model for each shard."""
-    net = linear().insert(1, nn.BatchNorm1d(8))
-    for step in steps(ALONE, State(net=net)):
-        net.train()
-        alone = [copy.deepcopy(net) for _ in range(step.shards)]
-        expected = []
-
-        def both(batch, alone=alone, expected=expected):
-            model = alone[batch.shard]
-            loss = robust(model)(batch) / len(alone)
-            expected.append(torch.autograd.grad(loss, list(model.parameters())))
-            return robust(net)(batch)
-
-        step.mean_loss(both)
-        assert not net.training
-        for parameter, *gradients in zip(net.parameters(), *expected, strict=True):
-            torch.testing.assert_close(parameter.grad, torch.stack(gradients).sum(0))
-
-
 def twice(net):
     """The second tensor may have the address of the first one, which nothing refers to any more."""
     for factor in (0.9, 1.1):
@@ -182,82 +147,16 @@ def test_a_parameter_with_a_swapped_tensor_is_trained_as_before(swap):
         torch.testing.assert_close(ours, theirs)
 
 
-def gradients(member, used, frozen):
-    """In each step, the bits of all gradients. used: whether an optimizer holds the first layer."""
-    net = linear()
-    net[0].bias.requires_grad_(not frozen)
-    optimizer = torch.optim.SGD(net.parameters() if used else net[2].parameters(), lr=0.0)
-    found = []
-    for step in steps(member, State(net=net, optimizer=optimizer)):
-        # A layer that only some shards use, on whichever rank.
-        def loss(batch):
-            x, y = batch.data
-            return F.cross_entropy(net[2](net[:2](x) if batch.shard == 5 else torch.ones(len(x), 8)), y)
-
-        step.mean_loss(loss)
-        found.append(
-            [None if p.grad is None else p.grad.view(torch.int32).sum().item() for p in net.parameters()]
-        )
-        optimizer.step()
-    return found
-
-
-def test_a_gradient_is_the_same_whoever_holds_its_parameter(ranks):
-    for frozen in (False, True):
-        expected = ranks.run(1, gradients, True, frozen)
-        for world_size in (1, 2, 3):
-            assert ranks.run(world_size, gradients, False, frozen) == expected * world_size
-
-
 def test_a_second_computation_adds_and_a_step_begins_with_none():
-    """As a second backward in plain PyTorch. What is there before the loop is in no state. A
-    gradient that the recipe keeps, or a view of it, never changes, though vectors are used again.
-    """
+    """As a second backward in plain PyTorch. What is there before the loop is in no state."""
     net = linear()
     net(torch.ones(2, FEATURES)).sum().backward()
-    kept = []
     for step in steps(ALONE, State(net=net)):
         assert [p.grad for p in net.parameters()] == [None] * 4
         step.mean_loss(loss_of(net))
         once = [p.grad.clone() for p in net.parameters()]
-        kept += [
-            (p.grad if step.number % 2 else p.grad.view(-1)[1:], p.grad.clone()) for p in net.parameters()
-        ]
         step.mean_loss(loss_of(net))
         assert all(torch.equal(p.grad, 2 * one) for p, one in zip(net.parameters(), once, strict=True))
-    assert all(torch.equal(held.flatten(), was.flatten()[-held.numel() :]) for held, was in kept)
-
-
-def gradients_at_the_top(member, form):
-    """Whether any parameter has a gradient, before each step's computation and after it."""
-    net = linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    head = torch.optim.SGD(net[2].parameters(), lr=0.1)
-    found = []
-    for step in steps(member, State(net=net, optimizer=optimizer, head=head)):
-        found.append(any(p.grad is not None for p in net.parameters()))
-        if form == "by hand":
-            for p in net.parameters():
-                p.grad = step.sum(lambda _batch, p=p: torch.ones_like(p))
-        else:
-            step.backward(step.sum(loss_of(net)))
-        found.append(any(p.grad is not None for p in net.parameters()))
-        if form == "in place":
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.sub_(0.1 * p.grad)
-        elif form == "two optimizers":
-            net[0].zero_grad()
-            head.step()
-        else:
-            optimizer.step()
-    return found
-
-
-@pytest.mark.parametrize("form", ["sum", "by hand", "in place", "two optimizers"])
-def test_no_used_gradient_is_left_at_the_next_steps_beginning(ranks, form):
-    """Such as for a norm that is logged there. A process that takes over has none: nor has any."""
-    assert ranks.run(2, gradients_at_the_top, form) == [[False, True] * 4] * 2
 
 
 class Noisy(Dataset):

@@ -40,58 +40,38 @@ def mean(model, batch):
     return F.cross_entropy(model(batch.data[0]), batch.data[1])
 
 
-@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu")])
-def test_a_mean_over_samples_gives_the_gradient_of_the_whole_batch(scaler):
-    model = net()
-    step = first_step(model, **({} if scaler is None else {"scaler": scaler}))
-
-    step.mean_loss(lambda batch: mean(model, batch), scaler=scaler)
-
-    assert step.audit.found.obstacle == ""
-    assert step.audit.found.difference < 1e-6
-
-
-def test_sums_over_samples_give_the_gradient_of_the_whole_batch():
-    model = net()
-    step = first_step(model)
-
-    total = step.sum(lambda batch: model(batch.data[0]).double().square().sum(0))
-    step.backward((total / 24 - 1).square().sum())
-
-    assert step.audit.found.difference < 1e-6
-
-
-def test_a_sum_in_the_place_of_a_mean_is_found():
-    """The mean of the shards' sums is a fourth of the sum over the batch."""
-    model = net()
-    step = first_step(model)
-
-    step.mean_loss(lambda batch: F.cross_entropy(model(batch.data[0]), batch.data[1], reduction="sum"))
-
-    assert step.audit.found.difference == pytest.approx(0.75)
-    assert step.audit.found.parameter.startswith("net.")
-
-
 @pytest.mark.parametrize(
     ("layer", "says"),
-    [(partial(nn.Dropout, 0.5), "random numbers"), (partial(nn.BatchNorm1d, 8), "BatchNorm")],
+    [
+        (nn.Identity, ""),
+        (partial(nn.Dropout, 0.5), "random numbers"),
+        (partial(nn.BatchNorm1d, 8), "BatchNorm"),
+    ],
 )
-@pytest.mark.parametrize("kind", ["mean", "sum", "in the place of a mean"])
-def test_what_differs_by_shard_in_training_is_compared_in_eval_mode(layer, says, kind):
-    """The gradient is another one, but a loss that is no mean over samples is found."""
+@pytest.mark.parametrize("kind", ["mean", "scaled mean", "sum", "in the place of a mean"])
+def test_a_loss_that_is_no_mean_over_samples_is_found(layer, says, kind):
+    """The mean of the shards' sums is a fourth of the sum over the batch. What differs by shard in
+    training is compared in evaluation mode: the gradient is another one, the finding is the same.
+    """
     model = net(layer())
-    step = first_step(model)
+    scaler = torch.amp.GradScaler("cpu") if kind == "scaled mean" else None
+    step = first_step(model, **({} if scaler is None else {"scaler": scaler}))
 
     if kind == "sum":
         total = step.sum(lambda batch: model(batch.data[0]).double().square().sum(0))
         step.backward((total / 24 - 1).square().sum())
     else:
-        power = 0 if kind == "mean" else 1
-        step.mean_loss(lambda batch: mean(model, batch) * len(batch.data[0]) ** power)
+        power = 1 if kind == "in the place of a mean" else 0
+        step.mean_loss(lambda batch: mean(model, batch) * len(batch.data[0]) ** power, scaler=scaler)
 
     found = step.audit.found
-    assert says in found.in_eval
-    assert found.difference < 1e-6 if kind != "in the place of a mean" else found.difference > 0.5
+    assert found.obstacle == "" and bool(found.in_eval) == bool(says) and says in (found.in_eval or "")
+    assert (
+        found.difference < 1e-6
+        if kind != "in the place of a mean"
+        else found.difference == pytest.approx(0.75)
+    )
+    assert found.parameter.startswith("net.")
     assert all(module.training for module in model.modules())
 
 
