@@ -66,29 +66,27 @@ def refuse(_path):
     raise PermissionError("not this one's")
 
 
-def test_ranks_of_one_machine_map_one_memory_and_send_nothing(ranks):
-    """What one of them writes afterwards, no other sees."""
-    assert ranks.run(3, spread_over, ["a", "a", "a"], [0], False, True) == [[True, []]] * 3
-
-
-def test_another_machine_receives_a_state_once(ranks):
-    """Of two others with two ranks and one: a chain of one rank each."""
-    found = ranks.run(5, spread_over, ["a", "a", "b", "b", "c"], [0], False, True)
-    assert [is_state for is_state, _ in found] == [True] * 5
-    assert [chains for _, chains in found] == [[[0, 2, 4]], [], [[0, 2, 4]], [], [[0, 2, 4]]]
-
-
-def test_ranks_that_have_a_snapshot_of_their_own_keep_it(ranks):
-    """Those of the machine that lost its memory get the state from one of the others."""
-    found = ranks.run(4, spread_over, ["a", "b", "b", "b"], [1, 2, 3], False, False)
-    assert found == [[True, [[1, 0]]], [True, [[1, 0]]], [True, []], [True, []]]
-
-
-def test_ranks_that_cannot_map_memory_are_sent_the_state(ranks):
-    """Containers of one machine that hide each other's processes: nobody waits for ever."""
-    found = ranks.run(3, spread_over, ["a", "a", "a"], [0], True, True)
-    assert [is_state for is_state, _ in found] == [True] * 3
-    assert found[0][1] == [[0, 1], [0, 2]]
+@pytest.mark.parametrize(
+    ("machines", "holders", "cannot_map", "is_sealed", "chains"),
+    [
+        ("aaa", [0], False, True, [[], [], []]),
+        ("aabbc", [0], False, True, [[[0, 2, 4]], [], [[0, 2, 4]], [], [[0, 2, 4]]]),
+        ("abbb", [1, 2, 3], False, False, [[[1, 0]], [[1, 0]], [], []]),
+        ("aaa", [0], True, True, [[[0, 1], [0, 2]], [[0, 1]], [[0, 2]]]),
+    ],
+    ids=[
+        "one machine maps one memory",
+        "others receive it once",
+        "own snapshots are kept",
+        "hidden processes",
+    ],
+)
+def test_every_rank_gets_the_state(ranks, machines, holders, cannot_map, is_sealed, chains):
+    """What a rank writes afterwards, no other sees. Containers of one machine that hide each
+    other's processes cannot map memory, and are sent the state.
+    """
+    found = ranks.run(len(machines), spread_over, machines, holders, cannot_map, is_sealed)
+    assert found == [[True, of_rank] for of_rank in chains]
 
 
 def problem_of(member):

@@ -317,24 +317,26 @@ def a_graph_that_appears_in_a_later_step(net, optimizer, coming):
     next(coming).sum(output)
 
 
-def sum_of_before(net, optimizer, coming, *, is_of_step_before):
+OF_BEFORE = r"a loss uses the result of a step\.sum of step 1 after a later"
+
+
+@refused(OF_BEFORE)
+def a_sum_of_the_step_before(net, optimizer, coming):
     step = next(coming)
     total = step.sum(squares(net))
-    if is_of_step_before:
-        step.backward(total)
-        optimizer.step()
-        step = next(coming)
-    else:
-        step.mean_loss(squares(net))
-        optimizer.step()
+    step.backward(total)
+    optimizer.step()
+    step = next(coming)
     step.backward(total + step.sum(squares(net)))
 
 
-for is_of_step_before in (True, False):
-    REFUSED[f"a_sum_of_before_{is_of_step_before}"] = (
-        lambda *begun, before=is_of_step_before: sum_of_before(*begun, is_of_step_before=before),
-        r"a loss uses the result of a step\.sum of step 1 after a later",
-    )
+@refused(OF_BEFORE)
+def a_sum_of_before_the_update(net, optimizer, coming):
+    step = next(coming)
+    total = step.sum(squares(net))
+    step.mean_loss(squares(net))
+    optimizer.step()
+    step.backward(total + step.sum(squares(net)))
 
 
 # Lines of the metrics.
