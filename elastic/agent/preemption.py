@@ -3,11 +3,11 @@
 A file may appear, a command of the user's may exit with 0, and the metadata service of a cloud may
 say so. Each source has a thread that asks it again and again, so that none delays training or
 another. An existing file is a notice even if it is empty. A source that gives no answer is reported
-once and asked ever more rarely; nothing else happens.
+once and asked again; nothing else happens.
 
-A cloud is a row of a table: where its notices are asked for, and how the answer is read. Such a
-service is asked directly, at an address that only its machines reach: a proxy would ask the service
-of its own machine. No redirect is followed.
+A cloud is a row of a table: what is asked, and how the answer is read. Its service is asked
+directly, at an address that only its machines reach: a proxy would ask the service of its own
+machine. No redirect is followed. A time in an answer is only shown (docs/decisions/0023).
 """
 
 import os
@@ -15,19 +15,19 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPMessage
+from http.client import HTTPConnection
 from typing import Annotated, Any
 
 from elastic.config.options import CloudName, Options
 from elastic.system.clock import Clock
 from elastic.system.untrusted import decode, fits, parse_json, pattern
 
+# The shortest notice is of thirty seconds.
 FILE_EVERY_S, CLOUD_EVERY_S, COMMAND_EVERY_S = 0.04, 2.0, 5.0
-LONGEST_PAUSE_S = 10.0  # the shortest notice is of thirty seconds
 OUTAGE_ASKS = 3  # that fail in a row; one alone is no news where others were answered
 COMMAND_S = 10.0
 KILLED_WITHIN_S = 5.0  # of the context's end: a command that runs
@@ -37,13 +37,11 @@ _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, o
 _SHORT_TEXT = Annotated[str, pattern("[ -~]{1,200}", "a short text")]
 
 
-class NoAnswer(Exception):  # noqa: N818 - it says what is wrong
-    """No usable answer came, and the text says why: the source is asked again later."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """ask: returns why this machine is taken away, None where it is not; raises NoAnswer."""
+    """ask: returns why this machine is taken away, None where it is not; raises where no usable
+    answer came.
+    """
 
     name: str
     ask: Callable[[], str | None]
@@ -108,7 +106,7 @@ def watch(
             failures += 1
             if not is_reported and failures == (OUTAGE_ASKS if has_answered else 1):
                 is_reported = True
-                why = str(error) if isinstance(error, NoAnswer) else repr(error)
+                why = f"{type(error).__name__}: {error}"
                 report(
                     f"no notice of {source.name} can be heard ({why}); it is asked again, and training goes on"
                 )
@@ -116,13 +114,8 @@ def watch(
             if is_reported:
                 report(f"{source.name} answers now")
             failures, has_answered, is_reported = 0, True, False
-        if wait(pause_s(source.every_s, failures)):
+        if wait(source.every_s):
             return
-
-
-def pause_s(every_s: float, failures: int) -> float:
-    """Seconds before the next request after so many that failed in a row."""
-    return max(every_s, min(every_s * 2.0 ** min(failures, 10), LONGEST_PAUSE_S))
 
 
 def _ask_file(file: str) -> str | None:
@@ -131,21 +124,14 @@ def _ask_file(file: str) -> str | None:
 
 
 def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | None:
-    try:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise NoAnswer(str(error)) from error
+    null = subprocess.DEVNULL
+    words = ["/bin/sh", "-c", command]
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
     deadline = clock.monotonic() + COMMAND_S
     try:
         while (code := process.poll()) is None:
             if clock.monotonic() > deadline:
-                raise NoAnswer(f"it takes longer than {COMMAND_S:g} s")
+                raise TimeoutError(f"it takes longer than {COMMAND_S:g} s")
             if is_over.wait(FILE_EVERY_S):
                 return None
     finally:
@@ -154,7 +140,7 @@ def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if code in _NOT_RUN:
-        raise NoAnswer(f"it exits with {code}")
+        raise ValueError(f"it exits with {code}")
     return command if code == 0 else None
 
 
@@ -162,161 +148,143 @@ def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    status: int
-    body: bytes
-    headers: HTTPMessage
-
-    def text(self) -> str:
-        """Raises NoAnswer, as `json_fields` does."""
-        if self.status != HTTPStatus.OK:
-            raise NoAnswer(f"HTTP {self.status}")
-        return self.body.decode(errors="replace").strip()
-
-    def json_fields(self) -> dict[str, Any]:
-        try:
-            found = parse_json(self.text())
-        except ValueError as error:
-            raise NoAnswer(f"an answer that is no JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise NoAnswer("an answer that is no JSON object")
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
     """variable: of the environment, names another address, for the clouds' own programs too.
 
-    read: given a function that requests a path, why this machine is taken away; None where it is
-    not; raises NoAnswer. A time in an answer is only shown.
+    first: method, path and headers of a request whose short answer goes into the `{}` of the
+    headers, and to `read`. read: given the answer as well, why this machine is taken away; None
+    where it is not. none_status: how the service says that there is no notice, beside an answer.
     """
 
     name: str
     variable: str
-    read: Callable[[Callable[..., Answer]], str | None]
+    path: str
     headers: Mapping[str, str]
+    read: Callable[[str, str], str | None]
+    first: tuple[str, str, Mapping[str, str]] | None = None
+    none_status: int | None = None
     answer_s: float = 5.0
+
+    def ask(self, host: str) -> str | None:
+        first = ""
+        if self.first is not None:
+            status, first = _request(host, self.answer_s, *self.first)
+            if status != HTTPStatus.OK or not fits(first, _SHORT_TEXT):
+                raise ValueError(f"HTTP {status} for {self.first[1]}")
+        headers = {name: value.format(first) for name, value in self.headers.items()}
+        status, text = _request(host, self.answer_s, "GET", self.path, headers)
+        if status == self.none_status:
+            return None
+        if status != HTTPStatus.OK:
+            raise ValueError(f"HTTP {status}")
+        reason = self.read(text, first)
+        return None if reason is None else f"{self.name}: {reason}"
 
 
 def cloud_source(name: CloudName, environ: Mapping[str, str]) -> Source:
     cloud = CLOUDS[name]
     host = environ.get(cloud.variable, "").strip().removeprefix("http://").strip("/") or ADDRESS
     named = f"the metadata service of {cloud.name} at {host}"
-
-    def ask() -> str | None:
-        reason = cloud.read(partial(_request, host, cloud.headers, cloud.answer_s))
-        return None if reason is None else f"{cloud.name}: {reason}"
-
-    return Source(name=named, ask=ask, every_s=CLOUD_EVERY_S)
+    return Source(name=named, ask=partial(cloud.ask, host), every_s=CLOUD_EVERY_S)
 
 
 def _request(
-    host: str,
-    headers: Mapping[str, str],
-    answer_s: float,
-    path: str,
-    more: Mapping[str, str] | None = None,
-    *,
-    method: str = "GET",
-) -> Answer:
-    """Raises NoAnswer. The limit is on each wait for bytes."""
-    connection = HTTPConnection(host, timeout=answer_s)
-    try:
-        connection.request(method, path, headers={**headers, **(more or {})})
+    host: str, answer_s: float, method: str, path: str, headers: Mapping[str, str]
+) -> tuple[int, str]:
+    """The status and the text of the answer. answer_s: the limit of each wait for bytes."""
+    with closing(HTTPConnection(host, timeout=answer_s)) as connection:
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         body = answer.read(ANSWER_LIMIT_BYTES + 1)
-    except (HTTPException, OSError, ValueError) as error:
-        raise NoAnswer(
-            f"no answer within {answer_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        ) from error
-    finally:
-        connection.close()
     if len(body) > ANSWER_LIMIT_BYTES:
-        raise NoAnswer(f"an answer of more than {ANSWER_LIMIT_BYTES} bytes")
-    return Answer(status=answer.status, body=body, headers=answer.headers)
+        raise ValueError(f"an answer of more than {ANSWER_LIMIT_BYTES} bytes")
+    return answer.status, body.decode(errors="replace").strip()
 
 
-def _read_aws(request: Callable[..., Answer]) -> str | None:
-    """`spot/instance-action`, two minutes ahead. The recommendation to rebalance is no notice: the
-    instance may live for days. IMDSv2, which every instance answers: each look has a new token.
-    """
-    try:
-        token = request("/latest/api/token", {f"{_TOKEN}-ttl-seconds": "60"}, method="PUT").text()
-    except NoAnswer as error:
-        raise NoAnswer(
-            f"{error}; is the service switched on, and for a container with a hop limit of 2?"
-        ) from error
-    if not fits(token, _SHORT_TEXT):
-        raise NoAnswer("an answer that is no token")
-    answer = request("/latest/meta-data/spot/instance-action", {_TOKEN: token})
-    if answer.status == HTTPStatus.NOT_FOUND:
-        return None
-    found = answer.json_fields()
-    action, time = found.get("action"), found.get("time")
-    if not fits(action, _SHORT_TEXT):
-        raise NoAnswer("expected an action in spot/instance-action, found none")
-    return f"{action} at {time if fits(time, _SHORT_TEXT) else 'an unknown time'}"
+def _read_aws(text: str, _token: str) -> str | None:
+    """Two minutes ahead. The recommendation to rebalance is no notice: the instance may live on."""
+    found = parse_json(text)
+    if not isinstance(found, dict) or not fits(found.get("action"), _SHORT_TEXT):
+        raise ValueError(f"expected an action in spot/instance-action, found {text!r:.80}")
+    return f"{found['action']} at {_shown(found.get('time')) or 'an unknown time'}"
 
 
-def _read_gcp(request: Callable[..., Answer]) -> str | None:
-    """`instance/preempted`, thirty seconds ahead (docs/decisions/0023)."""
-    answer = request("/computeMetadata/v1/instance/preempted")
-    if answer.headers.get("Metadata-Flavor") != "Google":
-        raise NoAnswer(f"HTTP {answer.status} of a service that is not Google Cloud's")
-    if (found := answer.text().upper()) not in ("TRUE", "FALSE"):
-        raise NoAnswer(f"expected TRUE or FALSE in instance/preempted, found {found!r:.80}")
-    return "preempted" if found == "TRUE" else None
+def _read_gcp(text: str, _first: str) -> str | None:
+    """Thirty seconds ahead."""
+    if text.upper() not in ("TRUE", "FALSE"):
+        raise ValueError(f"expected TRUE or FALSE in instance/preempted, found {text!r:.80}")
+    return "preempted" if text.upper() == "TRUE" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureEvents:
+    Events: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureEvent:
     EventType: str
     Resources: tuple[str, ...]
+    NotBefore: Any = None
 
 
-def _read_azure(request: Callable[..., Answer]) -> str | None:
+def _read_azure(text: str, machine: str) -> str | None:
     """An event of type Preempt or Terminate that names this VM, thirty seconds ahead. None is
     acknowledged, which would let the VM be taken before its last step is saved. An event that
     cannot be read, perhaps of another VM, hides no notice, and is no answer.
     """
-    machine = request("/metadata/instance/compute/name?api-version=2021-02-01&format=text").text()
-    if not fits(machine, _SHORT_TEXT):
-        raise NoAnswer("an answer that is no name of a VM")
-    events = request("/metadata/scheduledevents?api-version=2020-07-01").json_fields().get("Events")
-    if not isinstance(events, list):
-        raise NoAnswer("expected a list of Events in scheduledevents, found none")
     unread = None
-    for event in events:
+    for event in decode(AzureEvents, parse_json(text), what="scheduledevents", exact=False).Events:
         try:
             read = decode(AzureEvent, event, what="an event of scheduledevents", exact=False)
         except ValueError as error:
             unread = error
             continue
-        is_here = machine.casefold() in map(str.casefold, read.Resources)
         # Freeze, Reboot and Redeploy leave the VM where it is.
+        is_here = machine.casefold() in map(str.casefold, read.Resources)
         if is_here and read.EventType in ("Preempt", "Terminate"):
-            when = event.get("NotBefore")  # empty where it has begun
-            return read.EventType + (f", not before {when}" if fits(when, _SHORT_TEXT) else "")
+            when = _shown(read.NotBefore)  # empty where it has begun
+            return read.EventType + (f", not before {when}" if when else "")
     if unread is not None:
-        raise NoAnswer(str(unread)) from unread
+        raise unread
     return None
+
+
+def _shown(value: Any) -> str:
+    return value if fits(value, _SHORT_TEXT) else ""
 
 
 _TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
 CLOUDS: dict[CloudName, Cloud] = {
-    "aws": Cloud(name="AWS", variable="AWS_EC2_METADATA_SERVICE_ENDPOINT", read=_read_aws, headers={}),
+    # IMDSv2, which every instance answers: each look has a new token.
+    "aws": Cloud(
+        name="AWS",
+        variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        first=("PUT", "/latest/api/token", {f"{_TOKEN}-ttl-seconds": "60"}),
+        path="/latest/meta-data/spot/instance-action",
+        headers={_TOKEN: "{}"},
+        none_status=HTTPStatus.NOT_FOUND,
+        read=_read_aws,
+    ),
     "gcp": Cloud(
         name="Google Cloud",
         variable="GCE_METADATA_HOST",
-        read=_read_gcp,
+        path="/computeMetadata/v1/instance/preempted",
         headers={"Metadata-Flavor": "Google"},
+        read=_read_gcp,
     ),
     # The first request of a VM switches its events on, which takes up to two minutes.
     "azure": Cloud(
         name="Azure",
         variable="AZURE_METADATA_SERVICE_ENDPOINT",
-        read=_read_azure,
+        first=(
+            "GET",
+            "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
+            {"Metadata": "true"},
+        ),
+        path="/metadata/scheduledevents?api-version=2020-07-01",
         headers={"Metadata": "true"},
+        read=_read_azure,
         answer_s=130.0,
     ),
 }

@@ -3,21 +3,20 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.client import HTTPException
 
 import pytest
 from metadata_servers import CLOSE, HANG, SERVERS, MetadataServer
 
 from elastic.agent.preemption import (
-    CLOUD_EVERY_S,
     CLOUDS,
-    LONGEST_PAUSE_S,
     OUTAGE_ASKS,
-    NoAnswer,
     Source,
     cloud_source,
-    pause_s,
     watch,
 )
+
+NO_ANSWER = (OSError, ValueError, HTTPException)
 
 
 @pytest.fixture
@@ -44,26 +43,18 @@ def source_at(name, server):
     return cloud_source(name, {CLOUDS[name].variable: server.url})
 
 
-class Waits:
-    """As Event.wait; over after so many pauses."""
-
-    def __init__(self, pauses, between=lambda: None):
-        self.seconds = []
-        self._left = pauses
-        self._between = between
-
-    def __call__(self, seconds):
-        if seconds:
-            self.seconds.append(seconds)
-            self._between()
-        return len(self.seconds) >= self._left
-
-
 def watched(source, pauses, between=lambda: None):
-    """What the agent is told and its console shows, and the pauses."""
-    left, said, waits = [], [], Waits(pauses, between)
-    watch(source, left.append, said.append, waits)
-    return left, said, waits.seconds
+    """What the agent is told and its console shows in so many pauses."""
+    left, said, waits = [], [], []
+
+    def wait(seconds):
+        if seconds:
+            waits.append(seconds)
+            between()
+        return len(waits) >= pauses
+
+    watch(source, left.append, said.append, wait)
+    return left, said
 
 
 @pytest.mark.parametrize(
@@ -78,7 +69,7 @@ def test_a_notice_of_each_cloud_asks_the_node_to_leave(name, reason, serve, monk
     """It comes after the first look; a proxy of the environment, which is nowhere, is not asked."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     server = serve(name)
-    left, said, _ = watched(source_at(name, server), 10, server.take_away)
+    left, said = watched(source_at(name, server), 10, server.take_away)
     assert left == [f"a notice ({reason}) asks this node to leave"]
     assert said == []
 
@@ -102,19 +93,10 @@ def test_a_fault_of_a_service_is_no_notice_and_the_next_answer_counts(fault, nam
             patched.setitem(CLOUDS, name, replace(CLOUDS[name], answer_s=0.1))
         for _ in range(2):
             server.faults.append(fault)
-            with pytest.raises(NoAnswer):
+            with pytest.raises(NO_ANSWER):
                 source_at(name, server).ask()
     server.take_away()
     assert source_at(name, server).ask() is not None
-
-
-@pytest.mark.parametrize("asked", CLOUDS)
-def test_the_service_of_another_cloud_at_the_same_address_is_none(asked, serve):
-    """All three have the address 169.254.169.254."""
-    for there in CLOUDS.keys() - {asked}:
-        left, said, _ = watched(source_at(asked, serve(there)), 3)
-        assert left == []
-        assert len(said) == 1
 
 
 def test_an_outage_is_reported_once_and_so_is_its_end(serve):
@@ -126,10 +108,8 @@ def test_an_outage_is_reported_once_and_so_is_its_end(serve):
         if not server.faults:
             server.faults.extend([503] * next(rounds, 0))
 
-    _, said, pauses = watched(source_at("aws", server), OUTAGE_ASKS + 9, between)
+    _, said = watched(source_at("aws", server), OUTAGE_ASKS + 9, between)
     assert [("answers now" in line, "HTTP 503" in line) for line in said] == [(False, True), (True, False)]
-    assert max(pauses) == LONGEST_PAUSE_S
-    assert pauses[-1] == CLOUD_EVERY_S
 
 
 def test_a_source_that_raises_is_asked_again():
@@ -146,28 +126,17 @@ def test_a_source_that_raises_is_asked_again():
         if len(left) == 1:
             raise RuntimeError("not yet")
 
-    watch(Source(name="a file", ask=ask, every_s=0.1), leave, said.append, Waits(9))
+    watch(Source(name="a file", ask=ask, every_s=0.1), leave, said.append, lambda _seconds: len(left) == 2)
     assert left == ["a notice (notice) asks this node to leave"] * 2
-    assert said[0].startswith("no notice of a file can be heard (MemoryError('once'))")
+    assert "MemoryError: once" in said[0]
 
 
-def test_pauses_grow_to_a_bound_however_long_an_outage_lasts():
-    assert [pause_s(2.0, n) for n in (0, 1, 2, 3, 10**9)] == [2.0, 4.0, 8.0, 10.0, 10.0]
-
-
-def test_aws_heeds_every_action_and_needs_a_token(serve):
+def test_aws_needs_a_token_and_no_other_cloud_answers_it(serve):
     server = serve("aws")
-    source = source_at("aws", server)
-    for action in ("stop", "hibernate"):
-        server.interrupt(action)
-        assert source.ask() == f"AWS: {action} at 2031-09-18T08:22:00Z"
     server.is_enabled = False
-    with pytest.raises(NoAnswer, match="HTTP 403; is the service switched on"):
-        source.ask()
-    server.is_enabled = True
-    server.faults.extend([b"token"])
-    with pytest.raises(NoAnswer, match="HTTP 401"):
-        source.ask()
+    for each in (server, serve("gcp"), serve("azure")):
+        with pytest.raises(ValueError, match="HTTP 40"):
+            source_at("aws", each).ask()
 
 
 def test_azure_heeds_no_event_of_another_vm_and_none_that_leaves_this_one_where_it_is(serve):
@@ -183,25 +152,24 @@ def test_azure_heeds_no_event_of_another_vm_and_none_that_leaves_this_one_where_
 
 
 @pytest.mark.parametrize(
-    "event", [None, [], {"EventType": "Preempt"}, {"EventType": "Preempt", "Resources": [None]}]
+    "event", [None, {"EventType": "Preempt"}, {"EventType": "Preempt", "Resources": [None]}]
 )
 def test_azure_heeds_a_notice_beside_an_unreadable_event(event, serve):
     """Before and behind it. Alone it is no answer."""
     server = serve("azure")
-    source = source_at("azure", server)
     server.events.append(event)
-    with pytest.raises(NoAnswer, match="expected an event of scheduledevents"):
-        source.ask()
+    with pytest.raises(ValueError, match="expected an event of scheduledevents"):
+        source_at("azure", server).ask()
     server.take_away()
     server.events.append(event)
-    assert source.ask() == "Azure: Preempt, not before Mon, 19 Sep 2031 18:29:47 GMT"
+    assert source_at("azure", server).ask() == "Azure: Preempt, not before Mon, 19 Sep 2031 18:29:47 GMT"
 
 
-@pytest.mark.parametrize("when", [None, [], "x" * 201, "Mon\x1b[2J"])
+@pytest.mark.parametrize("when", [None, "x" * 201, "Mon\x1b[2J"])
 def test_a_time_that_cannot_be_read_hides_no_notice(when, serve):
     azures, amazons = serve("azure"), serve("aws")
     azures.schedule("Preempt", azures.machine)
     azures.events[-1]["NotBefore"] = when
     assert source_at("azure", azures).ask() == "Azure: Preempt"
-    amazons.action = json.dumps({"action": "terminate", "time": when}).encode()
-    assert source_at("aws", amazons).ask() == "AWS: terminate at an unknown time"
+    amazons.action = json.dumps({"action": "stop", "time": when}).encode()
+    assert source_at("aws", amazons).ask() == "AWS: stop at an unknown time"
