@@ -15,8 +15,7 @@ from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.store_socket import StoreSockets
-from elastic.agent.worker_environment import worker_starts
-from elastic.agent.workers import NodeWorkers
+from elastic.agent.workers import NodeWorkers, worker_starts
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_DIVERGED,
@@ -319,8 +318,7 @@ class NodeAgent:
             entered,
             settings,
             store=store,
-            failures=self._failures.suspect,
-            divergence=self._failures.divergence,
+            failures=self._failures,
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,

@@ -108,7 +108,9 @@ class NodeGeneration:
         self.failure = group.failure or self.failure
         if repeated is None and self._may_be_of_lost_node(self.failure):
             return None
-        why = f"that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}"
+        # Nothing is known of the steps of a script without this library.
+        in_a_row = " in a row without a new step" if parts.settings.imports_library else ""
+        why = f"that was failure {group.restarts}{in_a_row}, and --max-restarts is {limit}"
         end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {repeated or why}")
         parts.group.end(end)
         return end

@@ -11,11 +11,13 @@ keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py
 exceptions can be such an error at all.
 """
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Collection, Mapping, Sequence
 
 from elastic.divergence import Divergence
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.rendezvous.group import WorkerFailure
-from elastic.system.worker_error import RESTORES_OF_ONE_STATE, RaisedError
+from elastic.system.worker_error import RESTORES_OF_ONE_STATE, RaisedError, WorkerError
 
 # The recipe's text is wrong, whatever the numbers in the state are.
 _OF_THE_TEXT = frozenset(
@@ -129,3 +131,44 @@ def _identity(error: RaisedError) -> tuple[str, ...]:
 
 def _of_process(error: RaisedError) -> tuple[str | int, ...]:
     return error.kind, error.message, error.line, error.place.trained
+
+
+def first_failure(
+    codes: Mapping[int, int],
+    killed: set[int],
+    errors: list[WorkerError],
+    reason: str,
+    ended_within: Collection[int] = (),
+) -> WorkerError:
+    """The worker to blame for the end of a generation on this node.
+
+    codes: exit codes by rank, in the order in which the agent saw them.
+    killed: ranks that the agent itself killed.
+    reason: speaks for a culprit that left no error file, as one that was killed from outside.
+    ended_within: ranks whose exit code 0 was no end of their loop.
+    """
+    culprits = [
+        rank
+        for rank, code in codes.items()
+        if rank not in killed
+        and (rank in ended_within or code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST))
+    ]
+    of_culprits = [error for error in errors if error.rank in culprits]
+    # A worker writes its error file, then its sockets close, and only later its exit code is seen.
+    # A victim may notice the closed socket and exit before the culprit has: so workers that have
+    # written a file and not exited yet are candidates as well, and the earliest file decides.
+    of_running = [error for error in errors if error.rank not in codes]
+    if of_culprits:
+        return min([*of_culprits, *of_running], key=lambda error: error.time)
+    if errors and not culprits:
+        return min(of_running or errors, key=lambda error: error.time)
+    first = culprits[0] if culprits else next(iter(codes), -1)
+    return WorkerError(rank=first, message=reason, traceback="", time=0.0)
+
+
+def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
+    """Whether SIGKILL ended the worker.
+
+    It comes from outside or for want of memory, so the training state cannot be at fault.
+    """
+    return codes.get(rank) == -signal.SIGKILL

@@ -2,7 +2,7 @@
 
 `Process` is all that the agent needs to know of a process that runs the recipe. This module has the
 processes that the agent spawns: they import everything themselves, which takes seconds. Those that
-the fork server forks are in fork_server_client.py.
+the fork server forks are in spawner.py.
 """
 
 import io

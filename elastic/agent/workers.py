@@ -5,16 +5,23 @@ this agent. Its output goes straight into its log file: nothing is lost when the
 pipe can fill up. If that file cannot be created, the worker runs all the same, and what it prints
 is kept in memory. Where a worker cannot be started, those after it are not. No worker is left
 behind. What an exit means is decided in decide.py.
+
+A worker has torchrun's variables, so that a script written for torchrun runs unchanged.
+`ELASTIC_AGENT` holds what this library's own workers need beside them (config/environment.py).
 """
 
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elastic.agent.own_failures import OwnFailures, first_failure, was_sigkilled
+from elastic.agent.settings import Settings
 from elastic.agent.worker_process import Process, ProcessStart, kill_session, wait_any_exit
+from elastic.config.environment import AgentLink, variables
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
@@ -27,6 +34,8 @@ from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import WorkerFailure
+from elastic.rendezvous.rendezvous import Generation
+from elastic.rendezvous.transitions import REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.files import make_folders
 from elastic.system.processes import has_exited
@@ -234,42 +243,74 @@ class NodeWorkers:
             )
 
 
-def first_failure(
-    codes: Mapping[int, int],
-    killed: set[int],
-    errors: list[WorkerError],
-    reason: str,
-    ended_within: Collection[int] = (),
-) -> WorkerError:
-    """The worker to blame for the end of a generation on this node.
+# How to start the workers of a generation.
 
-    codes: exit codes by rank, in the order in which the agent saw them.
-    killed: ranks that the agent itself killed.
-    reason: speaks for a culprit that left no error file, as one that was killed from outside.
-    ended_within: ranks whose exit code 0 was no end of their loop.
-    """
-    culprits = [
-        rank
-        for rank, code in codes.items()
-        if rank not in killed
-        and (rank in ended_within or code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST))
+
+def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
+    entered: Generation,
+    settings: Settings,
+    *,
+    store: socket.socket | None,
+    failures: OwnFailures,
+    control_page: str,
+    memory: str,
+    uploader: str,
+) -> list[WorkerStart]:
+    """How to start each worker of a generation. store: the socket that the first of them serves."""
+    options, is_plain = settings.options, not settings.imports_library
+    link = AgentLink(
+        pid=os.getpid(),
+        node=settings.node,
+        run_dir=settings.run.url,
+        generation=entered.number,
+        control_page=control_page,
+        uploader=uploader,
+        options=replace(options, recipe_args=()),
+        memory=memory,
+        failures=failures.suspect,
+        committed_step=entered.committed_step,
+        divergence=failures.divergence,
+        error_folder=str(settings.error_folder(entered.number)),
+        parent=None if settings.declared is None else settings.declared.parent,
+        imports_library=settings.imports_library,
+        disturbs=entered.cause == REHEARSAL,
+        evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
+    )
+    return [
+        WorkerStart(
+            rank=entered.base_rank + local_rank,
+            local_rank=local_rank,
+            command=(options.recipe, *options.recipe_args),
+            env=variables() | launcher_variables(entered, settings, local_rank) | link.to_env(),
+            log=settings.run.free_log(generation=entered.number, rank=entered.base_rank + local_rank),
+            is_plain=is_plain,
+            store_fd=store.fileno() if store is not None and not local_rank else None,
+        )
+        for local_rank in range(settings.nproc)
     ]
-    of_culprits = [error for error in errors if error.rank in culprits]
-    # A worker writes its error file, then its sockets close, and only later its exit code is seen.
-    # A victim may notice the closed socket and exit before the culprit has: so workers that have
-    # written a file and not exited yet are candidates as well, and the earliest file decides.
-    of_running = [error for error in errors if error.rank not in codes]
-    if of_culprits:
-        return min([*of_culprits, *of_running], key=lambda error: error.time)
-    if errors and not culprits:
-        return min(of_running or errors, key=lambda error: error.time)
-    first = culprits[0] if culprits else next(iter(codes), -1)
-    return WorkerError(rank=first, message=reason, traceback="", time=0.0)
 
 
-def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
-    """Whether SIGKILL ended the worker.
-
-    It comes from outside or for want of memory, so the training state cannot be at fault.
-    """
-    return codes.get(rank) == -signal.SIGKILL
+def launcher_variables(entered: Generation, settings: Settings, local_rank: int) -> dict[str, str]:
+    """What torchrun would set. Rank 0 of a script without this library opens the store itself."""
+    options, host, port = settings.options, *entered.endpoint.rsplit(":", 1)
+    rank = str(entered.base_rank + local_rank)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(entered.world_size),
+        "LOCAL_WORLD_SIZE": str(settings.nproc),
+        "GROUP_RANK": str(entered.rank_of_node),
+        "GROUP_WORLD_SIZE": str(len(entered.members)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": str(entered.world_size),
+        "MASTER_ADDR": host if settings.imports_library else entered.members[0].address,
+        "MASTER_PORT": port,
+        # Restarts of any kind, so that all nodes have the same number: torch's own count, of
+        # failures on one node, differs between nodes.
+        "TORCHELASTIC_RESTART_COUNT": str(entered.number - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_RUN_ID": options.rdzv_id or settings.run.local.name,
+        "TORCHELASTIC_USE_AGENT_STORE": str(settings.imports_library),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": variables().get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }

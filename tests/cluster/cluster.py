@@ -20,7 +20,7 @@ from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import pid_outside
 from supervised import remove
 
-from elastic.agent.fork_server_client import ForkServerClient
+from elastic.agent.spawner import ForkServerClient
 from elastic.agent.worker_process import ProcessStart
 
 SHARED = "/mnt/shared"

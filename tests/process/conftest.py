@@ -24,7 +24,7 @@ import run_records
 import torch.distributed.run
 from browser import Browser, Page
 
-from elastic.agent.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.spawner import ForkedProcess, ForkServerClient
 from elastic.agent.worker_process import ProcessStart
 from elastic.cli import main
 from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads

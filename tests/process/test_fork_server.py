@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 
 from elastic.agent import spawner as spawner_module
-from elastic.agent.fork_server_client import ForkedProcess, ForkServerClient
-from elastic.agent.spawner import Spawner, installed_code
+from elastic.agent.spawner import ForkedProcess, ForkServerClient, Spawner, installed_code
 from elastic.agent.worker_process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter

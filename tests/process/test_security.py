@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hostile import bomb
 
-from elastic.agent.fork_server_client import ForkServerClient
+from elastic.agent.spawner import ForkServerClient
 from elastic.checkpoint import record as commit_record
 from elastic.checkpoint.record import commit_name
 from elastic.rendezvous.backends.etcd import EtcdBackend

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent.exit_report import told_at_the_end
-from elastic.agent.own_failures import OwnFailures, came_back
+from elastic.agent.own_failures import OwnFailures, came_back, first_failure, was_sigkilled
 from elastic.divergence import Divergence
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 from elastic.rendezvous.group import WorkerFailure
-from elastic.system.worker_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError
+from elastic.system.worker_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError, WorkerError
 
 PLACES = st.builds(
     ErrorPlace,
@@ -67,18 +68,6 @@ def test_a_state_that_may_be_damaged_gets_the_chance_to_give_way(began, began_be
 def test_a_mistake_in_the_text_is_not_blamed_on_a_state():
     error = raised(kind="NameError")
     assert came_back(error, [[error]], MANY)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (raised(), "the same error came back in step 9 after a restart from step 8"),
-        (raised("in step 1", 0), "the same error came back in step 1 after a restart from the beginning"),
-        (raised("before step 1", None), "the same error came back before step 1 after a restart,"),
-    ],
-)
-def test_the_sentence_says_where_it_came_back_and_from_where(error, said):
-    assert said in str(came_back(error, [[error]], 3))
 
 
 def in_a_row(steps, trained=None, **changes):
@@ -144,3 +133,43 @@ def test_a_machine_that_was_wrong_twice_is_faulty():
     assert own.divergence is None and not own.is_faulty
     assert "was wrong at steps 5 and 9" in differ(9, was_here=True)
     assert own.is_faulty
+
+
+@pytest.mark.parametrize(
+    ("codes", "killed", "files", "blamed"),
+    [
+        # The earliest culprit, even if a victim was seen first.
+        ({2: EXIT_PEER_LOST, 1: EXIT_FAILED, 0: EXIT_FAILED}, set(), {2: 1.0, 1: 3.0, 0: 2.0}, 0),
+        # SIGKILL leaves no file; the broken collective of its peer does, and is not the cause.
+        ({1: EXIT_PEER_LOST, 0: -9}, set(), {1: 1.0}, None),
+        # The agent killed rank 0.
+        ({0: -9, 1: EXIT_FAILED}, {0}, {1: 1.0}, 1),
+        # No culprit is known.
+        ({0: EXIT_PEER_LOST}, set(), {0: 1.0}, 0),
+        # The culprit's sockets are closed, and its exit code is not there yet.
+        ({0: EXIT_FAILED}, set(), {0: 2.0, 1: 1.0}, 1),
+        ({0: EXIT_PEER_LOST}, set(), {0: 2.0, 1: 1.0}, 1),
+        ({0: -9}, set(), {1: 1.0}, None),
+        # Rank 3 ended with 0 within its loop.
+        ({0: EXIT_PEER_LOST, 3: EXIT_COMPLETE}, set(), {0: 1.0}, None),
+    ],
+)
+def test_the_worker_that_failed_first_is_blamed(codes, killed, files, blamed):
+    """None: a worker without an error file, for which the exit code speaks."""
+    errors = [WorkerError(rank=n, message=f"{n}", traceback="", time=time) for n, time in files.items()]
+    first = first_failure(codes, killed, errors, "its exit code", {3} & codes.keys())
+    assert first.message == ("its exit code" if blamed is None else f"{blamed}")
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 5), st.sampled_from([EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST, -9]), min_size=1
+    ),
+    st.sets(st.integers(0, 5)),
+    st.sets(st.integers(0, 5)),
+)
+def test_a_worker_of_this_node_is_always_blamed(codes, killed, files):
+    errors = [WorkerError(rank=n, message="", traceback="", time=float(n)) for n in files if n in codes]
+    first = first_failure(codes, killed, errors, "reason")
+    assert first.rank in codes
+    assert was_sigkilled(codes, first.rank) is (codes[first.rank] == -9)

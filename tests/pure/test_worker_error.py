@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent.workers import first_failure
+from elastic.agent.own_failures import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die

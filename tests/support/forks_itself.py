@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from elastic.agent.fork_server_client import ForkServerClient
+from elastic.agent.spawner import ForkServerClient
 from elastic.system import stop_signals
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.worker import fork_server

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import fork_server_client
+from elastic.agent import spawner as spawner_module
 from elastic.agent.agent import NodeAgent
-from elastic.agent.fork_server_client import ForkServerClient
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.spawner import Spawner
+from elastic.agent.spawner import ForkServerClient, Spawner
 from elastic.agent.worker_process import ProcessStart
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
@@ -82,7 +81,7 @@ class Questions:
 
 @pytest.fixture
 def importing(monkeypatch):
-    monkeypatch.setattr(fork_server_client, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(spawner_module, "ASK_EVERY_S", 0.0)
     server = ImportingServer()
     yield server
     server.connection.close()
