@@ -8,7 +8,7 @@ import pytest
 import torch
 from saved_state import saved
 from torch import nn
-from torch.optim import lr_scheduler, swa_utils
+from torch.optim import lr_scheduler
 
 from elastic.errors import StateDoesNotFit
 from elastic.snapshot import image
@@ -21,56 +21,6 @@ def tied():
     net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False))
     net[3].weight = net[0].weight
     return net
-
-
-def training():
-    """A recipe's objects, and what one step does to them."""
-    net = tied()
-    rate = torch.tensor(0.01)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, amsgrad=True, foreach=False)
-    objects = {"net": net, "optimizer": optimizer}
-    objects["scheduler"] = lr_scheduler.SequentialLR(
-        optimizer,
-        [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)],
-        milestones=[2],
-    )
-    objects["plateau"] = lr_scheduler.ReduceLROnPlateau(
-        torch.optim.SGD(net.parameters(), lr=0.1)
-    )  # `best` is infinite
-    objects["scaler"] = torch.amp.GradScaler("cpu", init_scale=8.0)
-    objects["ema"] = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    draw = torch.Generator().manual_seed(1)
-
-    def step():
-        objects["optimizer"].zero_grad()
-        loss = net(torch.randint(5, (6,), generator=draw)).square().mean()
-        objects["scaler"].scale(loss).backward()
-        objects["scaler"].step(objects["optimizer"])
-        objects["scaler"].update()
-        objects["scheduler"].step()
-        objects["ema"].update_parameters(net)
-
-    return State(**objects), step, draw
-
-
-def test_real_objects_go_on_as_if_never_interrupted():
-    """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the
-    same two.
-    """
-    state, step, draw = training()
-    step(), step()
-    kept = saved(state)
-    place = draw.get_state()
-    step(), step()
-
-    other, other_step, other_draw = training()
-    for _ in range(3):
-        other_step()
-    other.load(kept)
-    assert checksum_of(other.flatten()) == checksum_of(kept)
-    other_draw.set_state(place)
-    other_step(), other_step()
-    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
 class Average:

@@ -111,16 +111,6 @@ def gradients_that_are_dropped_on_purpose(net, optimizer, coming):
             optimizer.step()
 
 
-@allowed
-def an_update_that_a_scaler_skips(net, optimizer, _coming):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for step in steps(ALONE, State(net=net, optimizer=optimizer, scaler=scaler)):
-        factor = 1e38 if step.number == 2 else 1.0
-        step.mean_loss(lambda batch, factor=factor: factor * loss_of(net)(batch), scaler)
-        scaler.step(optimizer)
-        scaler.update()
-
-
 # Functions that do more than to compute.
 
 
