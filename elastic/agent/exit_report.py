@@ -25,9 +25,7 @@ from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.checkpoint.stop_record import StopRecord
-from elastic.config import identity
 from elastic.config.parent import new_run_from
-from elastic.config.run_dir import RunDir
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -49,9 +47,7 @@ from elastic.faults.inject import Claims
 from elastic.faults.plan import parse, unreached
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events
-from elastic.observe.logged_event import LoggedEvent
 from elastic.storage.remote import open_store
-from elastic.storage.store import read_small
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import Share
 from elastic.system.output import print_if_read
@@ -200,12 +196,6 @@ def told_at_the_end(failures: Iterable[tuple[int, str]], max_restarts: int) -> s
     return f"; {times} generations failed with the same error on the way: {message.splitlines()[0]:.200}"
 
 
-def _recorded_end(run: RunDir) -> LoggedEvent[RunFinished] | None:
-    with suppress(OSError):
-        return logged_event.last(read_events(run.events), RunFinished)
-    return None
-
-
 def check_finished(settings: Settings, committed_step: int) -> None:
     """Raises NothingLoads where the group has committed a newer step than the storage has.
 
@@ -222,32 +212,21 @@ def check_finished(settings: Settings, committed_step: int) -> None:
 
 
 def finished_text(settings: Settings) -> str:
-    run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
+    url, finished, stopped = settings.run.url, None, read_stop(settings)
     if not settings.imports_library:
         return (
-            f"this command has ended well in {run.url}; elastic-train report {run.url} shows it. Nothing was started:"
+            f"this command has ended well in {url}; elastic-train report {url} shows it. Nothing was started:"
             " the script starts again with other arguments, or with another --run-dir"
         )
-    finished = _recorded_end(run)
+    with suppress(OSError):
+        finished = logged_event.last(read_events(settings.run.events), RunFinished)
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
-    how = f"finished{length}"
-    if stopped is not None:
-        how = f"finished: it was {stopped}"
-    if _is_edited(settings):
-        how += f"; {recipe} was edited since it began"
+    how = f"finished{length}" if stopped is None else f"finished: it was {stopped}"
     return (
-        f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
+        f"the run in {url} is {how}; elastic-train report {url} shows it. Nothing was trained, whatever length the recipe"
         f" asks for now: for more steps or other settings begin a run from its state:"
-        f" {new_run_from(run.url, recipe)}; another --run-dir begins a new one"
+        f" {new_run_from(url, settings.options.recipe)}; another --run-dir begins a new one"
     )
-
-
-def _is_edited(settings: Settings) -> bool:
-    with suppress(ElasticError):
-        there = read_small(open_store(settings.run.url), identity.NAME, SystemClock())
-        if there is not None and settings.declared is not None:
-            return identity.parse(there).recipe_sha256 != settings.declared.recipe_sha256
-    return False
 
 
 def read_stop(settings: Settings) -> StopRecord | None:
