@@ -396,33 +396,6 @@ def test_a_restart_or_an_end_needs_a_worker_that_failed_or_hangs(seen):
         assert failed(seen) or seen.not_started
 
 
-@given(observations())
-def test_stacks_are_dumped_once_and_only_for_a_worker_that_hangs(seen):
-    """An agent that asks again at every poll never kills the worker."""
-    if decide(seen).action is Action.DUMP_STACKS:
-        assert seen.hung is not None
-        assert not seen.stacks_dumped
-
-
-@given(observations())
-def test_the_run_ends_only_for_exit_codes_that_a_restart_does_not_change(seen):
-    """An end stops every node."""
-    if decide(seen).action is Action.END_RUN:
-        assert next(e.code for e in failed(seen) if e.code != EXIT_PEER_LOST) in (
-            EXIT_USAGE,
-            EXIT_NOTHING_LOADS,
-            EXIT_RECIPE,
-        )
-
-
-@given(observations())
-def test_steps_are_done_again_without_a_restart_only_where_ranks_are_known_to_have_differed(seen):
-    """A recipe that exits with this code by itself would otherwise run again without end."""
-    if decide(seen).action is Action.REDO:
-        assert seen.knows_difference
-        assert EXIT_DIVERGED in [each.code for each in failed(seen)]
-
-
 def have_only_lost_a_peer(seen):
     return not seen.is_plain and bool(failed(seen)) and all(e.code == EXIT_PEER_LOST for e in failed(seen))
 
@@ -431,23 +404,6 @@ def have_only_lost_a_peer(seen):
 def test_a_node_that_leaves_reports_no_failure(seen):
     """The signal may kill the workers too; a failure would cost the other nodes a restart."""
     assert decide(seen).action is not Action.FAIL
-
-
-@given(observations())
-def test_an_end_of_the_run_comes_before_everything_else(seen):
-    """A decision of this node must not undo one of the group."""
-    assert decide(replace(seen, group_ended="complete")).action is Action.STOP
-    fenced = decide(replace(seen, group_ended=None, fenced=True)).action
-    assert fenced is Action.REJOIN
-
-
-@given(observations())
-def test_a_drain_is_requested_once_and_only_for_a_reason(seen):
-    """Requesting it again at every poll would record the event over and over."""
-    decision = decide(seen)
-    if decision.action is Action.REQUEST_DRAIN:
-        assert not seen.drain_requested
-        assert seen.leaving or seen.newcomers
 
 
 @given(observations())
