@@ -65,19 +65,3 @@ def test_an_agent_that_can_start_no_process_for_a_while_tries_again_and_goes_on(
     assert "Traceback" not in agent.output
     # None of it lies in the state: the newest snapshot is not given up for an older one.
     assert {step for step, _ in drill.values("restored", "step", "source")} == {0, 9}
-
-
-def test_an_agent_that_can_start_no_process_ends_with_a_sentence(drill, start):
-    """It stays so until no restart is left. The command, started once more, fails at once."""
-    drill.shut(10)
-    agent = start("--max-restarts", "2")
-    loses_its_fork_server(drill)
-    agent.ends_with(1)
-    assert f"training failed: {REFUSED}" in agent.output
-    assert "that was failure 3 in a row without a new step" in agent.output
-    assert "Traceback" not in agent.output
-    drill.all_are_gone()
-
-    again = start()
-    again.ends_with(1)
-    assert again.output.startswith("elastic-train: no process can be started for the agent ([Errno 11]")

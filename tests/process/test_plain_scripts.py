@@ -50,26 +50,6 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
     assert report["plain"]["last_exit"] == "exit code 0"
 
 
-WRONG_ARGUMENTS = {
-    "before elastic.start": "argparse.ArgumentParser().parse_args()\nimport elastic",
-    "after elastic.start": "import elastic\nelastic.start(seed=0, global_batch=8, shards=8)\n"
-    "argparse.ArgumentParser().parse_args()",
-}
-
-
-@pytest.mark.parametrize("place", WRONG_ARGUMENTS)
-def test_arguments_that_a_script_refuses_end_with_its_own_usage(drill, place):
-    """argparse ends a script with exit code 2, once it has said why."""
-    recipe = drill.folder / "recipe.py"
-    recipe.write_text(f"import argparse\n{WRONG_ARGUMENTS[place]}\n")
-    agent = drill.start("--nproc-per-node", "2", recipe=recipe, arguments=("--wrong",))
-    agent.ends_with(2)
-    assert "usage: recipe.py [-h]" in agent.output
-    assert "its words are above" in agent.output.splitlines()[-1]
-    assert "Traceback" not in agent.output
-    assert "training failed" not in agent.output
-
-
 def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill, recipes):
     """Rank 1 raises.
 
@@ -84,27 +64,9 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
     assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
-def test_a_node_that_a_plain_script_loses_uses_up_no_restart(drill, recipes):
-    """No restart is allowed. The sums of the script break on the node that goes on, seconds before
-    that node can know why.
-    """
-    until = drill.folder / "enough"
-    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
-    for _ in range(2):
-        drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_SUMS": str(until)})
-    drill.happens("worker_started", rank=1, generation=1)
-    other, doomed = drill.agents_of_ranks_0_and_1()
-    doomed.signal(signal.SIGKILL)
-    drill.happens("generation_started", generation=2, cause="node lost", restarts=0)
-    until.touch()
-    other.ends_with(0)
-
-
-def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recipes):
-    """No restart is allowed.
-
-    The ranks add numbers all the time, so those of the other nodes break when one node stops its
-    own.
+def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill, recipes):
+    """No restart is allowed. The ranks add numbers all the time, so those of the other nodes break
+    when one node stops its own, or dies.
     """
     until = drill.folder / "enough"
     options = ("--max-nodes", "3", "--last-call", "0s", "--max-restarts", "0")
@@ -119,9 +81,12 @@ def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recip
     assert "SIGTERM, stopped by this agent" in leaver.output
     assert "first step" not in leaver.output
     drill.happens("worker_started", rank=1, generation=4)
+    doomed = drill.agent_of_rank(1, generation=4)
+    doomed.signal(signal.SIGKILL)
+    drill.happens("worker_started", rank=0, generation=5)
     until.touch()
     for agent in agents:
-        if agent is not leaver:
+        if agent not in (leaver, doomed):
             agent.ends_with(0)
 
     generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
@@ -130,19 +95,8 @@ def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recip
         (2, "node joined", 0),
         (3, "node joined", 0),
         (2, "node left", 0),
+        (1, "node lost", 0),
     ]
-    assert not drill.events("worker_failed")
-
-
-@pytest.mark.parametrize("code", [75])
-def test_a_plain_script_that_exits_with_a_code_of_ours_has_failed(drill, recipes, code):
-    """Workers with this library mean "I lost a peer" and "I drained" by these codes."""
-    options = ("--nproc-per-node", "2", "--max-restarts", "1")
-    agent = drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_EXITS": str(code)})
-    agent.ends_with(1)
-
-    assert "that was failure 2, and --max-restarts is 1" in agent.output
-    assert len(drill.events("generation_started")) == 2
 
 
 def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
@@ -169,8 +123,8 @@ def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undi
     assert (records[0].step, records[0].digest, damage) == (24, undisturbed.digest, [])
 
 
-INTERRUPTED = """
-import os, signal
+ENDS = """
+import os, signal, sys
 import torch
 from torch.utils.data import TensorDataset
 import elastic
@@ -179,82 +133,46 @@ from elastic.uploader.client import UploaderProcess
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
 
-if "start" == os.environ["INTERRUPTED_IN"]:
+place = sys.argv[1]
+if place == "start":
     UploaderProcess.wait_ready = interrupt
-run = elastic.start(seed=0, global_batch=16, shards=4)
-model = torch.nn.Linear(4, 2)
-data = run.data(TensorDataset(torch.randn(64, 4)), epochs=4)
-for step in run.steps(data, elastic.State(model=model)):
-    step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
-    if step.number == 1:
-        interrupt()
-        interrupt()
-"""
-
-
-@pytest.mark.parametrize(
-    ("place", "last_lines"),
-    [
-        ("start", ["elastic-train: interrupted before it trained anything; nothing is lost"]),
-        (
-            "loop",
-            [
-                "stopping after this step; once more to stop at once",
-                "interrupted; the same command resumes from the newest checkpoint",
-            ],
-        ),
-    ],
-)
-def test_ctrl_c_under_plain_python_ends_at_once_with_one_line(drill, place, last_lines):
-    """While `elastic.start` waits for its uploader, which has just begun; and twice in a step."""
-    recipe = drill.folder / "recipe.py"
-    recipe.write_text(INTERRUPTED)
-    env = {"ELASTIC_RUN_DIR": drill.run.url, "INTERRUPTED_IN": place}
-    alone = drill.execute([sys.executable, str(recipe)], env)
-    alone.ends_with(130)
-    assert alone.output.splitlines()[-2:] == last_lines
-    assert "Traceback" not in alone.output
-
-
-ENDS_BADLY = """
-import os, signal, sys
-import torch
-from torch.utils.data import TensorDataset
-import elastic
-
-def start():
-    return elastic.start(seed=0, global_batch=16, shards=4)
 
 def train():
+    run = elastic.start(seed=0, global_batch=16, shards=4)
     model = torch.nn.Linear(4, 2)
-    data = run.data(TensorDataset(torch.randn(64, 4)), epochs=1)
+    data = run.data(TensorDataset(torch.randn(64, 4)), epochs=4)
     for step in run.steps(data, elastic.State(model=model)):
         step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
-        if place == "loop" and step.number == 2:
-            start()
-        if place == "drain" and step.number == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if place == "loop" and step.number == 1:
+            interrupt()
+            interrupt()
+        if place == "error" and step.number == 2:
+            elastic.start(seed=0, global_batch=16, shards=4)
 
-place = sys.argv[1]
-run = start()
-if place == "start":
-    start()
 try:
     train()
-except SystemExit:
+except elastic.UsageError:
     pass
 """
 
 
-@pytest.mark.parametrize(("place", "code"), [("start", 2), ("loop", 2), ("drain", 75)])
-def test_plain_python_that_ends_by_an_error_of_ours_leaves_its_run_directory_free(drill, place, code):
-    """Before the first heartbeat; in the loop; and as the interpreter ends, because the recipe
-    caught the end of its drain. The next command need not watch whether a holder lives.
+@pytest.mark.parametrize(
+    ("place", "code", "last_line"),
+    [
+        ("start", 130, "elastic-train: interrupted before it trained anything; nothing is lost"),
+        ("loop", 130, "interrupted; the same command resumes from the newest checkpoint"),
+        ("error", 2, ""),
+    ],
+)
+def test_plain_python_that_ends_at_once_has_one_line_and_leaves_its_directory(drill, place, code, last_line):
+    """Ctrl-C while `elastic.start` waits for its uploader, and twice in a step; and an error of
+    ours. The next command need not watch whether a holder of the run directory lives.
     """
     recipe = drill.folder / "recipe.py"
-    recipe.write_text(ENDS_BADLY)
-    alone = drill.execute([sys.executable, str(recipe), place], {"ELASTIC_RUN_DIR": drill.run.url})
+    recipe.write_text(ENDS)
+    alone = drill.start_script(recipe, place, env={"ELASTIC_RUN_DIR": drill.run.url})
     alone.ends_with(code)
+    assert alone.output.splitlines()[-1].endswith(last_line)
     assert "Traceback" not in alone.output
-    _, place = meeting_place.newest(drill.run, SystemClock())
-    assert place.kind == NOBODY
+    _, found = meeting_place.newest(drill.run, SystemClock())
+    assert found.kind == NOBODY

@@ -13,24 +13,10 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def empty_newest_version(run):
+def empty_newest_version_and_tear_a_save(run):
+    """Half of the payload of step 15 is there, and the draft of its record."""
     os.truncate(max(run.rendezvous.glob("state-*")), 0)
     (run.rendezvous / "generation").unlink()
-
-
-def empty_all_versions(run):
-    for path in run.rendezvous.glob("state-*"):
-        os.truncate(path, 0)
-
-
-def lose_names_in_the_rendezvous_folder(run):
-    shutil.rmtree(run.rendezvous)
-    run.rendezvous.mkdir()
-    (run.rendezvous / ".elastic-0123").write_bytes(b'{"form')
-
-
-def leave_a_save_that_was_not_committed(run):
-    """Of step 15: half of its payload, and the draft of its record."""
     (attempt,) = (run.local / "checkpoints" / f"{12:012d}").glob("a-*")
     later = run.local / "checkpoints" / f"{15:012d}"
     shutil.copytree(attempt, later / attempt.name)
@@ -38,21 +24,18 @@ def leave_a_save_that_was_not_committed(run):
     (later / ".COMMIT.json.0123").write_bytes(b"")
 
 
-def tear_what_was_not_synced(run):
+def lose_names_in_the_rendezvous_folder_and_tear_lines(run):
     """Metrics and events: steps 13 to 15 are cut, or are holes, and the newest event is half."""
+    shutil.rmtree(run.rendezvous)
+    run.rendezvous.mkdir()
+    (run.rendezvous / ".elastic-0123").write_bytes(b'{"form')
     lines = run.metrics.read_bytes().splitlines(keepends=True)
     run.metrics.write_bytes(b"".join(lines[:12]) + lines[12][:20] + b"\0" * 300)
     for path in run.events.glob("*.jsonl"):
         os.truncate(path, path.stat().st_size - 10)
 
 
-CUTS = [
-    empty_newest_version,
-    empty_all_versions,
-    lose_names_in_the_rendezvous_folder,
-    leave_a_save_that_was_not_committed,
-    tear_what_was_not_synced,
-]
+CUTS = [empty_newest_version_and_tear_a_save, lose_names_in_the_rendezvous_folder_and_tear_lines]
 
 
 @pytest.fixture
@@ -75,7 +58,7 @@ def killed(once, drills, drill) -> Path:
     return drill
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__.replace("_", "-"))
+@pytest.mark.parametrize("cut", CUTS, ids=["version and save", "names and lines"])
 def test_what_a_power_cut_leaves_resumes_with_the_result_of_a_calm_run(killed, undisturbed, cut):
     """Nothing is removed by hand; generations count on, and no log is written over."""
     log = killed.run.log(generation=1, rank=0)

@@ -1,7 +1,6 @@
 """A planned stop loses nothing, and the run resumes with any number of workers."""
 
 import os
-import shutil
 import signal
 
 import pytest
@@ -34,28 +33,6 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
     drill.is_like(undisturbed)
     assert [event["world_size"] for event in drill.events("generation_started")] == [1, 3, 2, 1]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 0), (11, 0), (17, 0)]
-
-
-def test_a_run_without_its_rendezvous_folder_counts_its_generations_on(drill, undisturbed):
-    """Removed, as the message about a damaged state advises, or another one takes its place.
-
-    The last start finds a folder again whose state is of an older generation than the run.
-    """
-    elsewhere = ("--rdzv-endpoint", str(drill.folder / "elsewhere"))
-    stops = [(5, elsewhere), (11, ()), (17, ())]
-    drill.shut(*(step for step, _ in stops))
-    for step, where in stops:
-        agent = drill.start(*where)
-        drill.stands(step, ranks=1)
-        agent.signal(signal.SIGTERM)
-        drill.happens("drain_requested", generation=len(drill.agents))
-        drill.open(step)
-        agent.ends_with(75)
-        shutil.rmtree(drill.run.rendezvous, ignore_errors=True)
-    drill.start(*elsewhere).ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert [event["generation"] for event in drill.events("generation_started")] == [1, 2, 3, 4]
 
 
 def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed, copy_run):

@@ -67,39 +67,6 @@ def test_wrong_code_is_found(found, code, drills, recipe, tmp_path):
         assert one.events(found)
 
 
-LATE = """
-import os
-kept = run.path("kept.txt").open("w")
-for step in run.steps(data, state):
-    os.environ["COUNT"] = str(int(os.environ.get("COUNT", 0)) + 1)
-    print(step.number, file=kept, flush=True)
-    step.mean_loss(loss_of)
-    optimizer.param_groups[0]["lr"] = 0.001 * (SEEN if step.number == 12 else 1)
-    optimizer.step()
-"""
-NO_STEP_LOST = ("--rehearse", "off", "--snapshot-every", "1", "--faults", "step 9 rank 0 backward: kill")
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (REHEARSE, LATE.replace("SEEN", 'int(os.environ["COUNT"])')),
-        (REHEARSE, LATE.replace("SEEN", "kept.tell()")),
-        (NO_STEP_LOST, codes("wrong")[1][1]),
-    ],
-    ids=["environment", "file", "no step lost"],
-)
-def test_what_the_rules_say_is_not_seen_is_not_seen(options, code, drills, recipe, tmp_path):
-    """The control of the limits: two runs end with other bits, and nothing names it."""
-    path = recipe(code if "elastic.start" in code else codes("header")[0][1] + code)
-    plain, other = drills(tmp_path / "plain"), drills(tmp_path / "other")
-    plain.start(recipe=path).ends_with(0)
-    agent = other.start(*options, recipe=path)
-    agent.ends_with(0)
-    assert "does not bring back" not in agent.output
-    assert plain.values("run_finished", "digest") != other.values("run_finished", "digest")
-
-
 def test_the_words_of_each_refusal_are_those_of_a_message():
     messages = [
         node.value

@@ -6,7 +6,7 @@ import shutil
 import signal
 
 import pytest
-from etcd_servers import EtcdServers, free_port
+from etcd_servers import free_port
 
 from elastic.rendezvous.group import Group
 
@@ -68,13 +68,9 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     assert not other.events("generation_started")
 
 
-@pytest.mark.parametrize("place", ["c10d", "etcd"])
-def test_a_node_whose_run_directory_is_not_shared_is_refused(
-    drill, drills, etcd, undisturbed, tmp_path, place
-):
-    """The same command, on a machine with a directory of its own. In etcd the group is named."""
-    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", "one")
-    where = c10d() if place == "c10d" else where
+def test_a_node_whose_run_directory_is_not_shared_is_refused(drill, drills, undisturbed, tmp_path):
+    """The same command, on a machine with a directory of its own."""
+    where = c10d()
     other = drills(tmp_path / "machine")
     drill.shut(6)
     first = drill.start(*GROUP, *where)
@@ -162,24 +158,12 @@ def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped,
     assert stopped.values("restored", "step")[-1] == (12,)
 
 
-def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, undisturbed):
-    """It is there and refused, and the one before it is used, as ever."""
-    for path in stopped.run.local.glob("checkpoints/000000000020/*/state.safetensors"):
-        path.write_bytes(b"torn")
-    stopped.start().ends_with(0)
-
-    stopped.is_like(undisturbed)
-    assert stopped.values("restored", "step")[-1] == (16,)
-
-
-@pytest.mark.parametrize("place", ["dir", "etcd"])
-def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill, etcd, undisturbed, place):
-    """It is moved in step 6. Strangers in the old name are refused, in whatever place they meet;
-    the same command joins, and commits go on.
+def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill, undisturbed):
+    """It is moved in step 6. Strangers in the old name are refused; the same command joins, and
+    commits go on.
     """
-    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints) if place == "etcd" else ()
-    drill.shut(6, 13)
-    first = drill.start(*GROUP, *where)
+    drill.shut(6)
+    first = drill.start(*GROUP)
     drill.stands(6, ranks=1)
     drill.run.local.rename(drill.folder / "moved")
     drill.waits_for(lambda: list(drill.run.local.glob("place/*")), "the place in the old name")
@@ -187,73 +171,27 @@ def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill,
         stranger = drill.start(*options, arguments=OTHER)
         stranger.ends_with(2)
         assert says in stranger.output.splitlines()[-1]
-    second = drill.start(*GROUP, *where)
+    second = drill.start(*GROUP)
     drill.waits_for(lambda: "a node is waiting to join" in first.output, "the request of a drain")
     drill.open(6)
-    drill.stands(13, ranks=2)
-    drill.open(13)
     for agent in (first, second):
         agent.ends_with(0)
     record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
     assert (record["step"], record["digest"]) == (24, undisturbed.digest)
 
 
-def test_a_command_that_waited_takes_no_directory_that_became_another_ones(drill, tmp_path):
-    """Its etcd is away while its run directory is moved and another run ends in the name."""
-    servers = EtcdServers(tmp_path)
-    try:
-        servers.kill(0)
-        waiting = drill.start("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints)
-        drill.waits_for(lambda: "waiting for it" in waiting.output, "the wait")
-        drill.run.local.rename(drill.folder / "moved")
-        drill.start().ends_with(0)
-        before = drill.tree()
-        servers.start(0)
-        waiting.ends_with(2)
-    finally:
-        servers.close()
-    assert "was set aside, moved or replaced while this command waited" in waiting.output.splitlines()[-1]
-    assert drill.tree() == before
-
-
-def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):
-    """Both are called `run`, and both train the same. One directory by two names is one group."""
-    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
-    other = drills(tmp_path / "other")
-    drill.shut(6, 13)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    other.start(*GROUP, *where).ends_with(0)
-    mounted = drill.folder / "mounted elsewhere"
-    mounted.symlink_to(drill.run.local)
-    second = drill.start(*GROUP, *where, "--run-dir", str(mounted))
-    drill.happens("drain_requested", reason="a node is waiting to join")
-    drill.open(6)
-    drill.stands(13, ranks=2)
-    drill.open(13)
-    for agent in (first, second):
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    other.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
-    assert generations(other) == [(1, "start", 0)]
-
-
-@pytest.mark.parametrize("place", ["dir", "etcd"])
-def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, etcd, undisturbed, place):
+def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, undisturbed):
     """All its processes stop for longer than their place lasts, and --fresh begins a new run in the
     directory. The sleeper wakes and finds itself in another run's directory.
     """
-    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints) if place == "etcd" else ()
     drill.shut(6, 12)
-    sleeper = drill.start("--save-every", "2steps", *where)
+    sleeper = drill.start("--save-every", "2steps")
     drill.stands(6, ranks=1)
     asleep = drill.processes_of(sleeper)
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
     drill.open(6)
-    fresh = drill.start("--fresh", *where)
+    fresh = drill.start("--fresh")
     drill.stands(12, ranks=1)
     for pid in asleep:
         os.kill(pid, signal.SIGCONT)
@@ -263,21 +201,6 @@ def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, etcd, undistur
 
     drill.is_like(undisturbed)
     assert drill.values("generation_started", "generation") == [(3,)]
-
-
-def test_a_stranger_with_fresh_ends_no_generation_of_another_run(drill, drills, undisturbed, tmp_path):
-    """Both name the same rendezvous folder, and each has a run directory of its own."""
-    where = "--rdzv-endpoint", str(tmp_path / "meet")
-    drill.shut(6)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    stranger = drills(tmp_path / "other").start(*GROUP, *where, "--fresh", arguments=OTHER)
-    stranger.ends_with(2)
-    drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0)]
 
 
 def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed, tmp_path):

@@ -20,10 +20,6 @@ sys.path.insert(0, here)
 """
 
 
-IMPORTS = "import elastic, torch.distributed as dist"
-START = "run = elastic.start(seed=0, global_batch=4, shards=2)"
-
-
 def digest(drill):
     (finished,) = drill.events("run_finished")
     return finished["digest"]
@@ -82,89 +78,6 @@ def test_a_model_from_an_unseeded_generator_is_refused_and_other_draws_are_alike
     assert drawn(both.output) == drawn(alone.output) == drawn(node.output)
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_a_process_group_that_a_recipe_opens_is_refused_with_a_sentence(drill, place):
-    """Left in by who ports a script. torch said that RANK is missing, or that it is done twice."""
-    recipe, lines = drill.folder / "recipe.py", ["dist.init_process_group('gloo')", START]
-    recipe.write_text("\n".join([IMPORTS, *(lines if place == "before" else lines[::-1])]))
-    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
-    agent.ends_with(2)
-    assert "expected a recipe without init_process_group, found a call of it; leave it out" in agent.output
-    assert f"at {recipe}:{2 if place == 'before' else 3}: dist.init_process_group('gloo')" in agent.output
-    assert "Traceback" not in agent.output
-
-
-def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill, recipes):
-    """Two workers with DistributedDataParallel would wait for each other for ever."""
-    agent = drill.start("--nproc-per-node", "2", recipe=recipes / "early.py", arguments=("wrapped",))
-    agent.ends_with(2)
-    assert "expected a model without DistributedDataParallel" in agent.output
-    assert len(drill.events("generation_started")) == 1
-
-
-BACKGROUND = """
-import queue, threading, elastic, torch
-from torch.utils.data import TensorDataset
-
-run = elastic.start(seed=3, global_batch=8, shards=4)
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-state = elastic.State(model=model, optimizer=optimizer)
-handed = queue.Queue(1)
-
-def take():
-    for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
-        handed.put(step)
-    handed.put(None)
-
-threading.Thread(target=take, daemon=True).start()
-while (step := handed.get()) is not None:
-    step.mean_loss(lambda batch: (model(batch.data[0]) - batch.data[0]).pow(2).mean())
-    optimizer.step()
-"""
-
-
-def test_a_generator_in_the_background_is_refused_and_not_waited_for(drill, tmp_path):
-    """Its thread ended with a traceback, and the main thread waited for the next step for ever."""
-    (tmp_path / "background.py").write_text(BACKGROUND)
-    agent = drill.start(recipe=tmp_path / "background.py")
-    agent.ends_with(2)
-    assert "ended without gradients" in agent.output
-    assert "Traceback" not in agent.output
-
-
-LOGGED = """
-import elastic, torch
-from torch.utils.data import TensorDataset
-
-run = elastic.start(seed=3, global_batch=8, shards=4)
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-state = elastic.State(model=model, optimizer=optimizer)
-seen = {}
-
-def loss_of(batch):
-    seen["first"] = batch.data[0][0, 0].item()
-    return (model(batch.data[0]) - batch.data[0]).pow(2).mean()
-
-for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
-    step.mean_loss(loss_of)
-    optimizer.step()
-    step.log(part=seen["first"], rate=0.01)
-"""
-
-
-def test_a_number_of_one_ranks_shards_that_is_logged_is_named_once_in_a_run(drill, tmp_path):
-    """The process after a killed worker does not say it once more."""
-    (tmp_path / "logged.py").write_text(LOGGED)
-    kill = ("--snapshot-every", "1", "--faults", "step 3 rank 0 backward: kill")
-    agent = drill.start("--nproc-per-node", "2", *kill, recipe=tmp_path / "logged.py")
-    agent.ends_with(0)
-    assert agent.output.count("the ranks have logged other numbers for part,") == 1
-    _, report = drill.inspects("report", drill.run.url)
-    assert report["logged_by_rank"] == ["part"]
-
-
 SCRIPTED = """
 import torch
 from torch import nn
@@ -200,3 +113,30 @@ def test_a_function_of_torchscript_rounds_alike_in_a_process_that_goes_on(drills
     stormy.start(*plan, recipe=recipe).ends_with(0)
     assert len(stormy.events("fault_injected")) == 2
     assert digest(stormy) == digest(calm)
+
+
+# A script without the library: it shows what a worker has in its environment.
+SHOWS = """
+import os
+print("SEEN", sorted(name for name in os.environ if name.startswith("ELASTIC_") and name != "ELASTIC_AGENT"))
+"""
+
+
+def test_a_worker_sees_no_variable_of_its_agents_options_and_the_agent_obeys_them(drill, tmp_path):
+    """Else a recipe that starts another elastic-train would have it train in its own run directory.
+    Two workers come from a variable; the run directory from the option, which counts more.
+    """
+    recipe = tmp_path / "shows.py"
+    recipe.write_text(SHOWS)
+    variables = {
+        "ELASTIC_NPROC_PER_NODE": "2",
+        "ELASTIC_RUN_DIR": str(tmp_path / "not-here"),
+        "ELASTIC_FROM": "",
+        "ELASTIC_MAX_NODE": "3",
+    }
+    agent = drill.start(recipe=recipe, env=variables)
+    agent.ends_with(0)
+    assert "the environment sets --nproc-per-node by ELASTIC_NPROC_PER_NODE\n" in agent.output
+    assert "did you mean ELASTIC_MAX_NODES?" in agent.output
+    assert agent.output.count("SEEN ['ELASTIC_MAX_NODE']") == 2
+    assert not (tmp_path / "not-here").exists()

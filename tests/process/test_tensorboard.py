@@ -60,61 +60,6 @@ def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, t
     )
 
 
-def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on_in_tensorboard(drill, tmp_path):
-    """The second agent does steps again that the first one has written."""
-    folder = tmp_path / "board"
-    drill.shut(5, 9, 11)
-    agent = drill.start("--tensorboard", str(folder))
-    drill.happens("checkpoint_committed", step=4)  # else the next save may be skipped
-    drill.open(5)
-    drill.stands(9, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
-    drill.open(9)
-    drill.stands(11, ranks=1)
-    drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 11)], "the steps before")
-    agent.process.kill()
-    drill.all_are_gone()
-    drill.open(11)
-
-    drill.start("--tensorboard", str(folder)).ends_with(0)
-
-    has_each_step_of(drill, folder)
-    assert len(board(folder)["elastic/recovery/text_summary"]) == 1
-
-
-def test_the_steps_of_a_run_that_has_finished_are_written_by_the_same_command(drill, tmp_path):
-    """The disk was full until the run ended, or the run had no `--tensorboard`."""
-    folder = tmp_path / "board"
-    drill.start().ends_with(0)
-    again = drill.start("--tensorboard", str(folder))
-    again.ends_with(0)
-    assert "Nothing was trained" in again.output
-    assert f"{folder} has the run's {STEPS} steps for TensorBoard" in again.output
-    has_each_step_of(drill, folder)
-
-
-def test_steps_that_are_missing_at_the_end_are_said_and_made_up(drill, tmp_path):
-    """As with a disk that is full until the run ends: here the folder is a file."""
-    folder = tmp_path / "board"
-    drill.shut(5)
-    agent = drill.start("--tensorboard", str(folder))
-    drill.stands(5, ranks=1)
-    drill.waits_for(lambda: board(folder)["loss"], "the first steps")
-    (held,) = folder.iterdir()
-    held.rename(tmp_path / "held")
-    held.write_text("")
-    drill.open(5)
-    agent.ends_with(0)
-    assert "the same command again writes them" in agent.output
-
-    again = drill.start("--tensorboard", str(folder))
-    again.ends_with(0)
-    assert "the steps that TensorBoard lacks are not written" in again.output
-    held.unlink()
-    drill.start("--tensorboard", str(folder)).ends_with(0)
-    has_each_step_of(drill, folder)
-
-
 @pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
 def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -45,29 +45,24 @@ class Terminal:
         os.close(self._fd)
 
 
-@pytest.fixture
-def watched(drill):
+def test_it_follows_the_run_and_ends_with_it_and_ctrl_c_ends_it_alone(drill):
     drill.shut(8)
     drill.start("--snapshot-every", "1")
     drill.stands(8, ranks=1)
-    terminal = Terminal("watch", str(drill.run.local))
-    drill.waits_for(lambda: "step 7 of 24" in terminal.text, "the newest step")
-    yield terminal
-    terminal.close()
-
-
-def test_it_follows_the_run_and_ends_with_it(drill, watched):
-    assert "running" in watched.text
-    drill.open(8)
-    drill.agents[0].ends_with(0)
-    assert watched.ends() == 0
-    assert "finished after step 24" in watched.text
-    assert "step 24 of 24" in watched.text
-
-
-def test_ctrl_c_ends_it_and_not_the_run(drill, watched):
-    watched.process.send_signal(signal.SIGINT)
-    assert watched.ends() == 0
-    assert "Traceback" not in watched.text
-    drill.open(8)
-    drill.agents[0].ends_with(0)
+    terminals = [Terminal("watch", str(drill.run.local)) for _ in range(2)]
+    try:
+        for each in terminals:
+            drill.waits_for(lambda each=each: "step 7 of 24" in each.text, "the newest step")
+        stopped, watched = terminals
+        stopped.process.send_signal(signal.SIGINT)
+        assert stopped.ends() == 0
+        assert "Traceback" not in stopped.text
+        assert "running" in watched.text
+        drill.open(8)
+        drill.agents[0].ends_with(0)
+        assert watched.ends() == 0
+        assert "finished after step 24" in watched.text
+        assert "step 24 of 24" in watched.text
+    finally:
+        for each in terminals:
+            each.close()

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 
-SAMPLES, STEPS, FIRST = 4, 240, 140
+SAMPLES, STEPS, FIRST = 4, 180, 140
 # Of a tensor on a device, each of these makes the host wait.
 READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__")
 
