@@ -50,9 +50,8 @@ def into_view(page, selector):
     )
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
-    page = show(*drawn_runs.of_generations(7, 40), dark=dark)
+def test_the_page_of_a_run_draws_all_of_its_parts(show):
+    page = show(*drawn_runs.of_generations(7, 40), dark=True)
 
     assert text(page, "h1").startswith("Finished: 280 steps")
     assert count(page, ".timeline .generation-group") == count(page, ".timeline .generation") == 7
@@ -63,7 +62,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
     sections = page.evaluate("[...document.querySelectorAll('section')].map((each) => each.id)")
     assert sections == ["time", "faults", "timeline", "logged", "steps", "recoveries", "checkpoints", "facts"]
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    assert (sum(map(int, paper[4:-1].split(","))) < 200) is dark
+    assert sum(map(int, paper[4:-1].split(","))) < 200
     # A canvas that draws nothing raises no error: the colours of its lines must be there.
     into_view(page, "[data-name=loss]")
     drawn = page.evaluate(
@@ -75,9 +74,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show, dark):
     assert drawn > 300
 
 
-@pytest.mark.parametrize(
-    ("number", "steps", "size"), [(1, 0, (1280, 900)), (1, 1, (390, 800)), (600, 2, (390, 800))]
-)
+@pytest.mark.parametrize(("number", "steps", "size"), [(1, 0, (390, 800)), (600, 2, (390, 800))])
 def test_the_shortest_and_a_long_run_have_a_page(show, number, steps, size):
     """The long one says what it leaves out; a narrow window needs no scrolling to the side."""
     events, lines = drawn_runs.of_generations(number, steps) if steps else ([], [])
@@ -93,7 +90,7 @@ def test_the_shortest_and_a_long_run_have_a_page(show, number, steps, size):
         assert page.evaluate("document.querySelector('.timeline .generation-group').dataset.number") == "101"
 
 
-def test_the_pointer_over_the_timeline_tells_of_the_generation(show):
+def test_the_timeline_tells_of_a_generation_and_zooms(show):
     page = show(*drawn_runs.of_generations(3, 40))
     left, top, width, _ = into_view(page, ".timeline")
 
@@ -103,21 +100,11 @@ def test_the_pointer_over_the_timeline_tells_of_the_generation(show):
     assert "6 workers on 3 nodes, steps 81 to 120" in words
     page.mouse("mouseMoved", left + width * 0.95, top - 60)
     assert page.wait("document.getElementById('tip').hidden")
-
-
-def test_dragging_over_the_timeline_zooms_and_a_button_shows_all_again(show):
-    page = show(*drawn_runs.of_generations(9, 40))
-    left, top, width, _ = into_view(page, ".timeline")
     seen = "document.querySelectorAll('.timeline .generation').length"
-
-    page.drag(left + width * 0.6, left + width * 0.7, top + 35)
-    assert page.wait(f"{seen} < 4")
+    page.drag(left + width * 0.8, left + width * 0.9, top + 35)
+    assert page.wait(f"{seen} < 3")
     page.evaluate("document.querySelector('button.reset').click()")
-    assert page.wait(f"{seen} === 9")
-    page.evaluate(
-        "document.querySelector('.timeline').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))"
-    )
-    assert page.wait(f"{seen} < 9")
+    assert page.wait(f"{seen} === 3")
 
 
 def test_dragging_over_a_chart_zooms_every_chart_and_the_pointer_tells_a_value(show):
@@ -188,15 +175,6 @@ def test_a_script_that_found_its_way_into_the_page_is_refused(chromium, tmp_path
     assert page.evaluate("window.ran === undefined")
     assert len(page.complaints()) == 1
     page.close()
-
-
-def test_the_printed_page_is_light_and_has_the_charts(show):
-    page = show(*drawn_runs.of_generations(3, 40), dark=True)
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.set_dark(True, "print")
-
-    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(253, 253, 252)"
-    assert page.pdf().startswith(b"%PDF")
 
 
 def test_two_runs_lie_over_each_other_and_their_first_difference_is_marked(chromium, tmp_path, capsys):

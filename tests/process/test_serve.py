@@ -1,12 +1,9 @@
 """`elastic-train serve` shows a run live, to those who ask it by its own name, and only reads."""
 
 import json
-import select
-import signal
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 import drawn_runs
 import pytest
@@ -15,7 +12,6 @@ from page_server import LIMIT_S, served
 from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
 from elastic.report.http_server import is_own_name
-from elastic.report.polling import folder_id
 from elastic.report.serve import PAUSE_S, LiveRun, NotNow, seen
 from elastic.report.views import view_now
 from elastic.testing.fakes import FakeClock
@@ -62,30 +58,19 @@ def test_it_answers_with_the_page_and_its_document_and_changes_nothing(run, serv
     assert f'elastic_steps_total{{run="{run}"}} 120.0' in body.decode()
     assert server.ask("/../../etc/passwd")[0] == 404
     assert server.ask(method="POST")[0] == server.ask(method="PUT")[0] == 501
-    assert files() == before
-
-
-def test_a_page_whose_name_leads_here_is_refused(run, serve):
-    """DNS rebinding: the browser sends the other site's name, whatever address that name has."""
-    server = serve(run)
-    status, _, body = server.ask(Host="attacker.example")
-    assert status == 403
-    assert b"Finished" not in body
+    # DNS rebinding: the browser sends the other site's name, whatever address that name has.
     assert server.ask("/picture.json", Host=f"attacker.example:{server.port}")[0] == 403
     assert server.ask(Host=f"localhost:{server.port}")[0] == 200
+    assert files() == before
 
 
 @pytest.mark.parametrize(
     ("host", "is_own"),
     [
-        ("127.0.0.1:8080", True),
-        ("localhost", True),
         ("[::1]:8080", True),
         ("Node-7:80", True),
         (socket.gethostname(), True),
         ("127.0.0.1.attacker.example:8080", False),
-        ("localhost.attacker.example", False),
-        ("", False),
         (None, False),
         (":8080", False),
     ],
@@ -107,27 +92,6 @@ def test_it_listens_where_it_is_told_and_says_who_can_read_it(run, serve, tmp_pa
     empty = serve(tmp_path, "--listen", "127.0.0.1:0")
     assert empty.process.wait(LIMIT_S) == 2
     assert "expected a run directory, found no run in" in empty.said
-
-
-def test_clients_that_go_away_or_say_nothing_shut_out_nobody(run, serve):
-    """Some reset the connection instead of reading the answer, and many send half a request."""
-    server = serve(run)
-    for _ in range(5):
-        gone = socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S)
-        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        gone.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        gone.close()
-    waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) for _ in range(40)]
-    for each in waiting:
-        each.sendall(b"GET / HT")
-    assert waiting[0].recv(1) == b""
-    assert server.ask()[0] == 200
-    assert select.select([waiting[-1]], [], [], 0)[0] == []
-    for each in waiting:
-        each.close()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(LIMIT_S) == 0
-    assert server.process.stdout.read() == ""
 
 
 def test_an_open_page_shows_new_steps_and_says_when_the_server_is_gone(run, serve, chromium, tmp_path):
@@ -200,16 +164,6 @@ def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
     assert found.newest() is first
     clock.now += 0.2
     assert found.newest().tag == first.tag  # nothing has changed
-    assert looks.count == 2
-
-
-def test_a_run_that_was_begun_anew_is_read_at_once(run):
-    _, looks, found = live(run, cost_s=0.1, place=partial(folder_id, run))
-    found.newest()
-    run.rename(run.with_name("aside"))
-    (run / "events").mkdir(parents=True)
-
-    assert found.newest().view.generations == []
     assert looks.count == 2
 
 

@@ -60,7 +60,7 @@ def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, t
     )
 
 
-@pytest.mark.parametrize("where", ["s3://bucket/board", "README.md", ""])
+@pytest.mark.parametrize("where", ["s3://bucket/board", "README.md"])
 def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("README.md").write_text("a file")
@@ -83,7 +83,6 @@ def test_tensorboard_without_its_extra_is_refused(recipes, capsys, tmp_path, mon
 @pytest.mark.parametrize(
     "text",
     [
-        "raise ImportError('built for another interpreter')",
         "raise TypeError('descriptors cannot be created directly')",  # protobuf's
         "",
     ],

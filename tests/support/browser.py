@@ -4,7 +4,6 @@ Every call has a limit. What the page says on its console, and every request tha
 for the test to judge.
 """
 
-import base64
 import json
 import os
 import select
@@ -129,10 +128,9 @@ class Page:
             mobile=False,
         )
 
-    def set_dark(self, dark: bool, media: str = "") -> None:
-        """media: print, or empty for the screen."""
+    def set_dark(self, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
 
     def mouse(self, kind: str, x: float, y: float, clicks: int = 0) -> None:
         """kind: mouseMoved, mousePressed or mouseReleased."""
@@ -153,17 +151,6 @@ class Page:
         self.mouse("mouseMoved", (x + to) / 2, y, 1)
         self.mouse("mouseMoved", to, y, 1)
         self.mouse("mouseReleased", to, y, 1)
-
-    def screenshot(self, *, whole: bool = False) -> bytes:
-        """A PNG of what is seen, or of the whole page."""
-        clip: dict[str, Any] = {}
-        if whole:
-            box = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"clip": {**box, "scale": 1}, "captureBeyondViewport": True}
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"])
-
-    def pdf(self) -> bytes:
-        return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
 
     def complaints(self) -> list[Any]:
         """What the console of the page has of errors and warnings."""
