@@ -1,13 +1,9 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
-HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, exit-text,
-gone (os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
-before the step's gradients), cut (break between them and the update), spoil (that, and a change of
-the weights before), fork (break, and children in step 3), or nine (a run of nine steps). STEP:
-where. RANK: on this rank alone.
+HOW: break, exit (sys.exit(0)), exit-3, gone (os._exit(0)), stop (run.stop), fork (break, and
+children in step 3), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
 
-After the loop it changes its weights, as a recipe does that loads its best ones (not with `held`
-and `catch`).
+After the loop it changes its weights, as a recipe does that loads its best ones.
 
 LEAVING_KILL, a path: the process kills itself after the loop if it is the first to create the file.
 LEAVING_STEP: where it leaves, in place of STEP.
@@ -41,8 +37,6 @@ state = elastic.State(model=model, values=values)
 
 def train(step: elastic.Step) -> None:
     loss = step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
-    if HOW == "cut" and leaves(step):
-        return
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.sub_(0.1 * parameter.grad)
@@ -86,43 +80,24 @@ def is_forked_child_that_breaks() -> bool:
 
 def loop() -> None:
     for step in run.steps(data, state):
-        if HOW in ("before", "spoil") and leaves(step):
-            if HOW == "spoil":
-                nn.init.zeros_(model[0].weight)
-            break
         train(step)
-        if HOW == "cut" and leaves(step):
-            break
         if HOW == "fork" and step.number == 3 and is_forked_child_that_breaks():
             break
         if not leaves(step):
             continue
         if HOW in ("break", "fork"):
             break
-        if HOW == "return":
-            return
-        if HOW == "catch":
-            raise LookupError
         if HOW == "gone":
             os._exit(0)
         if HOW.startswith("exit"):
-            sys.exit({"exit-3": 3, "exit-text": "the loss is not a number"}.get(HOW, 0))
+            sys.exit(3 if HOW == "exit-3" else 0)
         if HOW == "stop":
             run.stop("enough")
 
 
-if HOW == "held":
-    steps = run.steps(data, state)
-    for step in steps:
-        train(step)
-        if leaves(step):
-            break
-else:
-    with suppress(LookupError):
-        loop()
-if HOW not in ("held", "catch"):
-    with torch.no_grad():
-        model[0].weight.zero_()
+loop()
+with torch.no_grad():
+    model[0].weight.zero_()
 run.print("the loop is over")
 if "LEAVING_KILL" in os.environ:
     with suppress(FileExistsError):

@@ -2,14 +2,12 @@
 
 PLAIN_DIES      Rank 1 kills itself in its first life.
 PLAIN_RAISES    Rank 1 raises in every life.
-PLAIN_EXITS     The exit code of every rank, in every life.
 PLAIN_SUMS      Path. All ranks go on adding numbers until rank 0 finds a file there.
 """
 
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -28,8 +26,6 @@ if "PLAIN_DIES" in os.environ and dist.get_rank() == 1 and os.environ["TORCHELAS
     os.kill(os.getpid(), signal.SIGKILL)
 if "PLAIN_RAISES" in os.environ and dist.get_rank() == 1:
     raise RuntimeError("the script's own mistake")
-if "PLAIN_EXITS" in os.environ:
-    sys.exit(int(os.environ["PLAIN_EXITS"]))
 found = torch.zeros(1)
 while "PLAIN_SUMS" in os.environ and not found.item():
     found = torch.tensor([float(dist.get_rank() == 0 and Path(os.environ["PLAIN_SUMS"]).exists())])
