@@ -15,8 +15,6 @@ TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
                 `attribute`, or in an `iterator`, whose place cannot be seen.
 TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
-TINY_GROW       A step: from here on the optimizer keeps 2 MiB more.
-TINY_LARGE      The model has so many MiB more, which no step changes.
 TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_PRINT      So many KiB are printed in each step.
@@ -156,10 +154,7 @@ class Momentum:
         self.steps += 1
 
     def state_dict(self) -> dict:
-        grown = (
-            {"history": torch.zeros(2**19)} if self.steps >= int(os.environ.get("TINY_GROW", "1000")) else {}
-        )
-        return {"momenta": self.momenta, "steps": self.steps, **grown}
+        return {"momenta": self.momenta, "steps": self.steps}
 
     def load_state_dict(self, state: dict) -> None:
         self.before_load()
@@ -215,9 +210,6 @@ def change_if_asked(model: nn.Sequential) -> None:
         model.append(Counter(os.environ["TINY_REMEMBER"]))
     if "TINY_HOOK" in os.environ:
         model[0].weight.register_hook(lambda gradient: gradient)
-    if "TINY_LARGE" in os.environ:
-        large = torch.zeros(int(os.environ["TINY_LARGE"]) << 18)
-        model[0].register_parameter("large", nn.Parameter(large, requires_grad=False))
 
 
 def clipped_gradient(model: nn.Module, batch: elastic.Batch) -> Tensor:
