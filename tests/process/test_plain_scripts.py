@@ -167,7 +167,7 @@ def test_plain_python_that_ends_at_once_has_one_line_and_leaves_its_directory(dr
     """
     recipe = drill.folder / "recipe.py"
     recipe.write_text(ENDS)
-    alone = drill.start_script(recipe, place, env={"ELASTIC_RUN_DIR": drill.run.url})
+    alone = drill.execute([sys.executable, str(recipe), place], {"ELASTIC_RUN_DIR": drill.run.url})
     alone.ends_with(code)
     assert alone.output.splitlines()[-1].endswith(last_line)
     assert "Traceback" not in alone.output
