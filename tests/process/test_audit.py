@@ -14,7 +14,7 @@ def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     agent.ends_with(1)
 
     assert "step 1, shard" in agent.output
-    assert "a counter in a forward" in agent.output
+    assert "a counter (use step.number)" in agent.output
     assert drill.values("generation_started", "cause") == [("start",)]
     first, verdict = "what call 1 of the step returned", "recipe"
     assert drill.values("audit_failed", "step", "ranks", "entry", "verdict") == [(1, [0, 0], first, verdict)]

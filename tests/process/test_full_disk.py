@@ -48,11 +48,13 @@ def test_a_death_on_a_full_disk_costs_saves_and_lines(drill, disk, undisturbed, 
     options = ["--snapshot-every", "1", "--run-dir", folder]
     if backend == "c10d":
         options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    drill.shut(8, 14, 18)
+    drill.shut(5, 8, 14, 18)
     agent = drill.start(*options, env=env)
-    drill.stands(8, ranks=1)
+    drill.stands(5, ranks=1)
     pid = drill.pid_of_rank(0, generation=1)
-    drill.happens("checkpoint_committed", step=4)
+    drill.happens("checkpoint_committed", step=4)  # of a slot that step 7 would write over
+    drill.open(5)
+    drill.stands(8, ranks=1)
     disk.fill()
     os.kill(pid, signal.SIGKILL)
     drill.waits_for(lambda: "generation 2 (failure)" in agent.output, "generation 2")

@@ -64,6 +64,30 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
     assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
+def test_arguments_that_a_script_refuses_end_with_its_own_usage(drill):
+    """argparse ends a script with exit code 2, once it has said why; here in a worker."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        "import argparse, elastic\nelastic.start(seed=0, global_batch=8, shards=8)\n"
+        "argparse.ArgumentParser().parse_args()\n"
+    )
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe, arguments=("--wrong",))
+    agent.ends_with(2)
+    assert "usage: recipe.py [-h]" in agent.output
+    assert "its words are above" in agent.output.splitlines()[-1]
+    assert "Traceback" not in agent.output
+
+
+def test_a_plain_script_that_exits_with_a_code_of_ours_has_failed(drill):
+    """A worker with this library means "I drained" by it."""
+    script = drill.folder / "plain.py"
+    script.write_text("import sys\nsys.exit(75)\n")
+    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "1", recipe=script)
+    agent.ends_with(1)
+    assert "that was failure 2, and --max-restarts is 1" in agent.output
+    assert len(drill.events("generation_started")) == 2
+
+
 def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill, recipes):
     """No restart is allowed. The ranks add numbers all the time, so those of the other nodes break
     when one node stops its own, or dies.

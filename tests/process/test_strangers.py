@@ -212,3 +212,52 @@ def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed
     again = drill.start(*where)
     again.ends_with(76)
     assert f"the group has committed step {drill.last_step}, and" in again.output
+
+
+def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):
+    """Both are called `run`, and both train the same. One directory by two names is one group."""
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
+    other = drills(tmp_path / "other")
+    drill.shut(6, 13)
+    first = drill.start(*GROUP, *where)
+    drill.stands(6, ranks=1)
+    other.start(*GROUP, *where).ends_with(0)
+    mounted = drill.folder / "mounted elsewhere"
+    mounted.symlink_to(drill.run.local)
+    second = drill.start(*GROUP, *where, "--run-dir", str(mounted))
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    drill.stands(13, ranks=2)
+    drill.open(13)
+    for agent in (first, second):
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    other.is_like(undisturbed)
+    assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
+    assert generations(other) == [(1, "start", 0)]
+
+
+def test_a_stranger_with_fresh_ends_no_generation_of_another_run(drill, drills, undisturbed, tmp_path):
+    """Both name the same rendezvous folder, and each has a run directory of its own."""
+    where = "--rdzv-endpoint", str(tmp_path / "meet")
+    drill.shut(6)
+    first = drill.start(*GROUP, *where)
+    drill.stands(6, ranks=1)
+    stranger = drills(tmp_path / "other").start(*GROUP, *where, "--fresh", arguments=OTHER)
+    stranger.ends_with(2)
+    drill.open(6)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert generations(drill) == [(1, "start", 0)]
+
+
+def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, undisturbed):
+    """It is there and refused, and the one before it is used, as ever."""
+    for path in stopped.run.local.glob("checkpoints/000000000020/*/state.safetensors"):
+        path.write_bytes(b"torn")
+    stopped.start().ends_with(0)
+
+    stopped.is_like(undisturbed)
+    assert stopped.values("restored", "step")[-1] == (16,)

@@ -1,0 +1,60 @@
+"""A generation trains on the samples of the generations before it, or says that it cannot."""
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+KILLED = ("--snapshot-every", "1", "--faults", "step 5 rank 0 backward: kill")
+
+
+def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_differs(drill, recipes):
+    """The first generation draws more numbers before the split, since a file is missing."""
+    agent = drill.start(*KILLED, recipe=recipes / "splitting.py")
+    agent.ends_with(2)
+    assert "the state of step 4 was trained on other data" in agent.output
+    assert "contents of dataset.indices" in agent.output
+    assert "give a split a generator of its own" in agent.output
+    assert drill.last_step == 4
+
+
+def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
+    """No state was kept, so nothing is wrong but the result: it is not that of a calm run."""
+    plan = ("--snapshot-every", "off", "--faults", "step 3 rank 0 backward: kill")
+    agent = drill.start(*plan, recipe=recipes / "splitting.py")
+    agent.ends_with(0)
+    assert drill.values("restored", "step") == [(0,), (0,)]
+    assert agent.output.count("it now begins on other data than at first: contents of dataset.indices") == 1
+
+
+BEST = """
+import copy
+import torch
+import elastic
+
+run = elastic.start(seed=0, global_batch=16, shards=4)
+model, data = torch.nn.Linear(8, 2), torch.randn(64, 8)
+best = copy.deepcopy(model.state_dict())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sums = lambda batch: model(batch.data).sum()
+for step in run.steps(run.data(data, epochs=1), elastic.State(model=model, optimizer=optimizer)):
+    step.mean_loss(lambda batch: model(batch.data).square().mean())
+    optimizer.step()
+    run.evaluate(data, sums)
+for ranks in [run.world_size, 1]:
+    if run.rank < ranks:
+        model.load_state_dict({name: each / ranks for name, each in best.items()})
+    run.print("loaded by", ranks, run.evaluate(data, sums))
+"""
+
+
+def test_weights_that_one_rank_alone_loads_after_the_loop_are_not_evaluated(drill):
+    """A habit of scripts for DistributedDataParallel, which evaluate on rank 0."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(BEST)
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(1)
+    assert [
+        line.split()[3] for line in agent.output.splitlines() if line.startswith("[rank0] loaded by")
+    ] == ["2"]
+    assert "run.evaluate: expected one result for a block, found others on ranks 0 and 1" in agent.output
+    assert len(drill.events("generation_started")) == 1
