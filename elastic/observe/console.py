@@ -24,12 +24,11 @@ from elastic.events import FirstStep, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
-from elastic.observe.loss_words import loss_words
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.recovery import recoveries, recovery_line
 from elastic.observe.step_columns import columns_of
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import printable

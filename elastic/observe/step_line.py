@@ -3,13 +3,17 @@
 It does not promise that the values are true.
 """
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
 
 from elastic.system.untrusted import LARGEST
 
+DIGITS = 6  # of a loss, where a person reads it
 CHAIN_DIGITS = 16  # of a chain value, in a line
 # Arrays hold these, and sums of these are numbers.
 _Whole = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
@@ -21,7 +25,7 @@ class StepLine:
     """What rank 0 writes after a step.
 
     step: counted from 1; epoch: from 0. loss: what the recipe logged under this name, else what
-    `mean_loss` gave; null where it was not finite or the recipe has none (loss_words.py shows both
+    `mean_loss` gave; null where it was not finite or the recipe has none (`loss_words` shows both
     as "none"). chain: see docs/architecture.md; two runs are equal as far as their chains are.
     time: seconds since 1970, when the step ended. seconds: how long it took, without saves and
     calls of `run.evaluate`. audited: true if the step was (`--audit`). slowest_rank: whose own work
@@ -83,3 +87,16 @@ def parse(record: dict[str, Any]) -> StepLine:
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise ValueError(f"expected the line of a step, found: {error}") from error
     return StepLine(**known, values={name: value for name, value in record.items() if name not in known})
+
+
+def loss_words(loss: object, digits: int = DIGITS) -> str:
+    """A loss as a person reads it, wherever a run is shown. loss: of a line, so any JSON; anything
+    but a finite number is "none".
+    """
+    if isinstance(loss, bool) or not isinstance(loss, int | float):
+        return "none"
+    with suppress(OverflowError):
+        return f"{loss:.{digits}g}" if math.isfinite(loss) else "none"
+    # A whole number beyond the largest float.
+    mantissa, _, exponent = f"{Decimal(loss):.{digits - 1}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"

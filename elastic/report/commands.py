@@ -24,8 +24,7 @@ from elastic.report.diff import ComparedRun, Difference, compare, compared_run
 from elastic.report.download import readable, unreadable
 from elastic.report.html_page import write_page
 from elastic.report.page import page_of, page_of_two
-from elastic.report.report import report_of
-from elastic.report.status import status_of
+from elastic.report.report import report_of, status_of
 from elastic.report.verify import verify_run
 from elastic.report.views import begun_with, heartbeat_ages_s, parent_of, view_now
 from elastic.storage.remote import check_url

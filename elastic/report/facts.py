@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, StepDiffered, Stopped
-from elastic.observe.loss_words import loss_words
 from elastic.observe.plain_script import PlainScript
 from elastic.observe.run_view import ComparedSteps, RunView
 from elastic.observe.slow_ranks import SlowRank
+from elastic.observe.step_line import loss_words
 
 _MOST_RANKS = 8  # named for one number of shards
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different

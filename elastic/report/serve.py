@@ -28,9 +28,8 @@ from elastic.report.download import readable, unreadable
 from elastic.report.html_page import html_page, json_text, policy
 from elastic.report.http_server import Answer, HttpServer, listen
 from elastic.report.page import page_of
-from elastic.report.polling import folder_id, pause_s
 from elastic.report.prometheus import RunSeries
-from elastic.report.views import view_now
+from elastic.report.views import folder_id, pause_s, view_now
 from elastic.storage.remote import check_url
 from elastic.system import interrupt
 from elastic.system.clock import Clock, SystemClock

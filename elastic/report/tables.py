@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic.observe.loss_words import loss_words
 from elastic.observe.run_view import RunView, ScheduledNode
+from elastic.observe.step_line import loss_words
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.facts import ended, plain_facts, report_facts, value_text
 from elastic.report.runs import Runs

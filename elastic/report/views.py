@@ -23,6 +23,9 @@ from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import file_time_s
 from elastic.system.files import open_regular
 
+_PAUSE_PER_COST = 200.0  # so that looking takes a two-hundredth of one core
+_LONGEST_S = 60.0  # of a run in a folder, whose first look is the longest by far
+
 
 def view_now(run: RunDir, reader: RunReader | None = None) -> RunView:
     """With its curves. reader: of this run, where it was looked at before.
@@ -79,3 +82,26 @@ def _identity(run: RunDir, remedy: str) -> Identity | None:
     with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
         return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
     return None
+
+
+def pause_s(cost_s: float, *, least_s: float, is_remote: bool) -> float:
+    """Until the next look at a run, so that training on the same machine does not notice.
+
+    cost_s: seconds that the last look took; of a run at a URL these are mostly those of the
+    network, and it is read whole each time.
+    """
+    if is_remote:
+        return max(least_s, 20 * cost_s)
+    return max(least_s, min(_LONGEST_S, _PAUSE_PER_COST * cost_s))
+
+
+def folder_id(folder: Path) -> tuple[int, int] | None:
+    """The folder that has this name now; None for none.
+
+    After `--fresh` it is another one, which a reader should not show a minute late.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

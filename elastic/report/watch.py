@@ -19,13 +19,12 @@ from rich.text import Text
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
 from elastic.observe.goodput import DOWN, END
-from elastic.observe.loss_words import loss_words
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
+from elastic.observe.step_line import loss_words
 from elastic.report.download import readable
 from elastic.report.facts import compared, plain_facts, shards_text
-from elastic.report.polling import folder_id, pause_s
-from elastic.report.views import heartbeat_ages_s
+from elastic.report.views import folder_id, heartbeat_ages_s, pause_s
 from elastic.report.words import count, duration, short
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day

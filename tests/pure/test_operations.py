@@ -14,8 +14,7 @@ from elastic.commands import command_parser
 from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
 from elastic.observe.recovery import Recovery
-from elastic.report.report import Report
-from elastic.report.status import LastCheckpoint, Status
+from elastic.report.report import LastCheckpoint, Report, Status
 from elastic.system.interrupt import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"

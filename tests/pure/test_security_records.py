@@ -41,8 +41,7 @@ from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.report.chains import StepChains
 from elastic.report.diff import compare, compared_run
-from elastic.report.report import report_of
-from elastic.report.status import status_of
+from elastic.report.report import report_of, status_of
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system import untrusted

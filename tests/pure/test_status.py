@@ -7,7 +7,7 @@ from logged import logged
 from viewed import viewed
 
 from elastic.observe.step_line import StepLine
-from elastic.report.status import status_of
+from elastic.report.report import status_of
 
 NOW = 1000.0
 

@@ -12,8 +12,7 @@ from viewed import viewed
 
 from elastic.cli import main
 from elastic.observe import console
-from elastic.observe.loss_words import loss_words
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import StepLine, loss_words
 from elastic.report.runs import RunLine, Runs
 from elastic.report.tables import runs_table
 from elastic.report.watch import _left_s, drawn, fitted

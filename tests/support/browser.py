@@ -18,7 +18,7 @@ from typing import Any
 
 import apt
 
-# A page that `serve` draws on a busy machine may be a minute old (report/polling.py).
+# A page that `serve` draws on a busy machine may be a minute old (report/views.py).
 LIMIT_S = 120.0
 _WAIT_MS = 100_000
 # The protocol's own numbers: the browser reads commands from 3, and writes answers to 4. The pipes
