@@ -1,4 +1,4 @@
-"""Ranks whose states differ have one thing in common: what is known of the difference.
+"""Ranks whose states differ share one thing: their knowledge of the difference.
 
 The workers that find a difference leave it to their agents, and those hand it to the next workers,
 who do the steps again. Whether they agree then tells the two causes apart: a machine that was wrong
@@ -58,7 +58,7 @@ def nodes_at_fault(found: Divergence, redo: int | None) -> tuple[str, ...]:
 def is_repeated(before: Divergence | None, step: int) -> bool:
     """Whether a difference after `step` shows a recipe that cannot be exact.
 
-    before: the difference because of which the steps are done again. A new difference in a later
+    before: the difference for which the steps are done again. A new difference in a later
     step is another event.
     """
     return before is not None and not before.at_fault and step <= before.step

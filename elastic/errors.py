@@ -62,7 +62,7 @@ class StateNotSavable(UsageError):  # noqa: N818 - the names say what is wrong
 class StatesDiffer(ElasticError):  # noqa: N818
     """Ranks hold different training states.
 
-    divergence: what is known of it, for the agents and the next workers; None before step 1, where
+    divergence: for the agents and the next workers; None before step 1, where
     there is nothing to do again.
     """
 

@@ -180,7 +180,7 @@ class SettingsIgnored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeEdited(Event):
-    """The process that goes on after `step` runs another text than the one that trained it."""
+    """The process that goes on after `step` runs another text of the recipe than before."""
 
     step: int
 
@@ -304,7 +304,7 @@ class ShardsMoved(Event):
 class AuditFailed(Event):
     """A shard that was computed twice in this step gave different bits; written by rank 0.
 
-    `ranks`: the shard's own rank, and the one that computed it again. `entry`: the first thing that
+    `ranks`: the shard's own rank, and its auditor. `entry`: the first thing that
     differs. `verdict`: machine or recipe. `culprit`: the node of that machine.
     """
 
@@ -374,7 +374,7 @@ class Overlapped(Event):
 class StepDiffered(Event):
     """A step that a rehearsal or a changed group did again differs, and the run ends.
 
-    entries: names of what differs, the first of which is nearest to the cause. verdict: hidden or
+    entries: the differing names, the first nearest to the cause. verdict: hidden or
     random. accepted: the run goes on (--accept).
     """
 
@@ -389,8 +389,8 @@ class ReplayDiffered(Event):
     """A step that was done again gave another result than the first time; written by rank 0.
 
     `restored`: the step from whose state it was done again. `loss_before`, `loss_now`: None for
-    what is no finite number; where they are equal, the gradients differ. `excuse`: why the run goes
-    on all the same; empty where it ends.
+    a value that is no finite number; where they are equal, the gradients differ. `excuse`: why the
+    run goes on all the same; empty where it ends.
     """
 
     step: int
@@ -414,7 +414,7 @@ class FaultInjected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished(Event):
-    """Of a plain script it has 0 steps and no digest: all workers exited with code 0."""
+    """A plain script has 0 steps and no digest: all workers exited with code 0."""
 
     steps: int
     epochs: int

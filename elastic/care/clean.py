@@ -1,7 +1,7 @@
 """A finished run loses files that nothing reads any more, and answers everything as before.
 
     checkpoints/   attempts that no commit record names
-    logs/          of generations before the last one that has logs
+    logs/          of generations before the last with logs
     anywhere       drafts of files that were never put in their places
 
 Attempts and drafts go once they are so old, by the clock of the storage, that no writer can need
@@ -75,7 +75,7 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
 @contextmanager
 def _held(run: RunDir) -> Iterator[RunDir]:
     """A local folder by its descriptor: where --fresh renames it, this stays the old run, and
-    nothing of the one that begins under its name is removed.
+    nothing of a new run under its name is removed.
     """
     if run.is_remote:
         yield run
@@ -141,7 +141,7 @@ def leftovers(
 
 
 def _generation(name: str) -> int:
-    """Of a log; 0 for another file."""
+    """The generation of a log; 0 for another file."""
     found = _LOG.fullmatch(name)
     return 0 if found is None else int(found[1])
 
@@ -188,5 +188,5 @@ def _remove(run: RunDir, name: str, clock: Clock, so_far: str) -> None:
         reading(lambda: store.delete(inner), clock)
     except StoreFailed as error:
         raise UsageError(
-            f"expected to remove {name}, found: {error}; {so_far}, none of which the run needs. Give the command again"
+            f"expected to remove {name}, found: {error}; {so_far}, all needless to the run. Give the command again"
         ) from error

@@ -89,7 +89,7 @@ def tensors_of(document: dict[str, Any], entry: str) -> dict[str, str]:
 
     document: JSON of all objects of a State, as train/state/document.py writes it. An entry is all
     that an object has, as `model`, or what begins with it, as `model.encoder`. Raises UsageError
-    for one that is not there, or has other values than tensors: none of them is left out in
+    for a missing one, or one with other values than tensors: none of them is left out in
     silence.
     """
     leaves: dict[str, str | None] = {}
@@ -151,7 +151,7 @@ def _origin_of(state: Parent, entry: str) -> dict[str, str]:
 
 
 def _layers(header: Header, entry: str) -> dict[str, dict[str, object]]:
-    """The versions of the layers of a module or a part of one, by layer; empty for what is none."""
+    """The versions of a module's layers, or of a part of it, by layer; empty for anything else."""
     layers = header.document.get("about", {}).get("layers", {})
     thing, _, part = entry.partition(".")
     found = layers.get(thing, {}) if isinstance(layers, dict) else {}

@@ -45,7 +45,7 @@ class RecipeFailed(ElasticError):  # noqa: N818
 
 
 class Result(StrEnum):
-    """Of one proof."""
+    """The outcome of one proof."""
 
     EXACT = "exact"
     DIFFERS = "differs"
@@ -54,7 +54,9 @@ class Result(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Of the whole check. UNPROVED: no difference was found, but a run could not take place."""
+    """The outcome of the whole check. UNPROVED: no difference was found, but a run could not take
+    place.
+    """
 
     EXACT = "exact"
     DIFFERS = "differs"

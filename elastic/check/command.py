@@ -18,8 +18,8 @@ REASON_LIMIT = 200  # characters of a row; the whole error of the first failure 
 def run_check(options: CheckOptions) -> int:
     """Check a recipe, print what was found, and return the exit code.
 
-    Raises UsageError for what is no recipe of this library, RecipeFailed where it does not train,
-    CheckStopped at a signal. With --json one document is printed in these cases too.
+    Raises UsageError for anything but a recipe of this library, RecipeFailed where it does not
+    train, CheckStopped at a signal. With --json one document is printed in these cases too.
     """
     told: list[Proof] = []
 
@@ -66,7 +66,7 @@ def _say(text: str) -> None:
 
 
 def row(proof: Proof) -> str:
-    """One line of what is a table from above."""
+    """One line of the table from above."""
     workers, seconds = f"{proof.workers} worker{'s' * (proof.workers > 1)}", f"{proof.seconds:.1f} s"
     if not proof.seconds:
         workers, seconds = "" if proof.result is Result.NOT_RUN else workers, ""

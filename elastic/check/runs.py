@@ -124,7 +124,7 @@ class Runs:
     ) -> "Future[list[Ended | None]]":
         """Run these commands one after the other, in one run directory.
 
-        The answer has None for each command after one that did not end as it should: it would
+        The answer has None for each command after a failed one: it would
         resume something else. steps, seconds: how far each of them trains (CheckRequest).
         """
         chains = self._pool.submit(self._run_chain, chain, steps, seconds)

@@ -3,7 +3,7 @@
     <step>/a-<generation>-<id>/state.safetensors   the payload; no other attempt has this name
     <step>/COMMIT.json                             created exclusively, after the payload
 
-The protocol, of which `commit` is the list of steps:
+The protocol, whose steps `commit` lists:
 
 1. Store the payload under the name of a new attempt, while it is hashed.
 2. Compare the size that the store reports.

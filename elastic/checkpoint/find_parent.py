@@ -38,7 +38,7 @@ def parent_of(
     """
     if origin is not None and origin.run_dir.url == run.url:
         raise UsageError(
-            f"expected the new run in another directory than the one that it begins from, found {run.url} for both; give --run-dir NEW"
+            f"expected the new run in another directory than its parent's, found {run.url} for both; give --run-dir NEW"
         )
     if recorded is None:
         return None if origin is None else find(origin, clock, report)

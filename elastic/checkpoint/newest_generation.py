@@ -3,7 +3,7 @@ knew it are gone.
 
 A place to meet that keeps its state in memory may be restarted, a folder removed, or another
 endpoint used; then what the generations left in the run directory tells. Were a number given twice,
-the parts that two generations upload would have one name, of which the second is not kept, and a
+the parts that two generations upload would have one name, and the second would not be kept, and a
 process of the first would not be fenced.
 """
 
@@ -45,7 +45,7 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
 
 
 def newest_generation_seen(run: RunDir) -> int:
-    """The newest in files of this node, for one that is about to form the next generation: it waits
+    """The newest in files of this node, before it forms the next generation: it waits
     for no storage. Files that cannot be read show nothing.
     """
     try:

@@ -85,7 +85,7 @@ class Pruner:
         ]
 
     def _without_payload(self, records: list[CommitRecord], entries: list[StoredObject]) -> set[int]:
-        """Steps of which each record is of this run and names a payload that is missing."""
+        """Steps whose every record is of this run and names a payload that is missing."""
         names = {entry.name for entry in entries}
         missing = [
             each for each in records if each.payload not in names and each.run_id == self._policy.run_id

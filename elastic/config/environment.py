@@ -59,7 +59,7 @@ class AgentLink:
     options: Options = WITHOUT_AGENT
     memory: str = ""  # path of the node's snapshot slots to restore from; empty without a snapshot
     failures: int = 0  # failures in a row, without a new step, that the restored state may have caused
-    # Because of which steps are done again, where this agent knows of one.
+    # Why steps are done again, where this agent knows of one.
     divergence: Divergence | None = None
     error_folder: str = ""  # where workers of this generation leave their errors
     parent: Parent | None = None  # the state of another run that this one begins from
@@ -164,7 +164,7 @@ def read() -> Launch:
 
 
 def store_variable(descriptor: int | None) -> dict[str, str]:
-    """Of a worker that serves the store of its generation on that socket; empty for another one."""
+    """The variable of the worker that serves its generation's store; empty for others."""
     return {} if descriptor is None else {STORE: str(descriptor)}
 
 

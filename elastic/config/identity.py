@@ -42,7 +42,7 @@ class Identity:
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """What is None is left out."""
+        """Without the fields that are None."""
         values = {field: value for field, value in asdict(self).items() if value is not None}
         return (json.dumps(values, indent=1) + "\n").encode()
 

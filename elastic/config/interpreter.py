@@ -1,6 +1,6 @@
 """Settings that the interpreter and its libraries read from the environment as they begin.
 
-Threads, string hashing and malloc: this process's children inherit what is set here.
+Threads, string hashing and malloc: this process's children inherit these settings.
 """
 
 import os
@@ -54,7 +54,7 @@ def fix_hashing() -> str:
 
 
 def set_up_malloc() -> None:
-    """Have malloc keep what is freed, in large pages.
+    """Have malloc keep freed memory, in large pages.
 
     A step frees what the next one allocates. By itself malloc gives the end of the heap back in
     between, and the kernel zeroes its pages anew: a step of ResNet-18 took 7 % longer. A large

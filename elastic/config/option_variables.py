@@ -1,6 +1,6 @@
 """Each option of the training command has a variable: `ELASTIC_MAX_NODES` for `--max-nodes`.
 
-A variable that is empty says nothing, as one that is not set. What the command line gives counts
+An empty variable says nothing, as an absent one. What the command line gives counts
 more. A value that the option would refuse is refused here, with the variable's name.
 """
 

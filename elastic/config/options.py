@@ -77,7 +77,7 @@ faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
   --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
                            the last checkpoint included; whatever hangs, the command has ended
-                           5 s later. A second signal halves what is left, a third ends it [30]
+                           5 s later. A second signal halves the rest, a third ends it [30]
   --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
                            stacks to its log; auto learns the limit from the steps of the run, off
                            waits for ever; starting and saving may take 1800 s [auto]
@@ -221,7 +221,7 @@ class Options:
 
     @property
     def meeting_protocol(self) -> str:
-        """Of the URL where nodes meet; empty for a folder and for servers."""
+        """The protocol of the URL where nodes meet; empty for a folder and for servers."""
         protocol, is_url, _ = (self.rdzv_endpoint or self.run_dir).partition("://")
         return protocol if self.rdzv_backend == "dir" and is_url and protocol != "file" else ""
 

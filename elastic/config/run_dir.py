@@ -106,7 +106,7 @@ class RunDir:
     def of_recipe(self, name: Any) -> Path:
         """Where a file of the recipe's own belongs. Raises UsageError for a name of the run's own.
 
-        Also for one that leads out of the run directory.
+        Also for a path that leads out of the run directory.
         """
         example = (
             "expected run.path(name), a name below the run directory such as 'weights.pth' or 'samples/3.png'"

@@ -144,7 +144,7 @@ def _common_folder(texts: list[str]) -> str:
 
 
 def fingerprint(data: Any) -> str:
-    """Of nested tuples, lists and dicts of values, in their order."""
+    """The fingerprint of nested tuples, lists and dicts of values, in their order."""
     found = hashlib.sha256()
     _add(found, data)
     return found.hexdigest()[:16]

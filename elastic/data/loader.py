@@ -238,7 +238,7 @@ def for_copy(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor, for a GPU in pinned memory, from which it copies while the host goes on.
 
     torch keeps that memory until the copy is done. Copies from other memory have the same values,
-    but the host waits for them. What is not pinned: subclasses, which would come back as plain
+    but the host waits for them. Not pinned: subclasses, which would come back as plain
     tensors, other layouts, tensors with a graph, and all where the host has no room.
     """
     is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested

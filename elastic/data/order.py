@@ -2,7 +2,7 @@
 
 No world size, no history and no cursor enter it, so nothing of it needs saving. Each epoch is one
 permutation of all samples, or what the recipe chose instead (`Draws`), cut into global batches of
-B. What is left over does not fill a batch. It is left out (`drop`: up to B - 1 samples of each
+B. Samples left over do not fill a batch. They are left out (`drop`: up to B - 1 samples of each
 epoch are not trained, other ones in each epoch), or filled up from the start of the same epoch
 (`pad`: up to B - 1 samples are trained twice; if there are fewer than B samples, each as often as
 it takes to fill a batch). Every other sample of an epoch is trained exactly once.
@@ -79,7 +79,7 @@ class SampleOrder:
 
     @cached_property
     def steps(self) -> int:
-        """Of the whole run."""
+        """How many the whole run has."""
         ends = self.ends
         whole = self.epochs * self.steps_per_epoch if ends is None else ends[-1]
         return whole if self.most_steps is None else min(whole, self.most_steps)

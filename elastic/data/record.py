@@ -26,9 +26,10 @@ _MAKE_ALIKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
-    """weights: what is drawn by, empty for permutations. order: of the recipe's own, all epochs of
-    the run; order_so_far: of those up to the epoch of the state that the record stands beside; both
-    are empty for permutations. contents: of each part of the dataset. recipe: of the recipe's text.
+    """weights: of a weighted draw, empty for permutations. order: of the recipe's own, all epochs
+    of the run; order_so_far: of those up to the epoch of the state that the record stands beside;
+    both are empty for permutations. contents: of each part of the dataset. recipe: of the recipe's
+    text.
     """
 
     samples: Count

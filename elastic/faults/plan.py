@@ -256,7 +256,7 @@ _NO_RANK = "no such rank trained that step with this plan"
 def unreached(faults: Sequence[Fault], last_step: int) -> list[str]:
     """A line for each of these faults, which struck nothing in a complete run, and perhaps why.
 
-    A drill whose fault never happened proves nothing, and its run looks like one that withstood it.
+    A drill whose fault never happened proves nothing, and its run looks as if it had withstood it.
     """
     lines = [f"no fault struck: {fault.text} ({_reason(fault.trigger, last_step)})" for fault in faults]
     others = len(lines) - _MOST_NAMED

@@ -19,9 +19,9 @@ Start = LoggedEvent[kinds.GenerationStarted]
 def planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
     """The planned stop of the whole run between two generations, if there was one.
 
-    Every node of the generation was told to leave, and left. One that leaves while others train on
-    writes the same event; where those crash before they have formed a generation without it, it was
-    a crash.
+    Every node of the generation was told to leave, and left. A node that leaves while others train
+    on writes the same event; where those crash before they have formed a generation without it, it
+    was a crash.
     """
     if after.event.cause != "resume":
         return None
@@ -125,7 +125,7 @@ def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
 
 
 def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
-    """Empty for what is no failure. messages: of the exceptions, by rank."""
+    """Empty unless it is a failure. messages: of the exceptions, by rank."""
     if isinstance(event, kinds.HangDetected):
         return f"rank {event.rank} hung"
     if isinstance(event, kinds.WorkerFailed):

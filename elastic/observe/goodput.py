@@ -45,10 +45,10 @@ class TimeSpent:
     lost, node joined, node left, resume) has the time from the last step that counts before it to
     the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
     which no node was left, from the last sign of life to the command that resumed; nodes that wait
-    for one that was lost lose their time to that. `between steps`
+    for a lost node lose their time to that. `between steps`
     has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
     a step does by itself; `end` what follows the last step. times: how often there was each cause,
-    and `down`; nodes that waited in vain for one that was lost count as one more.
+    and `down`; waiting in vain for a lost node counts as one more.
     """
 
     useful_s: float
@@ -122,7 +122,7 @@ def _next(after: Start | None, events: Events) -> str:
 def _lost_s(
     start: Start, then: str, steps: Mapping[int, GenerationSteps], until: float
 ) -> list[tuple[str, float]]:
-    """Of one generation, up to the next one or the end. then: as `_next` says."""
+    """Where a generation's time went, up to the next one or the end. then: as `_next` says."""
     own = steps.get(start.generation)
     if own is None:  # none of its steps counts: it was a part of the way to the next
         return [(start.event.cause if then == END else then, until - start.time)]

@@ -144,7 +144,7 @@ _Told = tuple[LoggedEvent[kinds.Event] | None, str, str]
 def _end(
     own: Events, start: Start, after: Start, before: Generation, wrong: Mapping[int, str]
 ) -> _Told | None:
-    """What ended a generation before the next one; None for what is no fault. own: its events.
+    """What ended a generation before the next one; None unless it was a fault. own: its events.
 
     wrong: by step, the nodes whose states were wrong after it.
     """
@@ -237,7 +237,7 @@ def _machine_of(logged: LoggedEvent[kinds.Event]) -> str:
 
 
 def text_of(event: kinds.Event) -> str:
-    """What the event says; empty for one that is not shown."""
+    """What the event says; empty for hidden ones."""
     rule = _RULES.get(type(event))
     return "" if rule is None else rule[1](event)
 
@@ -258,7 +258,7 @@ def _left(event: kinds.RunInterrupted) -> str:
 
 
 def _exited(event: kinds.WorkerExited) -> str:
-    """Empty for one that ended as it should, or because another one had failed."""
+    """Empty where it ended as it should, or because another one had failed."""
     if event.victim or (event.signal is None and event.code in (0, 75)):
         return ""
     how = event.signal if event.signal is not None else f"exit code {event.code}"

@@ -106,7 +106,7 @@ def _readable_lines(directory: Path) -> Iterator[bytes]:
 def parsed_and_unreadable(
     lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]
 ) -> tuple[list[T], list[bytes]]:
-    """As `parse_lines`, and the lines of which it makes nothing, but for empty ones."""
+    """As `parse_lines`, and the lines that it skips, but for empty ones."""
     found: list[T] = []
     unreadable = []
     for line in lines:

@@ -1,7 +1,7 @@
 """Events, metrics and logs that a node writes are in the run's store a few seconds later.
 
 A run directory in an object store has no files that grow, so each node writes into a local folder,
-and uploads what is new in immutable parts (`upload_parts.py`). Training never waits for it; only
+and uploads new bytes in immutable parts (`upload_parts.py`). Training never waits for it; only
 the end of the agent does, for `CLOSE_WITHIN_S` at most, and no longer than its grace. A failure is
 reported once, and tried again. What has not arrived then stays in the folder, and the next agent
 there uploads it.
@@ -84,7 +84,7 @@ class FileShipper:
         self._ends: dict[str, int] | None = None
 
     def upload(self) -> bool:
-        """Upload what is new; returns whether that was everything. Raises StoreFailed, OSError."""
+        """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
             sizes = {name: about.size_bytes for name, about in listed.items()}
@@ -127,7 +127,7 @@ class NodeShipper:
         self._is_first = is_first
 
     def upload(self) -> bool:
-        """Upload what is new; returns whether that was everything. Raises StoreFailed, OSError."""
+        """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
         # Events before metrics: a reader that finds a step must find the event that says which
         # state its generation restored.
         is_done = self._files.upload()
@@ -188,7 +188,7 @@ class LogShipper:
         self._thread.start()
 
     def close(self, within_s: float = CLOSE_WITHIN_S) -> str:
-        """Upload what is left, in that time at most.
+        """Upload the rest, in that time at most.
 
         Returns a sentence for the user, empty where everything arrived.
         """

@@ -79,7 +79,7 @@ Events = Sequence[LoggedEvent[Event]]
 
 
 def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
-    """Raises ValueError for what is no event, or lacks a field, or has a wrong one."""
+    """Raises ValueError for no event, a missing field, or a wrong one."""
     if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
         raise ValueError(f"expected an event with {', '.join(HEAD)}")
     values = {name: value for name, value in record.items() if name not in HEAD}

@@ -31,9 +31,9 @@ _MOST_VALUES_BYTES = LINE_LIMIT_BYTES - 48_576  # the rest of a line is far smal
 class Rewound:
     """What a rewind found. highest: the highest step that was there, or 0.
 
-    ever: the highest one of which any file still has a line. last: the newest line that stayed.
+    ever: the highest one with a line in any file. last: the newest line that stayed.
     dropped: those behind it, in their order; of very many the first DROPPED_LINES. missing: how
-    many steps up to the resumed one have no line, behind one that has.
+    many steps up to the resumed one have no line, behind the last line.
     """
 
     highest: int = 0
@@ -69,7 +69,7 @@ class Metrics:
         if line.values and len(json.dumps(line.values)) > _MOST_VALUES_BYTES:
             raise UsageError(
                 f"step.log: expected at most {_MOST_VALUES_BYTES // 1000} kB of values in a step, found more in step"
-                f" {line.step}; log numbers, and write what is larger into a file of your own"
+                f" {line.step}; log numbers, and write larger values into a file of your own"
             )
         self._file.append(record)
         self._show()
@@ -223,7 +223,8 @@ def _last_line(file: Path) -> StepLine | None:
 def _cut(data: bytes, step: int) -> tuple[int, Rewound]:
     """(where the lines of steps up to `step` end, what lies around that place).
 
-    Lines are in the order of steps, so the search starts at the end and reads only what is dropped.
+    Lines are in the order of steps, so the search starts at the end and reads only the dropped
+    lines.
     """
     highest, dropped = 0, deque[StepLine](maxlen=DROPPED_LINES)
     end = data.rfind(b"\n") + 1

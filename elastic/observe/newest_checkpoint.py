@@ -1,4 +1,4 @@
-"""The newest checkpoint is the one that a restore would try first and that none has rejected since.
+"""The newest checkpoint is what a restore would try first, unless one has rejected it since.
 
 It follows from the events, in any order: a generation restores before it commits, so that what it
 rejects and loads was committed by older ones. A rejection names a step, and not which of its

@@ -49,7 +49,7 @@ from elastic.observe.logged_event import (
 from elastic.observe.step_columns import StepColumns
 
 # A fault that ends a generation lets the group finish two more steps at most: the one in flight,
-# and the one that a drain still takes. After more steps than that the fault was survived (a slow
+# and the last one of a drain. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
 PHASES = ("detect", "rendezvous", "down", "restore", "first_step")
@@ -67,7 +67,7 @@ class Recovery:
     """How a generation came after the one before; the phases are explained above.
 
     down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
-    generations there were since the last one that brought a new step, this one included; the phases
+    generations there were since the last one with a new step, this one included; the phases
     and the lost steps are those of this one, the total is that of all of them. generation: the one
     that it led to; why: what ended the one before, in words. step, ended_s: its first new step, and
     when that ended, in seconds since 1970; None while there is none.
@@ -139,7 +139,7 @@ def since_new_step(own: Mapping[int, Events], starts: Sequence[Start]) -> list[S
 def recovery_of(
     own: Mapping[int, Events], trained: StepColumns, starts: Sequence[Start], seen_s: Mapping[int, float]
 ) -> Recovery:
-    """Of the last of `starts`, which are as `since_new_step` gives them.
+    """The recovery that the last of `starts` ended; they are as `since_new_step` gives them.
 
     own: by generation, the events of these at least. seen_s: by generation, the time of its last
     event of any kind.

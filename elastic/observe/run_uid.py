@@ -17,7 +17,7 @@ _LONGEST_NAME = 100
 def claim_uid(run: RunDir, clock: Clock) -> str:
     """The `uid` of the run directory, which is made unless it is there.
 
-    Raises UsageError for one that is damaged, StoreFailed.
+    Raises UsageError for a damaged one, StoreFailed.
     """
     name = "".join(each if each.isprintable() else "-" for each in run.local.name[:_LONGEST_NAME])
     ours = f"{name}-{secrets.token_hex(8)}"

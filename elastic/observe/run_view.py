@@ -71,7 +71,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """newest: the one that a restore would try first, and that none has rejected since.
+    """newest: a restore would try it first, and none has rejected it since.
 
     saving_s: seconds of each committed save. times: when they were committed, ascending.
     """
@@ -86,7 +86,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedSteps:
-    """Steps that were done twice, by other workers. alike: of which both results were the same."""
+    """Steps that were done twice, by other workers. alike: those with the same result twice."""
 
     count: int
     alike: int
@@ -118,7 +118,7 @@ class ScheduledNode:
 class Divergence:
     """The ranks' states differed after a step.
 
-    node: the one that was wrong, or one of several of which one was; None if it is not known or no
+    node: the wrong one, or one of several suspects; None if it is not known or no
     machine was. verdict: machine or recipe; None while the step was not done again.
     """
 
@@ -141,7 +141,7 @@ class RunView:
     steps, saves and goodput here.
 
     step: the newest one that counts; length: the step with which the run ends, None until the
-    recipe has said it; highest_step: the newest one that ever was. epochs: that are complete.
+    recipe has said it; highest_step: the newest one ever. epochs: that are complete.
     generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
     in a row without a new step.
 

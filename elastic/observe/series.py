@@ -24,7 +24,7 @@ _KEPT_PER_POINT = 8  # points that wait until buckets are made of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """at: steps, ascending. values: None for what is no finite number.
+    """at: steps, ascending. values: None for anything but a finite number.
 
     bucket: how many steps one bucket spans; 1 where all points are here. gaps: how many steps have
     no finite value, and where the first of these is.
@@ -188,7 +188,7 @@ class CurvesOfRun:
 
 
 def _numbers(values: Sequence[Any]) -> Floats:
-    """NaN for what is no number that a float can hold; True counts as 1."""
+    """NaN for anything but a number that a float can hold; True counts as 1."""
     # The usual case is converted at once. A text of digits is no number.
     return floats(values if {*map(type, values)} <= {float, NoneType} else [*map(_number, values)])
 

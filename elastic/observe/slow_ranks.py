@@ -35,7 +35,7 @@ class SlowRank:
 
 @dataclass(slots=True)
 class Tally:
-    """Of the steps of one generation, in which ranks have the same nodes."""
+    """A tally of the steps of one generation, in which ranks have the same nodes."""
 
     seconds: float = 0.0
     _world_size: int = 0
@@ -77,7 +77,7 @@ class Tally:
 
 
 def slow_ranks(events: Events, tallies: Mapping[int, Tally]) -> list[SlowRank]:
-    """Of a whole run, the most expensive first. tallies: by generation."""
+    """The slow ranks of a whole run, the most expensive first. tallies: by generation."""
     nodes = {(each.generation, each.event.rank): each.node for each in of_kind(events, WorkerStarted)}
     costs_s: dict[tuple[int, str], float] = defaultdict(float)
     for generation, tally in tallies.items():

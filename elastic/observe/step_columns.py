@@ -23,7 +23,7 @@ def _doubles() -> "array[float]":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSteps:
-    """Of a generation: when its first step that counts began, when the last one ended.
+    """When a generation trained: when its first step that counts began, when the last one ended.
 
     seconds: those in its steps.
     """

@@ -31,8 +31,8 @@ class StepLine:
     calls of `run.evaluate`. audited: true if the step was (`--audit`). slowest_rank: whose own work
     took longest. slowest_s: how long; others_s: the median of the other ranks' own work, in
     seconds, without their waits for each other, and as if each had at least as many shards. None
-    with one rank. values: what the recipe logged, by name, any JSON. Any marks what is printed and
-    compared, not computed with.
+    with one rank. values: what the recipe logged, by name, any JSON. Any marks values that are
+    printed and compared, not computed with.
     """
 
     step: int
@@ -80,7 +80,7 @@ OWN_NAMES = frozenset(NAMES) - {"loss"}  # that the run itself sets
 
 
 def parse(record: dict[str, Any]) -> StepLine:
-    """Raises ValueError for what is no line of a step; each name but `step` may be missing."""
+    """Raises ValueError for anything but a step's line; each name but `step` may be missing."""
     known = {name: record[name] for name in NAMES if name in record}
     try:
         msgspec.convert(known, OwnFields)

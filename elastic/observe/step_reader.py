@@ -32,7 +32,7 @@ _NO_FIELD = re.compile(r'[\\"\x00-\x1f\ud800-\udfff]')
 
 class StepReader:
     def __init__(self, path: Path, *, with_values: bool = False) -> None:
-        """path: `metrics.jsonl`; one that is missing has no steps. with_values: else a line's own
+        """path: `metrics.jsonl`; a missing file has no steps. with_values: else a line's own
         fields alone are read, which takes less time.
         """
         self._path, self._with_values = path, with_values

@@ -52,7 +52,7 @@ def parse_part_name(name: str) -> tuple[str, int] | None:
 def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """How many bytes of each source the store has; `sizes`: bytes of each part, by its name."""
     parts = ((parse_part_name(name), size_bytes) for name, size_bytes in sizes.items())
-    # Of several pairs with one key, a dict keeps the last: here the one that ends highest.
+    # Of several pairs with one key, a dict keeps the last: here the part that ends highest.
     return dict(sorted((part[0], part[1] + size_bytes) for part, size_bytes in parts if part is not None))
 
 

@@ -167,7 +167,7 @@ def _is_doubtful(line: StepLine, known: Divergence | None) -> bool:
 
 
 def finite(loss: Any) -> float | None:
-    """Of a line, which may hold anything."""
+    """The loss of a line, which may hold anything, where it is a finite number."""
     with suppress(OverflowError):
         if isinstance(loss, (int, float)) and math.isfinite(loss):
             return float(loss)

@@ -102,7 +102,9 @@ class Collector:
                 self.add(f"{name}.{key}", value, DEPTH - 1)
 
     def _state_text(self, value: Any) -> str | None:
-        """Of a tensor, an array or a generator of random numbers; None for anything else."""
+        """The state of a tensor, an array or a generator of random numbers; None for anything
+        else.
+        """
         if isinstance(value, torch.Generator):
             return self._checksum(value.get_state())
         if isinstance(value, random.Random):

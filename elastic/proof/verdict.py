@@ -64,7 +64,7 @@ def wrong_once(step: int, names: Sequence[str]) -> str:
 
 
 def differs(first: ComputedStep, last: ComputedStep, names: Sequence[str], judged: Verdict) -> str:
-    """Of at most six lines."""
+    """The words for it, at most six lines."""
     step = first.step
     why = (
         "Workers that were started anew agree with each other and not with those before: the script keeps "

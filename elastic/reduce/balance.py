@@ -116,7 +116,7 @@ class Balance:
         return self._effective
 
     def _end_window(self) -> Counts | None:
-        """What is decided."""
+        """The counts that it decides, None for no change."""
         of_ranks = list(map(sorted, zip(*self._steps, strict=True)))
         middle, quarter = len(self._steps) // 2, len(self._steps) // 4
         self._steps = []

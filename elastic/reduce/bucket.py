@@ -178,7 +178,7 @@ class Bucket:
         self.is_sent = False
 
     def _free_vector(self) -> _Vector:
-        """One that nothing else refers to: the recipe may have kept a gradient that it was."""
+        """A gradient that nothing else refers to: the recipe may have kept an earlier one."""
         while self._free:
             vector = self._vectors[id(self._free.pop())]
             if vector.is_free:

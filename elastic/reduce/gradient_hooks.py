@@ -100,7 +100,7 @@ def not_ours(name: str) -> str:
 class GradientFlags:
     """Which of these parameters require a gradient. flags: in their order.
 
-    What requires a gradient when a computation begins decides what is summed. A function that
+    The parameters that require a gradient when a computation begins are summed. A function that
     freezes or unfreezes for good would change that for the next shard of the same worker alone, and
     then for what follows. It may do so for itself, and put it back before it returns.
     """

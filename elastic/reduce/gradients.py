@@ -16,7 +16,7 @@ A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyT
 would let weight decay and momentum change it.
 
 Parameters that no optimizer holds may be updated by the recipe itself, or be those of a copy that
-never has a gradient, which would double what is exchanged. So one of them gets a place in a bucket
+never has a gradient, which would double the exchange. So one of them gets a place in a bucket
 once a backward has reached it on any rank. In that first computation its shards' gradients are kept
 apart, and summed when all ranks know of it.
 """

@@ -46,7 +46,7 @@ def span(shards: int, world_size: int, rank: int) -> range:
 
 
 def spans_of(counts: Sequence[int]) -> list[range]:
-    """The leaves of each rank, of which each has so many: contiguous, in rank order."""
+    """The leaves of each rank, so many each: contiguous, in rank order."""
     ends = list(accumulate(counts))
     return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
@@ -69,7 +69,7 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
         stack.push(block, parts[block])
     is_whole = tuple(stack.parts) == blocks(range(shards))
     assert is_whole, f"blocks {sorted(parts)} do not cover {shards} leaves exactly once"
-    # What is left are subtrees of falling size. The right half of each node above them that has two
+    # The rest are subtrees of falling size. The right half of each node above them that has two
     # halves is all that lies to the right of its left half, passed through up to its height.
     return reduce(lambda right, left: add(left, right), reversed(stack.parts.values()))
 
@@ -79,7 +79,7 @@ class Stack(Generic[T]):
     of them at once.
 
     This is a binary counter: a value waits until its sibling of the same size is complete, then the
-    two merge, and the merged value may merge again. What is left in `parts` after the last leaf is
+    two merge, and the merged value may merge again. The rest of `parts` after the last leaf is
     exactly `blocks(span)`, so that ranks know each other's blocks without asking.
     `add` may reuse its first argument; the second is not used again.
     """

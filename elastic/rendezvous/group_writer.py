@@ -106,7 +106,7 @@ class GroupWriter:
     def change_by(self, verb_in: Callable[[Group], Verb], *, generation: int | None = None) -> Group:
         """As `change`, for what another node may write where nodes combine their writes.
 
-        verb_in: what is wanted in a group, as it is then. generation: the only one in which it is
+        verb_in: the wanted verb in a group, as it is then. generation: the only one in which it is
         wanted, None for the present one.
         """
         # A node that has read the request to join may be about to write it. It cannot any more once

@@ -62,7 +62,7 @@ class GroupObserver:
         has_begun: bool,
         partition_detector: PartitionDetector | None,
     ) -> None:
-        """`min_generation`, `has_begun`: what is known from the run directory; see Rendezvous."""
+        """`min_generation`, `has_begun`: known from the run directory; see Rendezvous."""
         self.newest = self.last_known = Group()
         self.settings = settings
         self.leads = False

@@ -1,4 +1,4 @@
-"""From the same reports all nodes compute the same nodes to exclude, of which none could stay.
+"""From the same reports all nodes compute the same nodes to exclude; none of them could stay.
 
 Nodes can meet through a folder, or through servers, that all of them reach while the network
 between the nodes themselves is broken. Then every heartbeat goes on and every collective stands

@@ -308,7 +308,8 @@ class PartitionDetector:
         # Hysteresis: a report begins after 1.5 keep-alive periods of silence and ends only when a
         # probe came within the last half. A link that loses many packets would otherwise end one
         # generation after the other. A node that is in no list stops its workers; its place in the
-        # report stays. One that is not probed any more has no place: its own report has the link.
+        # report stays. A link that is not probed any more has no place: its own report has the
+        # link.
         gone = set(reported) - self._nodes.keys()
         kept = (silent & self._peers & moving) | (set(reported) & (self._peers | gone) & alive - reachable)
         return tuple(name for name in dict.fromkeys((*self._nodes, *reported)) if name in kept)

@@ -60,7 +60,7 @@ class Generation:
 
     @staticmethod
     def of(group: Group, me: Node) -> "Generation":
-        """The place of `me` in the open generation, of which it is a member."""
+        """The place of `me` in the open generation, as a member of it."""
         assert group.endpoint is not None, "an open generation has an endpoint"
         rank = [node.id for node in group.members].index(me.id)
         return Generation(
@@ -95,7 +95,7 @@ class GroupView:
     failure: WorkerFailure | None
 
     def reason(self, generation: int) -> str:
-        """A sentence for the console; generation: the one that this node entered last."""
+        """A sentence for the console; generation: that this node entered last."""
         if self.ended is not None:
             return f"the run has ended: {self.ended.reason}"
         if self.fenced:
@@ -144,7 +144,7 @@ class Rendezvous:
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
         run directory; a group whose state was lost, or is an older one, counts on from it.
-        `has_begun`: whether that is a generation of this run, and not of one that was set aside;
+        `has_begun`: whether that is a generation of this run, and not of another, set aside;
         None where it is. `run`: which one it is. `probes`: where nodes can probe each other.
         `is_complete`: whether the run is known to have ended well, asked now and then while the
         backend does not answer. `newest_generation`: as `min_generation`, asked before a generation
@@ -291,7 +291,7 @@ class Rendezvous:
     def watch(self, *, step: int = 0) -> GroupView:
         """One cheap poll in a generation, which also evicts dead nodes and reports broken links.
 
-        `step`: the last one that the workers of this node finished. Raises BackendFailed: nothing
+        `step`: the last step that this node's workers finished. Raises BackendFailed: nothing
         was learned; the workers go on and the next poll tries again.
         """
         version, group = self._observer.poll()

@@ -51,7 +51,7 @@ class Request:
 
     @staticmethod
     def parse(node_id: str, text: str, group: Group) -> "Request | None":
-        """None for other settings or another generation, and for what is no request."""
+        """None for other settings or another generation, and for anything but a request."""
         match text.split(" ", 5):
             case [verb, number, settings, nproc_text, port_text, address]:
                 nproc, port = parse_number(nproc_text), parse_number(port_text)
@@ -89,7 +89,7 @@ _VERBS = frozenset(verb.value for verb in Verb)
 
 @lru_cache(maxsize=8)
 def settings_digest(settings: SharedSettings | None) -> str:
-    """Of the run and its rules. Who takes a group over keeps the number of its
+    """A digest of the run and its rules. Who takes a group over keeps the number of its
     generation, and those that it does not admit may have left requests.
     """
     if settings is None:

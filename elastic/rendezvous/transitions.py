@@ -283,9 +283,9 @@ def close(
 ) -> Group:
     """End the open generation if it is still `generation`.
 
-    `step`: the last one that the caller's workers finished. `counts`: the cause is a failure, which
-    uses up a restart; a change of membership does not. A step above `high_step` is progress and
-    sets the count of restarts back first.
+    `step`: the last step that the caller's workers finished. `counts`: the cause is a failure,
+    which uses up a restart; a change of membership does not. A step above `high_step` is progress
+    and sets the count of restarts back first.
 
     The first close decides. A later one adds its failure if none is known yet: when a worker dies,
     the workers of other nodes fail in their collectives, and the agent of such a victim may be
@@ -310,7 +310,7 @@ def close(
 def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     """Remove dead nodes and their reports; close the generation of a dead member.
 
-    A failure in a generation of which a node was lost is not the recipe's, and gives its restart
+    A failure in a generation that lost a node is not the recipe's, and gives its restart
     back: the workers of a machine that is taken away may die before its agent does, and scripts
     without this library fail with an error of their own when their peers are gone.
     """

@@ -3,7 +3,7 @@
 /healthz is well as long as the agent's loop turns, and while the agent starts and ends. /readyz is
 well while this node is in a generation. The run's series appear once its files were read to their
 end, since counters that rise while an old run is read would look like news. They vanish where the
-files cannot be read: no value is better than one that stands still.
+files cannot be read: no value is better than a stale one.
 """
 
 import threading
@@ -127,7 +127,7 @@ class AgentPages(Collector):
 
 
 def _agent_families(parts: AgentParts, labels: dict[str, str]) -> Iterable[Metric]:
-    """Of this node alone."""
+    """The numbers of this node alone."""
     names, values = [*labels], [*labels.values()]
     health = parts.health
     info = InfoMetricFamily("elastic_agent", "The agent of a node.", labels=names)

@@ -1,6 +1,6 @@
 """The chain value of each step of a run, in 16 bytes a step: runs of a million steps are compared.
 
-It does not promise to tell values apart of which 64 bits agree: a run writes no more of a chain.
+It does not promise to tell values apart whose first 64 bits agree: a run writes no more of a chain.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class StepChains:
 
 
 def _bits_of_a_run(chains: Sequence[Any]) -> Bits | None:
-    """All at once; None unless each is one that a run writes."""
+    """All at once; None unless a run could have written each."""
     if not all(type(each) is str and len(each) == CHAIN_DIGITS for each in chains):
         return None
     digits = "".join(chains)

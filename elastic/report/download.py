@@ -1,4 +1,4 @@
-"""A run in an object store is read like one in a folder: a temporary one that holds its parts.
+"""A run in an object store is read like one in a folder: a temporary folder with its parts.
 
 It does not promise the newest seconds, which the nodes may not have uploaded yet.
 """

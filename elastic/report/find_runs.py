@@ -1,4 +1,4 @@
-"""Every run below a folder or URL is found, and what is no run is not.
+"""Every run below a folder or URL is found, and nothing else.
 
 A run within another one's folder is found too. Folders whose name begins with a dot are not looked
 into, nor are links, unless one leads to a run itself. Where a folder cannot be read, or there are

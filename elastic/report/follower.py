@@ -29,7 +29,7 @@ class Renderer(Protocol):
     """Calls may raise any exception; then another one begins anew."""
 
     def add(self, steps: StepBatch) -> None:
-        """The next steps, some of which may have come before."""
+        """The next steps, perhaps with some that came before."""
 
     def show(self, view: RunView) -> None:
         """All files were read to their ends."""
@@ -47,7 +47,7 @@ class Follower:
         self._renderer: Renderer | None = None
         self._has_told = False
         self.failure = ""  # of the last look, if that failed
-        self.looked_s = -inf  # when the last one that did not fail ended, on the monotonic clock
+        self.looked_s = -inf  # when the last good one ended, on the monotonic clock
 
     def start(self, parts: AgentParts) -> None:
         self._thread = threading.Thread(target=self._work, args=[parts], name=self._name, daemon=True)
@@ -104,7 +104,7 @@ class Follower:
         if self._reader is not None:
             self._reader.close()
         if self._renderer is not None:
-            with suppress(Exception):  # a full disk, of which the look before has told
+            with suppress(Exception):  # a full disk, told by the look before
                 self._renderer.close()
         self._reader = self._renderer = None
 

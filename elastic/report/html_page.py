@@ -48,7 +48,7 @@ def html_page(shown: dict[str, Any], *, polls: bool = False) -> str:
         "scripts": "\n".join(f"<script>{_static(name)}</script>" for name in _SCRIPTS),
         "mode": "live" if polls else "file",
     }
-    # In one pass: what is put in is not looked at again.
+    # In one pass: inserted text is not looked at again.
     head, *rest = _static("page.html").split("{{")
     pieces = [head]
     for each in rest:
@@ -69,7 +69,7 @@ def write_page(shown: dict[str, Any], text: str) -> str:
             raise UsageError(
                 f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
             )
-        # What is no file of its own, such as /dev/stdout, stays what it is.
+        # A device such as /dev/stdout is written, not replaced.
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(data)
         else:

@@ -121,7 +121,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, name: str | None
     ) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
-        self.socket.close()  # the one that the base class made
+        self.socket.close()  # made by the base class
         self.socket = listening
         self.pages, self.name = pages, name
         self._clock = clock

@@ -59,7 +59,7 @@ def _import_tensorboardx() -> None:
         import_module("elastic.report.tensorboard")
     except Exception as error:  # protobuf of another version raises TypeError
         raise UsageError(
-            f"expected the package tensorboardX for --tensorboard, found one that cannot be imported ({type(error).__name__}: {error});"
+            f"expected the package tensorboardX for --tensorboard, found a broken one ({type(error).__name__}: {error});"
             " pip install --force-reinstall 'elastic-train[tensorboard]', or leave --tensorboard out"
         ) from error
 

@@ -74,7 +74,7 @@ def page_of_two(difference: Difference, a: dict[str, Any], b: dict[str, Any]) ->
 
 
 def _faults(view: RunView) -> dict[str, Any]:
-    """The most expensive first; before them the one that ended the run, which is not over yet."""
+    """The most expensive first; before them the fault that ended the run, which is not over yet."""
     ranked = sorted(view.faults, key=lambda each: (each.cost_s is not None, -(each.cost_s or 0.0)))
     shown = [
         {
@@ -131,7 +131,7 @@ def _checkpoints(view: RunView) -> dict[str, Any]:
 
 
 def _series(series: Series | None, began_s: float = 0.0) -> dict[str, Any] | None:
-    """began_s: what is taken off each value."""
+    """began_s: is taken off each value."""
     if series is None:
         return None
     values = [None if each is None else float(f"{each - began_s:.{_DIGITS}g}") for each in series.values]

@@ -31,7 +31,7 @@ from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import DURATION_BOUNDS_S
 from elastic.system.untrusted import finite
 
-# Each has its counter from the start: one that begins with 1 has no increase.
+# Each has its counter from the start: a counter that begins with 1 has no increase.
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks differed")
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 

@@ -1,4 +1,4 @@
-"""All runs below a folder or URL, a line each; one that cannot be read ends no listing.
+"""All runs below a folder or URL, a line each; an unreadable one ends no listing.
 
 It does not promise that a run is whole: `verify` reads its checkpoints, and this does not.
 """

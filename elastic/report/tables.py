@@ -162,7 +162,7 @@ def _generations(view: RunView) -> Table:
 def _table(
     title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]], *, space: int = 1
 ) -> Table:
-    """space: behind each column, beside the one that divides two."""
+    """space: behind each column, beside the dividing space."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, space, 0, 0)
     )

@@ -75,7 +75,7 @@ class TensorBoardWriter:
                     continue  # it is there
                 self._go_back(step - 1)
             values = [
-                # A name may hold what is no text: half of a pair of surrogates.
+                # A name may hold half of a pair of surrogates.
                 Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
                 for tag, value in scalars_of(steps, place)
             ]

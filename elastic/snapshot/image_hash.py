@@ -71,7 +71,7 @@ class ImageHash:
         return [*found, self._task(waiting)] if waiting else found
 
     def digest(self) -> str:
-        """64 hexadecimal digits. Raises CheckpointDamaged for what is no state."""
+        """64 hexadecimal digits. Raises CheckpointDamaged for anything but a state."""
         document = self._header.document
         values = document.get("state") if isinstance(document, dict) else None
         if not isinstance(values, dict):

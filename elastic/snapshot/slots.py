@@ -16,7 +16,7 @@ A slot is given to a writer once it is prepared: the kernel has found and cleare
 takes seconds for gigabytes.
 
 It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
-that other ranks had the same state (`is_agreed` says it), nor that what is read without a lease
+that other ranks had the same state (`is_agreed` says it), nor that bytes read without a lease
 stays. It needs Linux (memfd, /proc).
 """
 
@@ -287,7 +287,7 @@ class SnapshotSlots:
 
     def agree(self, slot: int, seq: int) -> None:
         """All ranks had the state that was published as `seq`."""
-        # The number instead of a flag: it is void for what is published into this slot later.
+        # The number instead of a flag: it is void for later publications into this slot.
         self._set(slot, _AGREED, seq)
 
     def invalidate(self, slot: int) -> None:

@@ -42,8 +42,8 @@ class LocalStore:
 
     def list(self) -> list[StoredObject]:
         for _ in range(MOST_LISTINGS):
-            # A folder that is removed during the listing makes way for one that may not be in it:
-            # retention deletes a checkpoint because a newer one was committed.
+            # A folder that is removed during the listing makes way for another one, perhaps
+            # unlisted: retention deletes a checkpoint because a newer one was committed.
             with _classified(f"listing {self._root}"), suppress(FileNotFoundError):
                 return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
         raise StoreUnavailable(
@@ -127,7 +127,7 @@ class LocalStore:
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
             # A link that leads nowhere is listed too: it may stand where a commit record should.
-            # `is_dir` would raise for one that leads to itself.
+            # `is_dir` would raise for a link that leads to itself.
             is_broken = item.is_symlink() and not Path(item.path).exists()
             if (not is_broken and item.is_dir()) or (is_broken and not prefix):
                 # Raises OutsideStore: a link in the place of checkpoints must not look as if there
@@ -153,7 +153,7 @@ def _classified(doing: str) -> Iterator[None]:
         raise OutsideStore(f"{doing} failed: {error}; remove it") from error
     except NoHardLinks as error:
         raise StoreFailed(
-            f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory on one that has, or in an object store"
+            f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory elsewhere, or in an object store"
         ) from error
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):

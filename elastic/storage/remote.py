@@ -288,7 +288,7 @@ def classified(doing: str) -> Iterator[None]:
     except StoreFailed:
         raise
     # Storage libraries raise classes of their own (botocore, aiohttp, google) that share no base.
-    # One that got through would end the uploader's thread, and its save would never have a result.
+    # An unexpected error would end the uploader's thread, and its save would never have a result.
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
             raise StoreRefused(

@@ -83,7 +83,7 @@ class ControlPage:
         self._words[DRAIN] = int(wanted)
 
     def drain_after(self, step: int, *, at_once: bool = False) -> None:
-        """Ask for a drain at the end of this step, or of a later one that is the first to end.
+        """Ask for a drain at the end of this step, or of the first one to end later.
 
         at_once: no step more, for a group that would compare it.
         """

@@ -188,7 +188,7 @@ def link_over(source: Path, path: Path) -> None:
 
 
 def listing(folder: Path) -> list[Path]:
-    """What is in it, in the order of names; nothing where there is no folder. Raises OSError.
+    """The names in it, in their order; nothing where there is no folder. Raises OSError.
 
     Path.glob would find nothing in a folder that this user may not read.
     """
@@ -239,8 +239,8 @@ def _written(path: Path, data: bytes, *, fsync: bool, draft: Path | None) -> Ite
     """A draft of `path` beside it, which is gone afterwards."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if draft is None else draft
     # Another user who may write to the folder could put a link under the draft's name if that can
-    # be guessed. The link itself is removed, and an exclusive open does not follow one that comes
-    # in the very next moment.
+    # be guessed. The link itself is removed, and an exclusive open does not follow a link that
+    # comes in the very next moment.
     draft.unlink(missing_ok=True)
     try:
         with draft.open("xb", buffering=0) as file:

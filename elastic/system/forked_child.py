@@ -94,7 +94,7 @@ def _sockets() -> dict[int, _Identity]:
 
 
 def _identity(descriptor: int) -> _Identity | None:
-    """None for what is no socket, or no longer open."""
+    """None for anything but an open socket."""
     with suppress(OSError):
         found = os.fstat(descriptor)
         if stat.S_ISSOCK(found.st_mode):

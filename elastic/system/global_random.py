@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# torch's CPU generator uses 32 bits of a seed. A larger seed is one that no recipe chose.
+# torch's CPU generator uses 32 bits of a seed. No recipe chose a larger seed.
 RECIPE_SEEDS = 2**32
 UNSEEDED = 0x656C_6173_7469_6300
 BEFORE_START = 0

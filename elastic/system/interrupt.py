@@ -1,7 +1,7 @@
 """As long as there is nothing to tidy up, Ctrl-C ends the command at once, with one line.
 
 SIGTERM, and each signal of --drain-signals, does the same to a command that trains, which then ends
-as one that was interrupted: what has sent the signal, such as a scheduler, gives the command again.
+as an interrupted one: the signal's sender, such as a scheduler, gives the command again.
 
 A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
 catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,

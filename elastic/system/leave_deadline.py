@@ -1,7 +1,7 @@
 """From the first request to leave there is one moment by which this node has left.
 
 It is a function of the times of the requests: the first one begins the grace period, a second
-signal halves what is left of it, and a third one ends it. Each task of leaving has its share of the
+signal halves the rest of it, and a third one ends it. Each task of leaving has its share of the
 grace, after which it is given up, so that the next task has time. It does not promise that a task
 ends when it is given up: what a system call holds is killed with its process (supervisor.py).
 
@@ -67,7 +67,7 @@ class LeaveDeadline:
 
     @property
     def killed_s(self) -> float:
-        """When what is left of the node is killed."""
+        """When the rest of the node is killed."""
         return self.ends_s + (OVERTIME_S if len(self.signalled_s) < MOST_SIGNALS else 0.0)
 
     def until_s(self, share: Share) -> float:
@@ -161,7 +161,7 @@ class LeavePage:
 
     @property
     def reason(self) -> str | None:
-        """Of the first request; None before it."""
+        """Why the first request came; None before it."""
         words, asked_s = self._words, self.deadline.asked_s
         if asked_s is None:
             return None

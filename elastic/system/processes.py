@@ -22,7 +22,7 @@ def thread_count() -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP stopped the process; false for one that a debugger holds."""
+    """Whether a signal such as SIGSTOP stopped the process; false for one held by a debugger."""
     try:
         # The state follows the command's name, which stands in brackets and may contain any
         # character.

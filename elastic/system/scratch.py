@@ -1,4 +1,4 @@
-"""A process has a temporary folder of its own, and one that a killed process left is removed later.
+"""A process has a temporary folder of its own, and that of a killed process is removed later.
 
 Its owner holds a lock on a file in it, which the kernel releases when the process is gone, however
 it ends. A pid in the name would not tell: another container that shares the temporary folder has
@@ -38,7 +38,7 @@ def open_scratch(kind: str = "") -> tuple[Path, int]:
         draft = folder / f".{_LOCK}"
         lock = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Under its name only now: a sweep takes one that it can lock for that of a dead process.
+        # Under its name only now: a sweep takes an unlocked one for that of a dead process.
         draft.rename(folder / _LOCK)
     except OSError as error:
         raise UsageError(
@@ -49,7 +49,7 @@ def open_scratch(kind: str = "") -> tuple[Path, int]:
 
 def _sweep(temporary: Path) -> None:
     for folder in temporary.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # no lock file, or another user's, or one that is being removed
+        with suppress(OSError):  # no lock file, or another user's, or a vanishing one
             lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if os.fstat(lock).st_uid == os.geteuid() and not folder.is_symlink():

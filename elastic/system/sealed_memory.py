@@ -105,7 +105,7 @@ def this_machine() -> str:
 
 
 def _private_view(fd: int) -> memoryview:
-    """Writable; what is written stays in this process. Raises OSError, ValueError."""
+    """Writable; changes stay in this process. Raises OSError, ValueError."""
     size_bytes = os.fstat(fd).st_size
     found = mmap.mmap(fd, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return memoryview(found)

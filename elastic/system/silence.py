@@ -4,8 +4,8 @@ An observer polls, adds the time since its last poll to the silence of everythin
 and takes a subject for dead or hung once its silence exceeds a limit. If the observer itself was
 stopped (SIGSTOP, a suspended machine, a starved CPU), that time says nothing about the subject: its
 signs could not be seen. So one poll adds at most a quarter of the limit, however long the observer
-was away. A subject that was giving signs before is then far from its limit. One that gives none is
-accused at the fifth poll after its first at the earliest.
+was away. A subject that was giving signs before is then far from its limit. A subject without signs
+is accused at the fifth poll after its first at the earliest.
 
 It does not promise to be right: a subject that is slow, not dead, is accused as well.
 """

@@ -115,7 +115,7 @@ def fits(value: object, kind: Any) -> bool:
 
 
 def finite(value: object) -> float | None:
-    """The float that a JSON number stands for; None for what is no number, and for one beyond the
+    """The float that a JSON number stands for; None for anything else, and for a number beyond the
     largest float.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -126,7 +126,7 @@ def finite(value: object) -> float | None:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Raises ValueError for what is not JSON, and for what nests too deep to be read."""
+    """Raises ValueError for text that is no JSON, or nests too deep to be read."""
     try:
         return json.loads(data)
     except RecursionError as error:

@@ -51,7 +51,7 @@ class RaisedError:
 class WorkerError:
     """divergence: what the worker knows of a difference between ranks, if that ended it.
 
-    raised: an exception that is the program's own; None for one that a restart may mend.
+    raised: an exception that is the program's own; None where a restart may mend it.
     """
 
     rank: int
@@ -71,7 +71,7 @@ def write_error(folder: Path, error: WorkerError) -> None:
 
 
 def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
-    """The error files of these ranks; one that is missing or damaged is left out."""
+    """The error files of these ranks; missing and damaged ones are left out."""
     errors = []
     for rank in ranks:
         with suppress(OSError, ValueError):

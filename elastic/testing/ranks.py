@@ -81,7 +81,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             raise
 
     def close(self) -> None:
-        """Ends every process; by force, because a rank may wait for one that is gone."""
+        """Ends every process; by force, because a rank may wait for a dead one."""
         for process, pipe in self._members:
             pipe.close()
             process.kill()

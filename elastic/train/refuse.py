@@ -61,7 +61,9 @@ def use_in_forked_child() -> None:
 
 
 def own_signal_handlers() -> None:
-    """Of the signals that ask for the end of a run. A library may have one for itself."""
+    """A handler of a signal that asks for the end of a run is refused. A library may have one for
+    itself.
+    """
     for number in stop_signals.END:
         handler = signal.getsignal(number)
         if handler is not _allowed.get(number) and _is_of_recipe(handler):

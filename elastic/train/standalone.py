@@ -108,7 +108,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return
-    # torch's hook, which calls this, collects what is written to sys.stderr until it returns,
+    # torch's hook, which calls this, collects all output to sys.stderr until it returns,
     # and this one does not.
     last_words = f"error: {error}\n{own_error.own_line(trace)}"
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)

@@ -90,7 +90,7 @@ class SaveResult:
     """How the save of `step` ended, with a `reason` for people.
 
     `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
-    checkpoint; a committed one that is not ours was committed by another writer before. `seconds`
+    checkpoint; a committed one of another owner was committed by another writer before. `seconds`
     are of wall time, `cpu_s` of processor time that the uploader took.
     """
 

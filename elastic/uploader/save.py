@@ -146,7 +146,7 @@ class Saver:
             # The group that goes on deletes them after its next commit.
             pass
         except Exception as error:
-            # The checkpoint is committed. An old one that stays must not turn that into a failure,
+            # The checkpoint is committed. An old one left behind must not turn that into a failure,
             # nor end this thread before it reports that it is free.
             report_problem(
                 f"old checkpoints could not be deleted ({error}); trying again after the next save"

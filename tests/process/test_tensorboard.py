@@ -98,7 +98,7 @@ def test_a_tensorboardx_that_cannot_be_imported_is_refused(text, drill, recipes,
 
     agent.ends_with(2)
 
-    assert "found one that cannot be imported" in agent.output
+    assert "found a broken one" in agent.output
     assert "Traceback" not in agent.output
     assert not (tmp_path / "board").exists()
     assert not drill.run.local.exists()

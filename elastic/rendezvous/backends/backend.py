@@ -31,7 +31,7 @@ class Backend(Protocol):
     def read(self) -> tuple[int, bytes] | None:
         """The newest version and its value, None before the first.
 
-        Never older than one that this process has seen: versions never step back. The value is
+        Never older than this process has seen before: versions never step back. The value is
         empty where all of them were lost.
         """
 
@@ -83,7 +83,7 @@ class CollectsRequests(Protocol):
 
 @runtime_checkable
 class NotesGeneration(Protocol):
-    """A backend whose state may be lost, and which then tells by the generation what is newer."""
+    """A backend whose state may be lost, and whose generation then tells which state is newer."""
 
     def note_generation(self, generation: int) -> None:
         """The group that this node has read is of this generation."""

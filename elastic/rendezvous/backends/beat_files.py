@@ -77,7 +77,7 @@ class BeatFiles:
     def _value(self, path: Path, mark: tuple[int, int]) -> int | None:
         seen = self._seen.get(path.name)
         if seen is not None and mark != seen.mark:
-            # What is in it now counts already, also if it is read only later.
+            # Its present content counts already, also if it is read only later.
             seen.mark, seen.counter, seen.unchanged = mark, None, 0
             seen.value += 1
             return seen.value

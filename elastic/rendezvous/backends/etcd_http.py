@@ -105,7 +105,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """All that is read of the answers to any call: etcd leaves out what is empty.
+    """All fields that are read of any answer: etcd leaves out empty ones.
 
     `code` is one of gRPC. Versions differ in whether `message` or `error` says what is wrong.
     """

@@ -54,7 +54,7 @@ class Entry:
 class Question:
     """`op`: state, beat, beats, request or requests; with the fields of it.
 
-    state: `seen` is put back if it has its value and is greater than what is there; then `new`
+    state: `seen` is put back if it has its value and is greater than the present one; then `new`
     replaces `expected`. beat: the counter of `node` becomes `number` at least. beats: of `nodes`,
     None: of all. request: `text` of `node`; none if empty.
     """

@@ -42,8 +42,8 @@ class PollIntervals:
 
     For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
     `beats_s` for counters. `failed_s` after a failure. Where the counters of all nodes are asked
-    for, one that has not moved for `unread_after_s` is read only if a listing shows that it was
-    written.
+    for, a heartbeat that has not moved for `unread_after_s` is read only if a listing shows that it
+    was written.
     """
 
     active_s: float = 0.2

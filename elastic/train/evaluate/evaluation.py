@@ -44,7 +44,7 @@ from elastic.worker.heartbeat import HeartbeatSender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Of one data set.
+    """The evaluations of one data set.
 
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
     batch_size: samples of a block. modules: their buffers are put back after each block. checksum:

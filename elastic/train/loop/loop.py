@@ -115,7 +115,7 @@ class Loop:
         return ErrorPlace(where=where, resumed=began.step, has_older=began.has_older, trained=trained)
 
     def checksum(self) -> str:
-        """Of the whole state, as it is now on this rank."""
+        """The checksum of the whole state, as it is now on this rank."""
         return checksum_of(self.parts.state.flatten()).whole
 
     def say(self, sentence: str) -> None:
@@ -196,7 +196,7 @@ class Loop:
             self._agreement.compare()
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
-        """Of this rank's shards, for each step from `first` on."""
+        """The batches of this rank's shards, for each step from `first` on."""
         parts, exchange, output = self.parts, self._of_steps.exchange, self.parts.output
         # On GPUs a rank's own seconds lack what its host waits for; a check compares other spans.
         is_wanted = parts.link.options.balance == "auto" and parts.trace is None

@@ -129,7 +129,8 @@ def take_structure(objects: Objects, built: Structure, there: Structure, now: St
 
 
 def check_shapes(built: Shapes, now: Shapes, modules: Mapping[str, nn.Module]) -> None:
-    """Of modules' entries, when the loop began and since. Raises StateNotSavable.
+    """Compare the shapes of modules' entries, when the loop began and since. Raises
+    StateNotSavable.
 
     Where a class has a load of its own, it may build missing parts first.
     """

@@ -90,7 +90,7 @@ def checksum_of(flat: FlatState) -> Evidence:
 
 
 def state_evidence(flat: FlatState) -> Evidence:
-    """Of what the digest has, and of modes, frozen parameters and parameter groups."""
+    """The digest's contents, and modes, frozen parameters and parameter groups."""
     entries = dict(checksum_of(flat).entries)
     for what, of_kind in flat.about.get("now", {}).items():
         named = of_kind if isinstance(of_kind, dict) else dict.fromkeys(of_kind, True)
@@ -99,7 +99,7 @@ def state_evidence(flat: FlatState) -> Evidence:
 
 
 def tensor_checksum(tensor: Tensor) -> str:
-    """Of a tensor's dtype, shape and bytes, where all NaNs count as one."""
+    """A checksum of a tensor's dtype, shape and bytes, where all NaNs count as one."""
     head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()
     return hashlib.sha256(head + tensor_sums(real_numbers(tensor))).hexdigest()
 

@@ -108,7 +108,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
 
 
 def _reported(parts: LoopParts, rewound: Rewound) -> int:
-    """Of a run directory at a URL, whose older lines are gone, the events tell."""
+    """The events tell it of a run directory at a URL, whose older lines are gone."""
     if parts.output is None or not parts.step_functions:
         return 0
     restored = (each.event for each in read_rare(parts.output.events, Restored))

@@ -110,7 +110,7 @@ class Saving:
             snapshotting.ask_for_memory(self.parts.state.flatten)
 
     def finish_copy(self) -> None:
-        """Of an earlier step, if one from a GPU runs beside this step."""
+        """End the copy of an earlier step, if one from a GPU runs beside this step."""
         if self.parts.snapshotting is not None:
             self._add_cost(self.parts.snapshotting.finish())
 

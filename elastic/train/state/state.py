@@ -100,7 +100,7 @@ class State:
         return self.trained_and_idle()[0]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of the modules, each once, and those that optimizers update beside them."""
+        """Those of the modules, each once, and those that optimizers update beside them."""
         trained, idle = self.trained_and_idle()
         return [*trained, *idle]
 

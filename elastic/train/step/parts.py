@@ -105,8 +105,8 @@ class Pace:
 
 
 class StepParts:
-    """Of one rank. agreement: None where no ranks are compared. collected: of a step whose
-    computations are.
+    """The parts of one rank's steps. agreement: None where no ranks are compared. collected: of a
+    step whose computations are.
     """
 
     def __init__(
