@@ -1,5 +1,6 @@
 """A run that begins from another one is one trajectory, whatever dies while it begins."""
 
+import json
 import shutil
 import sys
 
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Another batch than the parent's: 12 steps.
 ARGUMENTS = ("--global-batch", "64")
-PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 5 node 0: terminate"
+PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 6 rank 0: pause 3s; step 5 node 0: terminate"
 
 
 def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(
@@ -41,9 +42,32 @@ def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(
 
     for each in stormy, alone:
         assert f"begins from step 24 of {first} (digest {undisturbed.digest[:16]}), entries" in each.output
-    assert len(drill.events("fault_injected")) == 3
+    assert len(drill.events("fault_injected")) == 4
     assert drill.values("restored", "generation", "step", "source")[0] == (2, 0, "parent")
     assert drill.inspects("diff", drill.run.url, calm.run.url)[0] == 0
     assert drill.events("run_finished")[0]["digest"] == calm.events("run_finished")[0]["digest"]
     (ancestor,) = drill.inspects("report", drill.run.url)[1]["lineage"]
     assert (ancestor["step"], ancestor["digest"]) == (24, undisturbed.digest)
+
+
+def test_entries_that_do_not_fit_are_refused_until_they_are_named(drill, undisturbed):
+    """Another optimizer, and a scheduler that the parent had not. Both workers refuse; then two
+    nodes begin, each of which has looked for the parent by itself.
+    """
+    first = undisturbed.run.local
+    options = ("--from", str(first), "--nproc-per-node", "2")
+    wrong = drill.start(*options, arguments=("--form", "sum"))
+    wrong.ends_with(2)
+    assert "found: no entry scheduler there" in wrong.output
+    assert not (drill.run.local / "checkpoints").exists()
+    assert len(drill.events("generation_started")) == 1
+
+    right = ("--from", f"{first}:model,ema", "--max-nodes", "2", "--last-call", "10min")
+    for agent in [drill.start(*right, arguments=("--form", "sum")) for _ in range(2)]:
+        agent.ends_with(0)
+    assert drill.last_step == 24
+    parent = json.loads((drill.run.local / "run.json").read_text())["parent"]
+    assert (parent["url"], parent["step"], parent["entries"]) == (str(first), 24, ["ema", "model"])
+    other = drill.start("--from", f"{first}:model", arguments=("--form", "sum"))
+    other.ends_with(2)
+    assert f"holds a run that began from step 24 of {first}" in other.output

@@ -56,5 +56,5 @@ def test_hooks_and_means_are_said_with_what_to_write():
 def test_integers_that_differ_are_refused_with_how_to_keep_a_queue():
     net = Queue(torch.int64)
     step = next(steps(ALONE, State(net=net)))
-    with pytest.raises(UsageError, match=r"from a step\.sum\(\.\.\.\) of what each shard adds"):
+    with pytest.raises(UsageError, match=r"by a step\.sum\(\.\.\.\)"):
         step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
