@@ -8,28 +8,19 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from steps import steps
+from steps import ALONE, CPU, NoPage, groups_of, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import BatchLoader
 from elastic.errors import RecipeNotExact, UsageError
-from elastic.testing.ranks import Member
 from elastic.train.evaluate.evaluation import Evaluation
-from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
-CPU = torch.device("cpu")
 CLASSES, SIZE = 4, 5
-ALONE = Member(rank=0, world_size=1, group=None)
-
-
-class NoPage:
-    def beat(self, local_rank, place):
-        pass
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -50,21 +41,13 @@ class Noisy(torch.utils.data.Dataset):
 
 
 def evaluation(member, dataset, modules=(), size=SIZE, *, heartbeat=None, checksum=str, **options):
-    groups = ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=member.rank,
-        device=CPU,
-        gradients=member.group,
-        control=member.group,
-    )
     loader = {"dataset": dataset, "seed": 9, "device": CPU, "workers": 0, "collate": None}
     return Evaluation(
         loader=BatchLoader(**loader | options),
         samples=len(dataset),
         batch_size=size,
         modules=list(modules),
-        groups=groups,
+        groups=groups_of(member),
         heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
         checksum=checksum,
     )
@@ -204,23 +187,6 @@ def test_a_sum_of_whole_numbers_is_exact_or_refused(blocks):
         assert list(found.values()) == [sum(block[i] for block in blocks) for i in (0, 1)]
 
 
-def evaluate_own_part(member, sizes):
-    """The habit of other trainers: each rank takes its own part of the validation data."""
-    own = torch.arange(8.0) + 8 * member.rank
-    part = TensorDataset(own if sizes == "alike" else own[member.rank :])
-    with pytest.raises((UsageError, RecipeNotExact)) as refused:
-        evaluation(member, part).sum(lambda _batch: 1)
-    return str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "says"), [("alike", "give each rank the same data"), ("others", "give each rank the whole")]
-)
-def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks, sizes, says):
-    for said in ranks.run(2, evaluate_own_part, sizes):
-        assert says in said
-
-
 class OwnGenerator(Noisy):
     """Random crops, say, from a generator that no one sets."""
 
@@ -233,10 +199,16 @@ class OwnGenerator(Noisy):
 
 
 def evaluate_differing(member, kind):
-    """Ranks whose functions read other numbers: what a script does on rank 0 alone."""
+    """Ranks that read other data or numbers: what a script does on rank 0 alone."""
     net, is_other = network().eval(), member.rank == member.world_size - 1
-    limit, checksum = 0.5, str
-    if kind == "saved":
+    limit, dataset, checksum = 0.5, TensorDataset(torch.ones(19, 6)), str
+    if kind == "generator":
+        dataset = OwnGenerator(19)
+    elif kind in ("part", "smaller part"):  # the habit of other trainers
+        dataset = TensorDataset(
+            torch.full((19 - member.rank * (kind == "smaller part"), 6), 1.0 * member.rank)
+        )
+    elif kind == "saved":
         checksum = member.rank.__str__
     if not is_other:
         pass
@@ -250,40 +222,36 @@ def evaluate_differing(member, kind):
         net[3].weight.data[1, 2] += 1e-3
 
     def above(batch):
-        return (net(batch.data[0]) - limit).double().sum()
+        return batch.data[0].sum() if kind == "generator" else (net(batch.data[0]) - limit).double().sum()
 
     try:
-        evaluation(member, TensorDataset(torch.ones(19, 6)), checksum=checksum).sum(above)
-    except RecipeNotExact as error:
+        evaluation(member, dataset, checksum=checksum).sum(above)
+    except (UsageError, RecipeNotExact) as error:
         return str(error)
     return "no error"
 
 
-@pytest.mark.parametrize(("world_size", "kind"), [(2, "weight"), (3, "buffer"), (2, "mode"), (3, "number")])
-def test_an_evaluation_of_other_weights_on_one_rank_is_refused_on_all(ranks, world_size, kind):
-    """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
-    said = f"found others on ranks {world_size - 2} and {world_size - 1}: the function reads"
+@pytest.mark.parametrize(
+    ("world_size", "kind", "says"),
+    [
+        (2, "weight", "found others on ranks 0 and 1: the function reads"),
+        (3, "buffer", "found others on ranks 1 and 2: the function reads"),
+        (2, "mode", "found others on ranks 0 and 1: the function reads"),
+        (3, "number", "found others on ranks 1 and 2: the function reads"),
+        (2, "part", "give each rank the same data"),
+        (2, "smaller part", "give each rank the whole"),
+        (1, "generator", "found other ones; give each rank"),
+        (5, "generator", "found other ones; give each rank"),
+        (2, "saved", "no error"),
+    ],
+)
+def test_an_evaluation_that_differs_between_ranks_is_refused_on_all(ranks, world_size, kind, says):
+    """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models. With
+    a generator that nobody sets, all ranks would agree on a sum that other ranks would not give.
+    States that differ are found by their own comparison: a machine's error must not end the run.
+    """
     for found in ranks.run(world_size, evaluate_differing, kind):
-        assert said in found
-
-
-@pytest.mark.parametrize("kind", ["nothing", "saved"])
-def test_states_that_differ_are_no_reason_to_refuse_an_evaluation(ranks, kind):
-    """Their comparison finds them, and a machine's error there must not end the run."""
-    assert ranks.run(2, evaluate_differing, kind) == ["no error"] * 2
-
-
-def evaluate_own_generator(member):
-    with pytest.raises(RecipeNotExact) as refused:
-        evaluation(member, OwnGenerator(19)).sum(lambda batch: batch.data[0].sum())
-    return str(refused.value)
-
-
-@pytest.mark.parametrize("world_size", [1, 5])
-def test_a_dataset_with_a_generator_of_its_own_is_found(ranks, world_size):
-    """All ranks would agree on a sum that another number of ranks would not give."""
-    for said in ranks.run(world_size, evaluate_own_generator):
-        assert "found other ones; give each rank" in said
+        assert says in found
 
 
 def test_an_evaluation_inside_the_function_of_a_sum_is_refused():

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from committed import begin_run, commit_in
 from records import IDENTITY
+from steps import ALONE, groups_of
 from torch import nn
 
 from elastic.config import identity
@@ -19,14 +19,11 @@ from elastic.proof.agreement import Comparison
 from elastic.storage.local import LocalStore
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.testing.ranks import Member
-from elastic.train.groups import ProcessGroups
 from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
 
 LEFT = "left"  # a pipe
-ALONE = Member(rank=0, world_size=1, group=None)
 
 
 def model(value: float, width: int = 2) -> nn.Linear:
@@ -44,13 +41,7 @@ def parent(tmp_path):
 
 def restore(member, parent, own, state, store=LocalStore):
     """Restore a run of the folder `own`, which has no state of its own."""
-    groups = ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=0,
-        device=torch.device("cpu"),
-        control=member.group,
-    )
+    groups = groups_of(member)
     restorer = Restorer(
         groups=groups,
         store=FakeStore(),
@@ -94,14 +85,6 @@ def test_where_one_rank_cannot_take_it_all_refuse(ranks, tmp_path, parent, width
     first, second = ranks.run(2, refusal, encode(parent), str(tmp_path), width_of_rank)
     assert first == second
     assert "model.weight is float32 [1, 2] there and float32 [1, 3] here" in first
-
-
-def test_a_misfit_gives_the_run_directory_back(tmp_path, parent):
-    """It holds run.json and no state. A corrected command must not find another run there."""
-    own = begin_run(tmp_path / "own", IDENTITY)
-    with pytest.raises(UsageError):
-        restore(ALONE, parent, own, State(model=model(0.0, 3)))
-    assert not (own / identity.NAME).exists()
 
 
 class DeletesLast(LocalStore):

@@ -163,19 +163,6 @@ def test_names_for_parts_of_an_optimizer_survive_a_load(make):
     assert checksum_of(state.flatten()) == checksum_of(kept)
 
 
-class Slow:
-    """Lookahead's slow weights, kept as they are given."""
-
-    def __init__(self, net):
-        self.slow = list(net.parameters())
-
-    def state_dict(self):
-        return {"slow": self.slow}
-
-    def load_state_dict(self, state_dict):
-        self.slow = state_dict["slow"]
-
-
 def late(order):
     """Adam, whose parameters had their first gradients in this order."""
     torch.manual_seed(0)

@@ -114,57 +114,46 @@ def gradients_that_are_dropped_on_purpose(net, optimizer, coming):
 # Functions that do more than to compute.
 
 
-@refused(r"inside the function given.*net\.\d\.\w+ a gradient.*Return the loss")
-def a_backward_inside_the_function(net, _optimizer, coming):
-    def loss(batch):
-        found = loss_of(net)(batch)
-        found.backward(retain_graph=True)
-        return found
+DOES_MORE = {
+    "backward": (
+        lambda _net, loss: loss.backward(retain_graph=True),
+        r"inside the function given.*net\.\d\.\w+ a gradient.*Return the loss",
+    ),
+    "written": (
+        lambda net, _loss: nn.init.ones_(net[2].bias),
+        r"forward changed the parameter net\.2\.bias",
+    ),
+    "replaced": (
+        lambda net, _loss: setattr(net[2], "weight", nn.Parameter(net[2].weight.detach() + 1)),
+        r"forward changed the parameter net\.2\.weight",
+    ),
+    "frozen": (
+        lambda net, _loss: net[2].requires_grad_(requires_grad=False),
+        r"has frozen net\.2\.weight, net\.2\.bias \(requires_grad = False\)",
+    ),
+    "unfrozen": (
+        lambda net, _loss: net[0].requires_grad_(),
+        r"has unfrozen net\.0\.weight \(requires_grad = True\)",
+    ),
+}
 
-    next(coming).sum(loss)
 
-
-@refused(r"forward changed the parameter net\.2\.weight")
-def a_forward_that_writes_a_parameter(net, _optimizer, coming):
+@pytest.mark.parametrize("form", ["mean_loss", "sum"])
+@pytest.mark.parametrize("name", DOES_MORE)
+def test_a_function_that_does_more_than_to_compute_is_refused(name, form):
     """As MoCo's momentum encoder: the next shard would begin with other weights."""
-
-    def loss(batch):
-        with torch.no_grad():
-            net[2].weight.mul_(0.9)
-        return loss_of(net)(batch)
-
-    next(coming).mean_loss(loss)
-
-
-@refused(r"forward changed the parameter net\.2\.weight")
-def a_forward_that_replaces_a_parameter(net, _optimizer, coming):
-    def loss(batch):
-        net[2].weight = nn.Parameter(net[2].weight.detach() + 1)
-        return loss_of(net)(batch)
-
-    next(coming).sum(loss)
-
-
-@refused(r"has frozen net\.0\.weight, net\.0\.bias \(requires_grad = False\)")
-def a_function_that_freezes(net, _optimizer, coming):
-    def loss(batch):
-        found = loss_of(net)(batch)
-        net[0].requires_grad_(requires_grad=False)
-        return found
-
-    next(coming).mean_loss(loss)
-
-
-@refused(r"has unfrozen net\.2\.weight, net\.2\.bias \(requires_grad = True\)")
-def a_function_that_unfreezes(net, _optimizer, coming):
-    net[2].requires_grad_(requires_grad=False)
+    more, words = DOES_MORE[name]
+    net, _optimizer, coming = begun()
+    net[0].weight.requires_grad_(requires_grad=False)
 
     def loss(batch):
         found = loss_of(net)(batch)
-        net[2].requires_grad_(batch.shard == 1)
+        if batch.shard == 1:
+            more(net, found)
         return found
 
-    next(coming).sum(loss)
+    with pytest.raises(UsageError, match=words):
+        getattr(next(coming), form)(loss)
 
 
 @refused(r"net\.2\.weight to stay in \.grad")
