@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 27_730,
+    "elastic": 27_340,
     "elastic/train elastic/proof": 6_500,
-    "tests": 36_100,
+    "tests": 34_420,
 }
-MOST_FILES = {"elastic": 265, "elastic/train elastic/proof": 48}
-MOST_WORDS = 20_020  # of README and docs, without decisions and the table that `make proof` makes
+MOST_FILES = {"elastic": 242, "elastic/train elastic/proof": 48}
+MOST_WORDS = 19_820  # of README and docs, without decisions and the table that `make proof` makes
 _QUIET = (
     tokenize.COMMENT,
     tokenize.NL,
