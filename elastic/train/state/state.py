@@ -64,7 +64,7 @@ class State:
             if not isinstance(thing, Stateful) or type(thing).__module__.startswith("torch.jit"):
                 raise UsageError(
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; give numbers in "
-                    f"elastic.Values({name}=...), parameters in a module, each object its own name, or add the methods"
+                    f"elastic.Values({name}=...), parameters in a module without torch.jit, each object a name, or add the methods"
                 )
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.

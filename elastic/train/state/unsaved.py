@@ -80,7 +80,7 @@ class Unsaved:
         if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
             raise UsageError(
                 f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; give all "
-                "to the State before the loop, a wrapped one too, and change groups in place; inner steps train a copy"
+                "to the State before the loop, also wrapped ones, and change groups in place; inner steps train a model's copy"
             )
 
     def _saved(self) -> set[int]:
