@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant("uploader/fence.py", "words[_NEWEST] <= max(generation, words[_ENTERED])", "words[_NEWEST] <= generation", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "max(words[_NEWEST], self._shown())", "self._shown()", "pure/test_fence.py"),
     # A snapshot is whole, or is none.
-    Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_snapshot_slots.py"),
+    Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_uploader.py"),
     Mutant("snapshot/slots.py", "seq + 1 if _is_whole(seq) else seq", "seq - 1 if _is_whole(seq) else seq", "pure/test_snapshot_slots.py"),
     Mutant("snapshot/image.py", "-stored[name].dtype.itemsize", "stored[name].dtype.itemsize", "pure/test_image.py"),
     Mutant("snapshot/image.py", "if first != name and form.size_bytes:", "if False:", "pure/test_image.py"),
