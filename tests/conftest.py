@@ -20,9 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+def chromium() -> Iterator[browser.Browser]:
     """Installed where there is none; where it cannot be, tests fail with a sentence."""
-    with browser.chromium(tmp_path_factory.mktemp("browser") / "profile") as started:
+    with browser.chromium() as started:
         yield started
 
 
