@@ -66,11 +66,11 @@ class Page:
         self.mouse("mouseReleased", to, y, 1)
 
     def complaints(self) -> list[Any]:
-        """What the console of the page has of errors and warnings since they were last asked for."""
+        """What the console of the page has of errors and warnings since the last call."""
         return [each for each in self._driver.get_log("browser") if each["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
-        """The URLs that it has asked for since then, with that of the page itself."""
+        """The URLs that it has asked for since the last call, with that of the page itself."""
         logged = [json.loads(each["message"])["message"] for each in self._driver.get_log("performance")]
         sent = [each["params"] for each in logged if each["method"] == "Network.requestWillBeSent"]
         return [each["request"]["url"] for each in sent]
