@@ -67,17 +67,20 @@ class Page:
 
     def complaints(self) -> list[Any]:
         """What the console of the page has of errors and warnings since the last call."""
-        return [each for each in self._driver.get_log("browser") if each["level"] in ("SEVERE", "WARNING")]
+        return [each for each in self._log("browser") if each["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
         """The URLs that it has asked for since the last call, with that of the page itself."""
-        logged = [json.loads(each["message"])["message"] for each in self._driver.get_log("performance")]
+        logged = [json.loads(each["message"])["message"] for each in self._log("performance")]
         sent = [each["params"] for each in logged if each["method"] == "Network.requestWillBeSent"]
         return [each["request"]["url"] for each in sent]
 
     def close(self) -> None:
         self._driver.close()
         self._driver.switch_to.window(self._driver.window_handles[0])
+
+    def _log(self, kind: str) -> list[Any]:
+        return list(self._driver.get_log(kind))  # type: ignore[no-untyped-call]
 
     def _call(self, method: str, **params: Any) -> None:
         """One of the DevTools protocol."""
