@@ -9,14 +9,15 @@ other things than these, objects, and what has "cache" in its name or is still e
 a class. No code of the user is run.
 
 `fingerprint` tells whether two loads of a batch gave the same samples, by its tensors, numbers and
-texts. Values of other types count by their type alone: two equal ones may not look alike. All NaNs
-count as one, since which of them arithmetic gives may depend on where its operands lie.
+texts, all of each. Values of other types count by their type alone: two equal ones may not look
+alike. All NaNs count as one, since which of them arithmetic gives may depend on where its operands
+lie.
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch.utils.data import Dataset
 MOST_BYTES = 1 << 18  # of one part
 MOST_ITEMS = 1 << 13  # of a list
 MOST_PARTS = 32  # with a name of their own
+WHOLE = 1 << 62  # bytes: more than any value has
 _RUNS = 64  # stretches that a large part is sampled by
 _DEPTH = 4
 _FEW = 64  # datasets or tensors in a list, entries of a dict
@@ -86,12 +88,20 @@ def _is_array(value: Any) -> bool:
 
 
 def _hash_of(part: Any) -> str:
-    found, leaves = hashlib.sha256(), list(_leaves(part, MOST_BYTES))
+    leaves = list(_leaves(part, MOST_BYTES))
     folder = _common_folder([leaf for leaf in leaves if isinstance(leaf, str)])
+    return _hash(leaf.removeprefix(folder) if isinstance(leaf, str) else leaf for leaf in leaves)
+
+
+def fingerprint(data: Any) -> str:
+    """The fingerprint of nested tuples, lists and dicts of values, in their order."""
+    return _hash(_leaves(data, WHOLE))
+
+
+def _hash(leaves: Iterable[bytes | str]) -> str:
+    found = hashlib.sha256()
     for leaf in leaves:
-        if isinstance(leaf, str):
-            leaf = f"{leaf.removeprefix(folder)!r} ".encode(errors="backslashreplace")  # noqa: PLW2901
-        found.update(leaf)
+        found.update(f"{leaf!r} ".encode(errors="backslashreplace") if isinstance(leaf, str) else leaf)
     return found.hexdigest()[:16]
 
 
@@ -99,31 +109,51 @@ def _leaves(value: Any, most_bytes: int) -> Iterator[bytes | str]:
     """What counts of a value, texts as they are and all else as bytes."""
     if isinstance(value, str | PurePath):
         yield str(value)
-    elif _is_list(value) or (_is_array(value) and isinstance(value, np.ndarray) and value.dtype.kind in "US"):
-        items = value.reshape(-1) if isinstance(value, np.ndarray) else value
-        places = _places(len(items), min(MOST_ITEMS, most_bytes // 32)).tolist()
-        yield f"list {len(items)} ".encode()
-        for place in places:
-            yield from _leaves(items[place], most_bytes // len(places))
-    elif _is_array(value):
+        return
+    yield f"{type(value).__name__} ".encode()
+    if most_bytes < WHOLE and isinstance(value, Tensor | np.ndarray | dict) and not _is_array(value):
+        return
+    if isinstance(value, Tensor):
+        yield from _leaves_of_tensor(value.detach(), most_bytes)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "OUS":  # bytes of objects are addresses
+        yield f"{list(value.shape)} ".encode()
+        yield from _leaves(value.reshape(-1).tolist(), most_bytes)
+    elif isinstance(value, np.ndarray):
         yield f"{value.dtype} {list(value.shape)} ".encode()
-        yield _sampled(value, most_bytes)
-    elif isinstance(value, np.generic) or type(value) in (bool, int, float, complex, bytes):
+        yield _with_one_nan(_sampled(value, most_bytes)).tobytes()
+    elif isinstance(value, list | tuple | range):
+        most_items = len(value) if most_bytes == WHOLE else min(MOST_ITEMS, most_bytes // 32)
+        places = _places(len(value), most_items).tolist()
+        yield f"{len(value)} ".encode()
+        for place in places:
+            yield from _leaves(value[place], most_bytes // (1 if most_bytes == WHOLE else len(places)))
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves([name, each], most_bytes)
+    elif isinstance(value, bool | int | float | complex | bytes | np.generic):
         yield f"{value!r} ".encode()
-    else:
-        yield f"{type(value).__name__} ".encode()
 
 
-def _sampled(value: Any, most_bytes: int) -> bytes:
-    """The bytes of elements of a tensor or array, in their order, without a copy of all."""
-    whole = value.detach()[None] if isinstance(value, Tensor) else value[None]
-    index = np.unravel_index(
-        _places(math.prod(whole.shape), most_bytes // max(1, whole.itemsize)), tuple(whole.shape)
-    )
-    if isinstance(whole, np.ndarray):
-        return bytes(whole[index].tobytes())
-    taken = whole[tuple(map(torch.from_numpy, index))].cpu().resolve_conj().resolve_neg()
-    return bytes(taken.view(torch.uint8).numpy().tobytes()) if taken.numel() else b""
+def _leaves_of_tensor(tensor: Tensor, most_bytes: int) -> Iterator[bytes | str]:
+    yield f"{tensor.dtype} {tensor.layout} ".encode()
+    if tensor.is_nested:
+        yield from _leaves(list(tensor.unbind()), most_bytes)
+    elif tensor.layout in _SPARSE:
+        plain = tensor.to_sparse()
+        yield from _leaves([list(plain.shape), plain._indices(), plain._values()], most_bytes)  # noqa: SLF001
+    elif tensor.layout is torch.strided and not tensor.is_meta:
+        yield f"{list(tensor.shape)} ".encode()
+        plain = real_numbers(_sampled(tensor, most_bytes).cpu()).contiguous()
+        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _sampled(value: Any, most_bytes: int) -> Any:
+    """The elements of a tensor or array that count, in their order, without a copy of all."""
+    count, most = math.prod(value.shape), most_bytes // max(1, value.itemsize)
+    if count <= most:
+        return value
+    index = np.unravel_index(_places(count, most), tuple(value.shape))
+    return value[tuple(map(torch.from_numpy, index)) if isinstance(value, Tensor) else index]
 
 
 def _places(count: int, most: int) -> NDArray[np.int64]:
@@ -141,47 +171,6 @@ def _common_folder(texts: list[str]) -> str:
     """What all texts of a list begin with, up to the last slash."""
     common = os.path.commonprefix(texts)  # noqa: RUF071 - of characters, as the slash is looked for
     return common[: common.rfind("/") + 1]
-
-
-def fingerprint(data: Any) -> str:
-    """The fingerprint of nested tuples, lists and dicts of values, in their order."""
-    found = hashlib.sha256()
-    _add(found, data)
-    return found.hexdigest()[:16]
-
-
-def _add(found: "hashlib._Hash", value: Any) -> None:
-    found.update(f"{type(value).__name__} ".encode())
-    if isinstance(value, Tensor):
-        found.update(f"{value.dtype} {value.layout} ".encode())
-        _add_tensor(found, value.detach())
-    elif isinstance(value, np.ndarray) and value.dtype.hasobject:  # its bytes are addresses
-        found.update(f"{list(value.shape)} ".encode())
-        _add(found, value.tolist())
-    elif isinstance(value, np.ndarray):
-        found.update(f"{value.dtype} {list(value.shape)} ".encode())
-        found.update(_with_one_nan(value).tobytes())
-    elif isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-        found.update(repr(value).encode())
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _add(found, each)
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            _add(found, name)
-            _add(found, each)
-
-
-def _add_tensor(found: "hashlib._Hash", tensor: Tensor) -> None:
-    if tensor.is_nested:
-        _add(found, tensor.unbind())
-    elif tensor.layout in _SPARSE:
-        plain = tensor.to_sparse()
-        _add(found, [list(plain.shape), plain._indices(), plain._values()])  # noqa: SLF001
-    elif tensor.layout is torch.strided and not tensor.is_meta:
-        found.update(f"{list(tensor.shape)} ".encode())
-        plain = real_numbers(tensor.cpu()).contiguous()
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def real_numbers(tensor: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data.permutation import Permutation, keyed_permutation
-from elastic.data.random_keys import bits, key
+from elastic.data.random_keys import Permutation, bits, key, keyed_permutation
 
 SORTED_UP_TO = 1 << 20  # samples; a sort of them takes 0.13 s and 24 MiB at each epoch and restart
 WEIGHT_BITS = 62  # the cumulative sum of weights stays below 2**62, within an int64

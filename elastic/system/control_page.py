@@ -9,23 +9,23 @@ own heartbeat and votes. The page vanishes with the agent. It needs Linux (memfd
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 from elastic.system.silence import Phase
 
 SIZE_BYTES = 8192
-# The page is a table of words, eight in a row. Rows 0 and 1 belong to the node; each
-# worker has one of the others.
+# The page is a table of words, eight in a row. Rows 0 and 1 belong to the node; each worker has one
+# of the others.
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
-DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
-REFUSED_BYTES, SHARED_STEP, RESTORED_STEP = (0, 4), (0, 5), (0, 6)
 STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
-AT_ONCE, REHEARSES = (1, 0), (1, 1)
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
 # enough: by the time of the second one, all ranks' sums have told about the first.
 VOTES = (4, 6)
+T = TypeVar("T", bound=int)
 
 
 class Settled(IntEnum):
@@ -49,7 +49,42 @@ class Heartbeat:
     beats: int
 
 
+class _Word(Generic[T]):
+    """One word of the node, as an attribute of its page; kind: the type that reads it."""
+
+    def __init__(self, at: int, kind: Callable[[int], T]) -> None:
+        self._at = at
+        self._kind = kind
+
+    def __get__(self, page: "ControlPage", _: type) -> T:
+        return self._kind(page._words[divmod(self._at, WORDS_IN_ROW)])  # noqa: SLF001
+
+    def __set__(self, page: "ControlPage", value: T) -> None:
+        page._words[divmod(self._at, WORDS_IN_ROW)] = int(value)  # noqa: SLF001
+
+
 class ControlPage:
+    """drain: the agent asks its workers for a drain. drains_at_once: without another step, for a
+    group that would compare it. rehearses: the workers ended to be started anew, for no other
+    reason.
+
+    wanted_bytes: the size of a snapshot slot that the workers ask for. refused_bytes: the last such
+    size for which the node has no memory in this generation. shared_step: the last one whose state
+    every node of this generation is known to keep in its memory. restored_step: the one whose state
+    this generation began with. Each is 0 for none.
+    """
+
+    drain = _Word(0, bool)
+    wanted_bytes = _Word(1, int)
+    _slots = _Word(2, int)
+    settled = _Word(3, Settled)
+    refused_bytes = _Word(4, int)
+    shared_step = _Word(5, int)
+    restored_step = _Word(6, int)
+    drains_at_once = _Word(8, bool)
+    rehearses = _Word(9, bool)
+    _drain_from = _Word(0, int)  # one more than a step
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._page = mmap.mmap(fd, SIZE_BYTES)
@@ -73,88 +108,24 @@ class ControlPage:
         """Where other processes of this machine open the page, while the agent lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    @property
-    def drain(self) -> bool:
-        """Whether the agent asks its workers for a drain."""
-        return self._words[DRAIN] != 0
-
-    @drain.setter
-    def drain(self, wanted: bool) -> None:
-        self._words[DRAIN] = int(wanted)
-
     def drain_after(self, step: int, *, at_once: bool = False) -> None:
-        """Ask for a drain at the end of this step, or of the first one to end later.
-
-        at_once: no step more, for a group that would compare it.
-        """
-        self._words[AT_ONCE] = int(at_once)
-        self._words[DRAIN] = step + 1
+        """Ask for a drain at the end of this step, or of the first one to end later."""
+        self.drains_at_once = at_once
+        self._drain_from = step + 1
 
     def drains_after(self, step: int) -> bool:
         """Whether the drain that is asked for may come at the end of this step."""
-        return 0 < self._words[DRAIN] <= step + 1
-
-    @property
-    def drains_at_once(self) -> bool:
-        return self._words[AT_ONCE] != 0
-
-    @property
-    def rehearses(self) -> bool:
-        """Whether the workers ended to be started anew, for no other reason."""
-        return self._words[REHEARSES] != 0
-
-    @rehearses.setter
-    def rehearses(self, rehearse: bool) -> None:
-        self._words[REHEARSES] = int(rehearse)
-
-    @property
-    def wanted_bytes(self) -> int:
-        """The size of a snapshot slot that the workers ask for; 0 while they ask for none."""
-        return self._words[WANTED_BYTES]
-
-    @wanted_bytes.setter
-    def wanted_bytes(self, size: int) -> None:
-        self._words[WANTED_BYTES] = size
-
-    @property
-    def refused_bytes(self) -> int:
-        """The last wanted size for which the node has no memory in this generation; 0 for none."""
-        return self._words[REFUSED_BYTES]
-
-    @refused_bytes.setter
-    def refused_bytes(self, size: int) -> None:
-        self._words[REFUSED_BYTES] = size
-
-    @property
-    def shared_step(self) -> int:
-        """The last step whose state every node of this generation is known to keep in its memory;
-        0 for none.
-        """
-        return self._words[SHARED_STEP]
-
-    @shared_step.setter
-    def shared_step(self, step: int) -> None:
-        self._words[SHARED_STEP] = step
-
-    @property
-    def restored_step(self) -> int:
-        """The step whose state this generation began with; 0 for none, or before it is restored."""
-        return self._words[RESTORED_STEP]
-
-    @restored_step.setter
-    def restored_step(self, step: int) -> None:
-        self._words[RESTORED_STEP] = step
+        return 0 < self._drain_from <= step + 1
 
     @property
     def slots_fd(self) -> int | None:
         """Descriptor of the snapshot slots in the agent's process; None while there are none."""
-        word = self._words[SLOTS_FD]
-        return None if word == 0 else word - 1
+        return None if self._slots == 0 else self._slots - 1
 
     @slots_fd.setter
     def slots_fd(self, fd: int | None) -> None:
         # A fresh page is all zeros, and 0 is a descriptor.
-        self._words[SLOTS_FD] = 0 if fd is None else fd + 1
+        self._slots = 0 if fd is None else fd + 1
 
     def step(self, local_rank: int) -> int:
         """The last step that this worker finished in this generation; 0 before its first."""
@@ -173,14 +144,6 @@ class ControlPage:
 
     def set_open_step(self, local_rank: int, step: int | None) -> None:
         self._words[FIRST_OF_WORKERS + local_rank, OPEN_STEP] = 0 if step is None else step + 1
-
-    @property
-    def settled(self) -> Settled:
-        return Settled(self._words[SETTLED])
-
-    @settled.setter
-    def settled(self, how: Settled) -> None:
-        self._words[SETTLED] = how
 
     def vote(self, local_rank: int, step: int, checksum: int) -> None:
         """A worker's state after `step` has this checksum, of 63 bits.

@@ -10,25 +10,27 @@ groups.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] # public by its documentation
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # public by its documentation
 
 from elastic.config.environment import Launch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
 from elastic.system.forked_child import closing_with_this_process
 from elastic.system.untrusted import decode, encode
-from elastic.worker.generation_store import open_store
 
 PIECE_BYTES = 16 * 1024 * 1024
+KEY_LIMIT = timedelta(minutes=30)  # for a key that is absent: torch's own for a group that opens
 
 T = TypeVar("T")
 
@@ -171,6 +173,23 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         if backend == "gloo" or (backend is None and not all(groups.all_gather(own_gpu))):
             return groups
         return replace(groups, gradients=_nccl())
+
+
+def open_store(host: str, port: int, listening_fd: int | None) -> Store:
+    """Serve the generation's store on that socket, or connect to the worker that does.
+
+    The agent has bound the socket before the address was published (agent/store_socket.py). A
+    worker that connects earlier waits in its queue, without limit: an agent whose node dies or is
+    cut off is evicted, and the others then kill their workers.
+    """
+    if listening_fd is None:
+        return TCPStore(host, port, is_master=False, timeout=KEY_LIMIT)
+    # Under another number, so that `closing_with_this_process` takes it for a new socket.
+    own_fd = os.dup(listening_fd)
+    os.close(listening_fd)
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=KEY_LIMIT, master_listen_fd=own_fd
+    )
 
 
 def _nccl() -> dist.ProcessGroup:

@@ -23,25 +23,19 @@ def batch():
     }
 
 
-def change(value, *path):
-    *parents, last = path
-    for each in parents:
-        value = value[each]
-    value[last] = None if isinstance(value[last], tuple) else value[last] + value[last]
-
-
 def test_equal_batches_are_alike_whatever_their_memory():
     """Another stride or address is no other sample; nor is an object of a type without a form."""
     other = copy.deepcopy(batch()) | {"image": torch.arange(6.0).reshape(2, 3).T.contiguous()}
     assert fingerprint(other) == fingerprint(batch())
 
 
-@pytest.mark.parametrize(
-    "path", [("image", 1, 2 - 1), ("half", 0), ("wave", 0), ("boxes", 0, 1), ("boxes", 1)]
-)
+@pytest.mark.parametrize("path", [("image", 1, 1), ("half", 0), ("wave", 0), ("boxes", 0, 1), ("boxes", 1)])
 def test_each_changed_value_is_seen(path):
-    other = batch()
-    change(other, *path)
+    *parents, last = path
+    other = value = batch()
+    for each in parents:
+        value = value[each]
+    value[last] = None if isinstance(value[last], tuple) else value[last] + value[last]
     assert fingerprint(other) != fingerprint(batch())
 
 
@@ -61,10 +55,7 @@ def test_an_array_of_objects_counts_by_what_it_holds():
     "form",
     [
         pytest.param(torch.Tensor.to_sparse, id="coordinates"),
-        pytest.param(torch.Tensor.to_sparse_csr, id="csr"),
-        pytest.param(torch.Tensor.to_sparse_csc, id="csc"),
         pytest.param(lambda dense: dense.to_sparse_bsr((1, 1)), id="bsr"),
-        pytest.param(lambda dense: torch.nested.nested_tensor(list(dense)), id="nested"),
         pytest.param(lambda dense: torch.nested.nested_tensor(list(dense), layout=torch.jagged), id="jagged"),
     ],
 )
@@ -166,26 +157,22 @@ def test_what_may_differ_between_processes_does_not_count(tmp_path):
         "cache": torch.ones(2),
         "_Cached": [1],
         "made": 1.5,
-        "root": "/a",
         "file": file,
         "empty": [],
+        "one": {"a": 1},
     }
-    objects = {
-        "lock": object(),
-        "pair": [object(), lambda: 0],
-        "data": np.array([object()]),
-        "names": {"a": 1},
-    }
-    assert (
-        differing(
-            Own(**attributes), Own(**{**attributes, "cache": torch.zeros(2), "made": 2.5, "root": "/b"})
-        )
-        == []
+    assert contents_of(Own(**attributes)) == {}
+    held = (
+        [object(), lambda: 0, file, {"a": object()}, torch.Tensor._make_subclass(OwnTensor, torch.ones(1))]
+        for _ in range(2)
     )
-    assert (
-        differing(Own(**objects), Own(**{**objects, "lock": object(), "pair": [object(), lambda: 1]})) == []
-    )
-    assert list(contents_of(Own(**attributes))) == []
+    assert differing(*(Own(held=each) for each in held)) == []
+
+
+class OwnTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_, **__):
+        raise AssertionError("no code of the user is to be run")
 
 
 def test_a_dataset_of_many_parts_has_a_bounded_record():

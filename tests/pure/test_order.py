@@ -5,11 +5,11 @@ from fractions import Fraction
 from math import frexp
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.data.order import WEIGHT_BITS, SampleOrder, Tail
-from elastic.data.random_keys import bits, key, uniform
+from elastic.data.random_keys import bits, key
 from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
 
@@ -166,16 +166,3 @@ def test_keys_tell_their_parts_apart(parts, data):
     assert (key(*shuffled) == key(*parts)) == (shuffled == parts)
     assert key(*parts, 0) != key(*parts)
     assert 0 <= key(*parts) < 2**64
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 20))
-def test_draws_are_a_function_of_key_sample_and_place(base, sample, first, count):
-    """A sample drawn alone, or in two calls, has the numbers that it has in any batch; all lie in
-    [0, 1).
-    """
-    together = uniform(base, np.array([3, sample, 5]), 0, first + count)
-    alone = uniform(base, np.array([sample]), first, count)
-    assert together.dtype == np.float32 and together.shape == (3, first + count)
-    assert (together[1, first:] == alone[0]).all()
-    assert (together >= 0).all() and (together < 1).all()

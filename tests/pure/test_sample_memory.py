@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import pytest
 import torch
-from torch.nn.functional import pad
 from torch.utils.data import Dataset, Subset, default_collate
 
 from elastic.data.loader import Loader
@@ -107,36 +106,3 @@ def noisy(samples):
 def test_a_collate_that_writes_into_the_data_is_refused():
     with pytest.raises(UsageError, match="or collate, counts"):
         loaded(Views(), collate=noisy)
-
-
-class Texts(Images):
-    """Of different lengths; one of it cannot be compared."""
-
-    def __getitem__(self, sample):
-        return torch.full((sample % 5 + 1,), float(sample)), object()
-
-
-def padded(samples):
-    """To the longest of the batch."""
-    length = max(len(x) for x, _ in samples)
-    return torch.stack([pad(x, (0, length - len(x))) for x, _ in samples]), [each for _, each in samples]
-
-
-def test_samples_of_different_lengths_that_nothing_remembers_pass():
-    assert len(loaded(Texts(), collate=padded)) == 4
-
-
-class CountsLoads(Images):
-    """For itself: its samples do not depend on it."""
-
-    def __getitem__(self, sample):
-        self.calls += 1
-        return self.images[sample]
-
-
-def test_the_first_shard_alone_is_loaded_again():
-    """Slow samples delay the run by as little as that."""
-    dataset = CountsLoads()
-    loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"))
-    next(loader.steps(range(2), 1, check_first=True))
-    assert dataset.calls == (3 + 2) * 4

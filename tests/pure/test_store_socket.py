@@ -6,7 +6,7 @@ import pytest
 
 from elastic.agent.store_socket import MOST_TRIES, StoreSockets
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.worker.generation_store import open_store
+from elastic.train.groups import open_store
 
 
 def connects(endpoint):

@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant("reduce/exchange.py", "if self.world_size == 2:", "if self.world_size >= 2:", "pure/test_exchange.py"),
     Mutant("train/step/buffers.py", "values[i] = values[i].clone()", "pass", "pure/test_buffers.py"),
     # Which samples a step trains.
-    Mutant("data/permutation.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_permutation.py"),
+    Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_permutation.py"),
     Mutant("data/order.py", '"order", epoch', '"order", 0', "pure/test_order.py"),
     Mutant("data/order.py", "positions % len(of_epoch)", "positions.clip(max=len(of_epoch) - 1)", "pure/test_order.py"),
     Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_order.py"),
