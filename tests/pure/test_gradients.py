@@ -4,6 +4,9 @@ step.
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from steps import ALONE, FEATURES, steps
 from torch import nn
 
 from elastic.errors import UsageError
@@ -14,105 +17,80 @@ from elastic.train.state.state import State
 from elastic.train.step.contract import Contract
 
 SHARDS = 7
+OWN, WIDE = torch.bfloat16, torch.float32
 
 
-def alone():
-    return Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
+def gradients_of(*parameters, member=ALONE, shards=SHARDS):
+    own = {"world_size": member.world_size, "rank": member.rank, "group": member.group}
+    return Gradients(Contract(State(p=nn.ParameterList(parameters))), Exchange(shards=shards, **own))
 
 
-def trained(parameters):
-    return Contract(State(p=nn.ParameterList(parameters)))
+def ones(count=2):
+    return nn.Parameter(torch.ones(count))
 
 
-def one_step(gradients, backward):
-    """backward(shard) for every shard, then the sums into `.grad`."""
+def one_step(gradients, backward, used=None):
+    """backward(shard) for every own shard, then the sums into `.grad`."""
     gradients.begin_step()
-    for shard in range(SHARDS):
+    for shard in gradients._exchange.own_shards:
         gradients.before_backward(shard)
         backward(shard)
         gradients.after_backward(shard)
-    gradients.assign(gradients.wait(), gradients.used())
-
-
-def mixed():
-    """Two dtypes, interleaved, one frozen, one without elements."""
-    return [
-        nn.Parameter(torch.ones(3)),
-        nn.Parameter(torch.ones(2, dtype=torch.float64)),
-        nn.Parameter(torch.ones(4), requires_grad=False),
-        nn.Parameter(torch.ones(2, 2)),
-        nn.Parameter(torch.ones(0)),
-    ]
+    gradients.assign(gradients.wait(), gradients.used() if used is None else used)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 16, 2**20])
 def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_bytes):
-    """Each element's gradient is another number: a wrong offset or a wrong bucket would put it
-    elsewhere.
+    """Two dtypes, interleaved, one frozen, one without elements. Each element's gradient is another
+    number: a wrong offset or a wrong bucket would put it elsewhere.
     """
     monkeypatch.setattr(bucket_module, "BUCKET_BYTES", bucket_bytes)
-    parameters = mixed()
+    frozen = ones(4).requires_grad_(requires_grad=False)
+    wide, square = (nn.Parameter(torch.ones(2, 2, dtype=dtype)) for dtype in (torch.float64, torch.float32))
+    parameters = [ones(3), wide, frozen, square, ones(0)]
     marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
-    gradients = Gradients(trained(parameters), alone())
 
     def backward(shard):
-        sum(
-            (shard + 1) * (p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True)
-        ).backward()
+        products = ((p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True))
+        ((shard + 1) * sum(products)).backward()
 
-    one_step(gradients, backward)
+    one_step(gradients_of(*parameters), backward)
+    assert frozen.grad is None
     for parameter, mark in zip(parameters, marks, strict=True):
-        if parameter.requires_grad:
+        if parameter is not frozen:
             assert parameter.grad.dtype == parameter.dtype
             assert torch.equal(parameter.grad, mark * (SHARDS * (SHARDS + 1) // 2))
-        else:
-            assert parameter.grad is None
 
 
-@pytest.mark.parametrize("touched", [0, 2, SHARDS - 1])
-def test_a_parameter_used_by_one_shard_has_its_gradient(touched):
-    """The first, one in the middle, the last: whether the shard is the first of its pair must not
-    matter.
+@settings(max_examples=30)
+@given(st.lists(st.sets(st.integers(0, SHARDS - 1)), min_size=2, max_size=4))
+@example([{0}, {2}, {SHARDS - 1}, set()])
+def test_a_sum_is_of_the_shards_that_used_the_parameter_in_this_step(steps_users):
+    """A zero in the place of None would be another gradient. Vectors are used again: one that was
+    not cleared would add the last step's, and one that is not given back costs a model's size.
     """
-    always, once = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    never = nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([always, once, never]), alone())
-    one_step(gradients, lambda shard: (always.sum() + (3 * once.sum() if shard == touched else 0)).backward())
-    assert always.grad.tolist() == [7.0, 7.0]
-    assert once.grad.tolist() == [3.0, 3.0]
-    assert never.grad is None
-
-
-def test_a_step_has_nothing_of_the_one_before():
-    """Vectors are used again: one that was not cleared would add the last step's gradient; a mark
-    that stayed would make a zero of None.
-    """
-    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([one, other]), alone())
-    one_step(gradients, lambda _leaf: (one + other).sum().backward())
-    one_step(gradients, lambda _leaf: (2 * one).sum().backward())
-    assert one.grad.tolist() == [14.0, 14.0]
-    assert other.grad is None
-
-
-def test_memory_does_not_grow_with_steps():
-    """A vector that is not given back would cost the size of the model at every step."""
-    parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([parameter]), alone())
-    places = []
-    for _ in range(4):
-        one_step(gradients, lambda _leaf: parameter.sum().backward())
+    always, some, never = ones(), ones(), ones()
+    gradients, held = gradients_of(always, some, never), []
+    for step, users in enumerate(steps_users, start=1):
+        one_step(
+            gradients,
+            lambda shard, step=step, users=users: sum(
+                [(step * always).sum(), *[((shard + 1) * some).sum()] * (shard in users)]
+            ).backward(),
+        )
+        assert always.grad.tolist() == [SHARDS * step] * 2 and never.grad is None
+        found = None if some.grad is None else some.grad.tolist()
+        assert found == ([sum(shard + 1 for shard in users)] * 2 if users else None)
         (bucket,) = gradients._layout.buckets
-        places.append({flat.data_ptr() for flat in [*bucket._free, *bucket.stack.parts.values()]})
-    assert places[1] == places[2] == places[3]
+        held.append(len({flat.data_ptr() for flat in [*bucket._free, *bucket.stack.parts.values()]}))
+    assert len(set(held)) == 1
 
 
 def test_a_closed_sum_shards_the_parameters_alone():
     """After the run a recipe may train a probe on the same model; hooks that stayed would send its
     gradients.
     """
-    parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([parameter]), alone())
+    gradients = gradients_of(parameter := ones())
     gradients.close()
     gradients.begin_step()
     parameter.sum().backward()
@@ -123,26 +101,18 @@ def order_of_sums(member):
     """Which bucket was sent at which point of the last backward, on this rank."""
     with pytest.MonkeyPatch.context() as patch:  # the rank serves other tests afterwards
         patch.setattr(bucket_module, "BUCKET_BYTES", 1)
-        return _order_of_sums(member)
+        first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        gradients = gradients_of(first.weight, second.weight, member=member, shards=3)
+        sent, send = [], gradients._send
+        gradients._send = lambda: (sent.append(gradients._next), send())
 
+        def backward(_shard):
+            """Rank 1 does not use the layer whose bucket goes first, and must send it first."""
+            output = first(torch.ones(3))
+            (output if member.rank == 1 else second(output)).sum().backward()
 
-def _order_of_sums(member):
-    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-    exchange = Exchange(shards=4, world_size=member.world_size, rank=member.rank, group=member.group)
-    gradients = Gradients(trained([first.weight, second.weight]), exchange)
-    sent = []
-    send = gradients._send
-    gradients._send = lambda: (sent.append(gradients._next), send())
-    gradients.begin_step()
-    for shard in exchange.own_shards:
-        gradients.before_backward(shard)
-        # Rank 1 does not use the layer whose bucket goes first: it must still send that one first,
-        # as the others do.
-        output = first(torch.ones(3))
-        (output if member.rank == 1 else second(output)).sum().backward()
-        gradients.after_backward(shard)
-    gradients.assign(gradients.wait(), torch.ones(2))
-    gradients.close()
+        one_step(gradients, backward, used=torch.ones(2))
+        gradients.close()
     return [sent, first.weight.grad.abs().sum().item() > 0]
 
 
@@ -158,15 +128,13 @@ MINUS_ZERO = -(2**31)  # the bits of -0.0 in float32, as an integer
 
 def bits_of_gradients(member, touched):
     """Of one parameter that both shards use and one that a single shard uses: all give -0.0."""
-    both, one = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    exchange = Exchange(shards=2, world_size=member.world_size, rank=member.rank, group=member.group)
-    gradients = Gradients(trained([both, one]), exchange)
-    gradients.begin_step()
-    for shard in exchange.own_shards:
-        gradients.before_backward(shard)
+    both, one = ones(), ones()
+    gradients = gradients_of(both, one, member=member, shards=2)
+
+    def backward(shard):
         (-0.0 * (both + one if shard == touched else both).sum()).backward()
-        gradients.after_backward(shard)
-    gradients.assign(gradients.wait(), torch.ones(2))
+
+    one_step(gradients, backward, used=torch.ones(2))
     gradients.close()
     return [p.grad.view(torch.int32).tolist() for p in (both, one)]
 
@@ -179,40 +147,27 @@ def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, t
     assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
 
 
-def test_a_gradient_in_parts_is_summed_per_shard_first():
+def test_a_gradient_in_parts_is_summed_per_shard_first_or_refused():
     """As reentrant checkpointing gives it. 1 + 2^-24 is 1 in float32, so the order shows: added one
-    by one to the first shard's 1, the two parts of the second would vanish.
+    by one to the first shard's 1, the two parts of the second would vanish. The second shard of a
+    pair was added in place already if only then its parts show.
     """
-    parameter = nn.Parameter(torch.ones(1))
-    gradients = Gradients(trained([parameter]), Exchange(shards=2, world_size=1, rank=0, group=None))
     parts = {0: [0.5, 0.5], 1: [2.0**-24, 2.0**-24]}
-    gradients.begin_step()
-    for shard in range(2):
-        gradients.before_backward(shard)
-        for part in parts[shard]:
-            (part * parameter).sum().backward()
-        gradients.after_backward(shard)
-    gradients.assign(gradients.wait(), gradients.used())
-    assert parameter.grad.item() == 1 + 2.0**-23
-
-
-def test_a_gradient_in_parts_in_some_shards_only_is_refused():
-    """The second shard of a pair was added in place already when its second part comes."""
-    parameter = nn.Parameter(torch.ones(1))
-    gradients = Gradients(trained([parameter]), alone())
 
     def backward(shard):
-        for _ in range(1 + shard):
-            parameter.sum().backward()
+        for part in parts[shard]:
+            (part * parameter).sum().backward()
 
+    one_step(gradients_of(parameter := ones(1), shards=2), backward)
+    assert parameter.grad.item() == 1 + 2.0**-23
+    parts[0] = [1.0]
     with pytest.raises(UsageError, match=r"the gradient of p\.0 in as many parts.*use_reentrant=False"):
-        one_step(gradients, backward)
+        one_step(gradients_of(parameter, shards=2), backward)
 
 
 def test_vectors_of_parameters_frozen_later_are_given_back():
     """Each stage of progressive unfreezing has a layout, which would keep the size of a model."""
-    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([one, other]), alone())
+    gradients = gradients_of(one := ones(), other := ones())
     one_step(gradients, lambda _shard: (one + other).sum().backward())
     other.requires_grad_(requires_grad=False)
     for _ in range(IDLE_COMPUTATIONS + 2):
@@ -220,17 +175,16 @@ def test_vectors_of_parameters_frozen_later_are_given_back():
     assert len(gradients._layouts) == 1
 
 
-@pytest.mark.parametrize(
-    "keep",
-    [lambda g: g, lambda g: g.view(-1)[:1], lambda g: g.detach()],
-    ids=["itself", "a part", "another tensor"],
-)
-@pytest.mark.parametrize("when", ["in each shard", "after the step"])
-def test_a_gradient_that_is_kept_stays_as_it_was(keep, when):
-    """Itself, a part of it, or another tensor of its memory. Vectors are used again afterwards."""
-    parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([parameter]), alone())
-    kept, seen = [], []
+KEEPS = {"itself": lambda g: g, "a part": lambda g: g.view(-1)[:1], "another tensor": lambda g: g.detach()}
+
+
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("in_each_shard", [True, False])
+def test_a_gradient_that_is_kept_stays_as_it_was(keep, in_each_shard):
+    """Itself, a part of it, or another tensor of its memory. Vectors are used again afterwards; a
+    pair's sum changes within its own step, and never in a later one.
+    """
+    gradients, kept, seen = gradients_of(parameter := ones()), [], []
 
     def look():
         kept.append(keep(parameter.grad))
@@ -239,27 +193,68 @@ def test_a_gradient_that_is_kept_stays_as_it_was(keep, when):
     for step in range(1, 5):
 
         def backward(shard, step=step):
-            if when == "in each shard" and shard % 2:  # the first shard of the pair has given one
+            if in_each_shard and shard % 2:  # the first shard of the pair has given one
                 look()
             (step * (shard + 1) * parameter).sum().backward()
 
         one_step(gradients, backward)
-        if when == "after the step":
+        if not in_each_shard:
             look()
-        # A pair's sum changes within its own step, and never in a later one.
         parameter.grad = None
     before = [each.tolist() for each in kept]
     one_step(gradients, lambda _shard: (100 * parameter).sum().backward())
     assert [each.tolist() for each in kept] == before
-    if when == "after the step":
-        assert before == seen
+    assert in_each_shard or before == seen
 
 
 def test_assigned_gradient_memory_ends_with_its_step():
     """`.grad.data = ...` gives it another type or other numbers; the next step has its own sums."""
-    parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients(trained([parameter]), alone())
+    gradients = gradients_of(parameter := ones())
     one_step(gradients, lambda _shard: parameter.sum().backward())
     parameter.grad.data = torch.full((2,), 5.0)
     one_step(gradients, lambda _shard: (2 * parameter).sum().backward())
     assert parameter.grad.tolist() == [2.0 * SHARDS] * 2
+
+
+class Multiplied(torch.autograd.Function):
+    """The product with a narrow weight, whose gradient has a dtype that the caller chooses."""
+
+    @staticmethod
+    def forward(ctx, x, weight, dtype):
+        ctx.save_for_backward(x)
+        ctx.dtype = dtype
+        return x @ weight.float().T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return None, (gradient.T @ x).to(ctx.dtype), None
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.11 has gradients of any dtype")
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([None, OWN, WIDE]), min_size=4, max_size=4), st.booleans())
+def test_no_gradient_of_another_dtype_is_added_unseen(kinds, is_late):
+    """Autograd adds the second shard of a pair in place, so that its dtype is never seen.
+
+    kinds: by shard, the dtype of the weight's gradient; None where the shard gives it none.
+    is_late: no optimizer has the weight, and no backward has reached it yet.
+    """
+    net = nn.ModuleDict({"other": nn.Linear(FEATURES, 3)})
+    net.weight = nn.Parameter(torch.ones(3, FEATURES, dtype=OWN))
+    net.weight.grad_dtype = None  # any
+
+    def loss(batch):
+        dtype, x = kinds[batch.shard], batch.data[0]
+        more = 0 if dtype is None else Multiplied.apply(x, net.weight, dtype)
+        return (net["other"](x) + more).square().mean()
+
+    optimizer = torch.optim.SGD((net["other"] if is_late else net).parameters(), lr=0.1)
+    step = next(steps(ALONE, State(net=net, optimizer=optimizer), shards=4))
+    if WIDE in kinds or not is_late:
+        found = r"found (torch\.float32|net\.weight\.grad_dtype = None)"
+        with pytest.raises(UsageError, match=rf"gradients of net\.weight in its own dtype, .* {found}"):
+            step.mean_loss(loss)
+    else:
+        step.mean_loss(loss)
+        assert net.weight.grad is None or net.weight.grad.dtype is OWN

@@ -1,16 +1,190 @@
-"""A load gives an object what it had, and one that is not exact is refused where the run begins."""
+"""What is loaded goes on as if it had never been interrupted: real objects of training, with what
+the loop made of them since; a load that is not exact is refused where the run begins.
+"""
 
+import itertools
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from saved_state import saved
 from torch import nn
+from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim import lr_scheduler
 
-from elastic.errors import UsageError
-from elastic.train.state.flat import checksum_of
-from elastic.train.state.state import State
+from elastic import State, Values
+from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
+from elastic.snapshot import image
+from elastic.train.state.built import Structure, check_alike, structure_of
+from elastic.train.state.flat import BOUNDARY, FlatState, alignment, checksum_of, copy_at
+
+STEPS, LOADED_AFTER = 12, 5
+
+
+def tied():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False))
+    net[3].weight = net[0].weight
+    return net
+
+
+class Average:
+    """An average that a recipe keeps by itself, from the state of its module."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def state_dict(self):
+        return {"net": self.net.state_dict(), "steps": 3}
+
+    def load_state_dict(self, state_dict):
+        self.net.load_state_dict(state_dict["net"])
+
+
+def test_the_state_of_a_module_inside_another_object_loads():
+    """With the versions of its layers: without them a layer would take it for one of its oldest."""
+    kept = saved(State(ema=Average(tied())))
+    other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
+    other.load(kept)
+    assert checksum_of(other.flatten()) == checksum_of(kept)
+
+
+def test_tied_weights_are_kept_once_and_stay_tied():
+    """The image has the bytes once; the second name refers to the first one."""
+    net, other = tied(), tied()
+    nn.init.ones_(net[0].weight)
+    assert b'net.3.weight":{' not in image.layout(State(net=net).flatten().tensors, None).head
+    State(net=other).load(saved(State(net=net)))
+    assert other[3].weight is other[0].weight
+    assert torch.equal(other[3].weight, net[0].weight)
+
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9},  # strides
+    "AdamW": {"amsgrad": True, "lr": torch.tensor(0.01)},
+    "NAdam": {},  # dtypes
+    "ASGD": {"t0": 1.0},
+    "Adafactor": {},  # shapes
+    "Adagrad": {},
+    "LBFGS": {"max_iter": 2},  # lists
+}
+
+
+def chained(optimizer):
+    """Two schedulers, each of which has a part in the rate."""
+    warm = lr_scheduler.LinearLR(optimizer, total_iters=4)
+    then = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
+    return lr_scheduler.SequentialLR(optimizer, [warm, then], milestones=[5])
+
+
+SCHEDULERS = {
+    "a function": partial(lr_scheduler.LambdaLR, lr_lambda=lambda count: 0.9**count),
+    "a Counter": partial(lr_scheduler.MultiStepLR, milestones=[1, 5, 6, 7]),
+    "schedulers inside": chained,
+    "an infinity": partial(lr_scheduler.ReduceLROnPlateau, patience=1, cooldown=1),
+    "settings in the groups": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=STEPS),
+}
+
+
+def fitted(dtype, name="SGD", schedule=None):
+    """A net with channels_last weights, where the optimizer takes them, and a step of it, which
+    gives the rate that it was made with.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6, bias=False)).to(dtype)
+    if name != "LBFGS":
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)).to(
+            dtype, memory_format=torch.channels_last
+        )
+    optimizer = getattr(torch.optim, name)(net.parameters(), **{"lr": 0.01} | OPTIMIZERS[name])
+    objects = {} if schedule is None else {"scheduler": SCHEDULERS[schedule](optimizer)}
+
+    def step(number):
+        draw = torch.Generator().manual_seed(number)
+        inputs = torch.randn((2, 3, 6, 6), generator=draw).to(dtype)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = net(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        rate = float(optimizer.param_groups[0]["lr"])
+        optimizer.step(closure)
+        for each in objects.values():
+            each.step(*[1.0] * (schedule == "an infinity"))
+        return rate
+
+    return State(net=net, optimizer=optimizer, **objects), step
+
+
+def names_in(optimizer):
+    """What a recipe may have looked up: groups, their lists, and the state of each parameter."""
+    groups, of_parameters = optimizer.param_groups, optimizer.state
+    tensors = [each for one in of_parameters.values() for each in one.values() if torch.is_tensor(each)]
+    lists = [group["params"] for group in groups]
+    return [groups, *groups, *lists, of_parameters, *of_parameters.values(), *tensors]
+
+
+CASES = [(torch.bfloat16, name, None) for name in OPTIMIZERS]
+CASES += [(torch.float64, "NAdam", None), (torch.float64, "ASGD", None)]
+CASES += [(torch.float32, "SGD", name) for name in SCHEDULERS]
+
+
+@pytest.mark.parametrize(("dtype", "optimizer", "schedule"), CASES)
+def test_optimizers_and_schedules_go_on_exactly(dtype, optimizer, schedule):
+    """NAdam and ASGD keep float32 numbers beside bfloat16 and float64 parameters, to which their
+    load_state_dict rounds them. Momenta that came back row-major could round otherwise. The save is
+    where one schedule of a sequence hands over to the next; what is loaded into went elsewhere
+    first, and names for its parts stay.
+    """
+    state, step = fitted(dtype, optimizer, schedule)
+    for number in range(LOADED_AFTER):
+        step(number)
+    kept = saved(state)
+    other, other_step = fitted(dtype, optimizer, schedule)
+    other_step(1)
+    before = names_in(other.objects["optimizer"])
+    other.load(kept)
+    if optimizer != "LBFGS":
+        after = names_in(other.objects["optimizer"])
+        assert all(one is its for one, its in zip(before, after, strict=True))
+    expected, found = state.flatten().tensors, other.flatten().tensors
+    assert [(each.dtype, each.stride()) for each in found.values()] == [
+        (each.dtype, each.stride()) for each in expected.values()
+    ]
+    rates = [step(number) for number in range(LOADED_AFTER, STEPS)]
+    assert [other_step(number) for number in range(LOADED_AFTER, STEPS)] == rates
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+    assert schedule is None or len(set(rates)) > 1
+
+
+class Running(nn.Module):
+    """A module whose forward gave its buffer other strides than it was built with."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 3))
+
+
+def test_a_buffer_comes_back_with_the_strides_of_training():
+    """A product with it may round otherwise if it is row-major again. Of two views that share
+    memory, neither is torn from it.
+    """
+    net, other = Running(), Running()
+    net.mean = torch.arange(6.0).view(3, 2).t()
+    State(net=other).load(saved(State(net=net)))
+    assert other.mean.stride() == (1, 2) and torch.equal(other.mean, net.mean)
+    other.whole = torch.zeros(4, 3)
+    other.mean = other.whole[:2]
+    with pytest.raises(StateDoesNotFit, match=r"net\.mean: saved .* strides \(1, 2\); now .* row-major"):
+        State(net=other).load(saved(State(net=net)))
+
+
+# A trial load, where the run begins.
 
 
 class Lookahead:
@@ -52,18 +226,18 @@ class Torn(Lookahead):
         self.slow = [nn.Parameter(each.clone()) for each in state_dict["slow"]]
 
 
-def begun(kind):
+class TornInPart(Lookahead):
+    """A part of a tensor under a second name: a checkpoint does not say that they shared memory."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.slow.append(self.slow[0][:1])
+
+
+def looking(kind):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)
-    return State(net=net, optimizer=optimizer, look=kind(net))
-
-
-def train(state):
-    net, optimizer, look = (state.objects[name] for name in ("net", "optimizer", "look"))
-    net(torch.ones(3, 2)).square().sum().backward()
-    optimizer.step()
-    look.step()
+    return State(net=net, optimizer=torch.optim.Adagrad(net.parameters(), lr=0.1), look=kind(net))
 
 
 @pytest.mark.parametrize(
@@ -72,11 +246,12 @@ def train(state):
         (Refuses, "look does not take it: 'fast_state'"),
         (Rounds, r"look\.slow\.0: saved some numbers; now others"),
         (Torn, r"(look|net)\..*: saved memory of look\.slow\.\d"),
+        (TornInPart, r"look\.slow\.4 does not share the memory of look\.slow\.0 any more"),
     ],
 )
 def test_an_object_with_an_inexact_load_is_refused_at_once(kind, words):
     """After a kill it would be exit 76, hours later. The model keeps what it has."""
-    state = begun(kind)
+    state = looking(kind)
     before = checksum_of(State(net=state.objects["net"]).flatten())
     with pytest.raises(UsageError, match=f"a trial load .*{words}"):
         state.load_as_built()
@@ -87,105 +262,255 @@ def test_an_exact_load_leaves_no_trace():
     """The twin is never loaded. Drawn numbers and the tensors of modules stay where they are; a
     copy of a large model might not fit into a GPU's memory.
     """
-    state, twin = begun(Lookahead), begun(Lookahead)
+    state, twin = looking(Lookahead), looking(Lookahead)
     drawn = torch.get_rng_state()
     places = [each.data_ptr() for each in state.objects["net"].state_dict().values()]
     assert state.load_as_built() == checksum_of(twin.flatten())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert places == [each.data_ptr() for each in state.objects["net"].state_dict().values()]
-    train(state), train(twin)
-    train(state), train(twin)
+    for each in (state, twin) * 2:
+        each.objects["net"](torch.ones(3, 2)).square().sum().backward()
+        each.objects["optimizer"].step()
+        each.objects["look"].step()
     assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
 
 
-class Views:
-    """One flat buffer, and a part of it under a second name."""
-
-    def __init__(self):
-        self.flat = torch.zeros(4)
-        self.head = self.flat[:2]
-
-    def state_dict(self):
-        return {"flat": self.flat, "head": self.head}
-
-    def load_state_dict(self, state_dict):
-        self.flat, self.head = state_dict["flat"], state_dict["head"]
+# What was built, and what the loop made of it.
 
 
-def test_a_part_that_is_torn_from_its_whole_is_refused():
-    """Only a trial sees it: a checkpoint does not say that memory was shared in part."""
-    with pytest.raises(UsageError, match=r"parts\.head does not share the memory of parts\.flat any more"):
-        State(parts=Views()).load_as_built()
-
-
-def trained(make):
+def net():
+    """Four parameters of one shape, which no check of shapes can tell apart."""
     torch.manual_seed(0)
-    net = nn.Linear(3, 2)
-    optimizer = make(net.parameters())
-    scheduler = lr_scheduler.MultiStepLR(optimizer, [1, 2])
-    state = State(net=net, optimizer=optimizer, scheduler=scheduler)
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.ones(4, 3)).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-    return state, step
+    return nn.ParameterDict({name: nn.Parameter(torch.randn(2)) for name in "abcd"})
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), amsgrad=True),
-        lambda p: torch.optim.Adagrad(p, lr=0.1),
-    ],
-    ids=["sgd", "adamw with a tensor as rate", "adagrad"],
-)
-def test_names_for_parts_of_an_optimizer_survive_a_load(make):
-    """The groups, a group, its list, the state, a parameter's state, its tensors."""
-    state, step = trained(make)
-    step()
-    kept = saved(state)
-    step()
-    optimizer, scheduler = state.objects["optimizer"], state.objects["scheduler"]
-    groups, of_parameters, rates = optimizer.param_groups, optimizer.state, scheduler.base_lrs
-    names = [*groups, *(group["params"] for group in groups), *of_parameters.values()]
-    tensors = [value for of_one in of_parameters.values() for value in of_one.values()]
-    state.load(kept)
-    assert optimizer.param_groups is groups and optimizer.state is of_parameters
-    assert scheduler.base_lrs is rates
-    found = [*groups, *(group["params"] for group in groups), *of_parameters.values()]
-    assert all(one is other for one, other in zip(names, found, strict=True))
-    now = [value for of_one in of_parameters.values() for value in of_one.values()]
-    assert all(one is other for one, other in zip(tensors, now, strict=True) if torch.is_tensor(one))
-    assert checksum_of(state.flatten()) == checksum_of(kept)
-
-
-def late(order):
-    """Adam, whose parameters had their first gradients in this order."""
-    torch.manual_seed(0)
-    net = nn.ParameterDict({name: nn.Parameter(torch.randn(2)) for name in "abc"})
-    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1))
-    state = State(net=net, optimizer=optimizer)
-    state.load_as_built()
-    for name in order:
-        net[name].square().sum().backward()
-        optimizer.step()
+def begun(model, **objects):
+    state = State(model=model, **objects)
+    state.begin()
     return state
 
 
-@given(st.permutations("abc"))
+def grouped(order, cuts=()):
+    """The model, and Adam with groups of its parameters in this order, cut at these places."""
+    model = net()
+    places = [0, *cuts, len(order)]
+    groups = [{"params": [model[name] for name in order[a:b]]} for a, b in itertools.pairwise(places)]
+    return begun(model, optimizer=torch.optim.Adam(groups, lr=torch.tensor(0.1)))
+
+
+ORDERS = st.permutations("abcd")
+
+
+@given(ORDERS, ORDERS, st.sampled_from([[], [1], [2], [1, 3]]))
+def test_a_state_loads_where_the_order_is_that_of_the_save(before, now, cuts):
+    """A set of names iterates otherwise in another process; the shapes are all the same."""
+    kept = saved(grouped(before, cuts))
+    if before == now:
+        grouped(now, cuts).load(kept)
+    else:
+        with pytest.raises(UsageError, match="never from a set"):
+            grouped(now, cuts).load(kept)
+
+
+@given(ORDERS)
 def test_an_optimizers_state_keeps_the_order_of_the_calm_run(order):
     """A recipe that adds up norms of momenta adds floats in that order."""
-    state, other = late(order), late("")
+    state, other = grouped("abcd"), grouped("abcd")
+    state.load_as_built()
+    for name in order:  # which have their first gradients in this order
+        state.objects["model"][name].square().sum().backward()
+        state.objects["optimizer"].step()
     other.load(saved(state))
-    one, its = (each.objects["optimizer"] for each in (state, other))
-    names = [
-        [name for p in each.state for name, mine in net.items() if mine is p]
-        for each, net in ((one, state.objects["net"]), (its, other.objects["net"]))
+    for each in (state, other):
+        model, optimizer = each.objects["model"], each.objects["optimizer"]
+        assert [name for p in optimizer.state for name in "abcd" if model[name] is p] == list(order)
+        assert list(map(list, optimizer.state.values())) == [["step", "exp_avg", "exp_avg_sq"]] * 4
+    assert list(state.objects["optimizer"].param_groups[0]) == list(
+        other.objects["optimizer"].param_groups[0]
+    )
+
+
+def test_names_of_tied_and_loose_parameters_are_stable():
+    """A tied one has its first name. One of no module has its own, if the recipe gave names."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    scale, shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([model["b"].weight, scale])
+    named = torch.optim.SGD([("shift", shift)])
+    found = structure_of({"model": model, "optimizer": optimizer, "zz": named}).groups
+    assert found == {"optimizer": [["model.a.weight", "a parameter of shape [1]"]], "zz": [["shift"]]}
+
+
+def test_what_a_step_unfroze_and_added_survives_a_restart():
+    """`if step.number == 4: unfreeze()` is not run again by a loop that goes on at step 6."""
+
+    def built():
+        model = net()
+        for name in "cd":
+            model[name].requires_grad_(False)
+        return begun(model, optimizer=torch.optim.Adam([model[name] for name in "ab"], lr=0.1))
+
+    def step(state):
+        state.objects["optimizer"].zero_grad()
+        sum((p**2).sum() for p in state.objects["model"].parameters() if p.requires_grad).backward()
+        state.objects["optimizer"].step()
+
+    state, other = built(), built()
+    model = state.objects["model"]
+    step(state)
+    model["c"].requires_grad_(True)
+    state.objects["optimizer"].add_param_group({"params": [model["c"]], "lr": 0.01})
+    step(state)
+    other.load(saved(state))
+    assert [other.objects["model"][name].requires_grad for name in "abcd"] == [True, True, True, False]
+    assert len(other.objects["optimizer"].param_groups) == 2
+    step(state), step(other)
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+
+
+def test_a_module_that_a_step_put_into_eval_mode_stays_there():
+    """A backbone's BatchNorm, for instance. A recipe that was edited to do so at once means it."""
+    state, other, edited = (begun(nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())) for _ in range(3))
+    state.objects["model"][0].eval()
+    other.load(saved(state))
+    assert [module.training for module in other.objects["model"].modules()] == [True, False, True]
+    edited.objects["model"][1].eval()
+    edited.begin()
+    edited.load(saved(state))
+    assert [module.training for module in edited.objects["model"].modules()] == [True, True, False]
+
+
+def with_settings(lr=0.1, patience=3, steps=9):
+    model = net()
+    optimizer = torch.optim.SGD(model.values(), lr=lr)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    return begun(model, optimizer=optimizer, schedule=schedule, values=Values(patience=patience))
+
+
+def test_edited_settings_are_told_and_have_no_effect():
+    """An optimizer, a schedule and plain values; nothing is told at an ordinary restart, nor again
+    once the state was saved under the edited recipe.
+    """
+    state, same, edited = with_settings(), with_settings(), with_settings(lr=0.001, patience=5, steps=20)
+    same.load(saved(state))
+    assert same.ignored == []
+    edited.load(saved(state))
+    assert edited.ignored == [
+        "optimizer.param_groups[0].lr 0.1, not 0.001",
+        "optimizer.param_groups[0].initial_lr 0.1, not 0.001",
+        "schedule.T_max 9, not 20",
+        "schedule.base_lrs [0.1], not [0.001]",
+        "values.patience 3, not 5",
     ]
-    assert names[0] == names[1] == list(order)
-    assert [list(of_one) for of_one in one.state.values()] == [list(of_one) for of_one in its.state.values()]
-    assert list(one.param_groups[0]) == list(its.param_groups[0])
+    assert edited.objects["optimizer"].param_groups[0]["lr"] == 0.1
+    again = with_settings(lr=0.001, patience=5, steps=20)
+    again.load(saved(edited))
+    assert again.ignored == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"groups": {"o": [["m.b", "m.a"]]}}, r"expected m\.a in group 0, as on rank 0"),
+        ({"frozen": ["m.a"]}, r"rank 1 .* m\.a \(frozen\)"),
+        ({"evaluating": ["m"]}, r"m \(training mode\)"),
+        ({"settings": {"o.lr": "0.2"}}, "o.lr 0.1, not 0.2"),
+    ],
+)
+def test_ranks_that_build_differently_are_refused(change, words):
+    first = {"groups": {"o": [["m.a", "m.b"]]}, "frozen": [], "settings": {"o.lr": "0.1"}}
+    check_alike([Structure(**first)] * 3)
+    with pytest.raises(UsageError, match=words):
+        check_alike([Structure(**first), Structure(**(first | change))])
+
+
+def test_a_structure_that_makes_no_sense_is_damage():
+    flat = saved(grouped("abcd"))
+    odd = FlatState(tensors=flat.tensors, document=flat.document, about=flat.about | {"built": {"groups": 3}})
+    with pytest.raises(CheckpointDamaged):
+        grouped("abcd").load(odd)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.append(nn.Linear(2, 2)),
+        lambda model: setattr(model, "0", nn.Linear(2, 3)),
+        lambda model: model[0].register_buffer("cache", torch.zeros(4)),
+        lambda model: prune.l1_unstructured(model[0], "weight", 1),
+    ],
+    ids=["grown", "widened", "a buffer more", "pruned"],
+)
+def test_a_model_that_the_loop_reshapes_is_refused(change):
+    """It would train to the end, and no process could resume it: exit 76 after the first kill."""
+    state = begun(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    state.flatten()
+    change(state.objects["model"])
+    with pytest.raises(StateNotSavable, match=r"state entry model\.\d\..*, as when the loop began, found"):
+        state.flatten()
+
+
+# Where a tensor begins in its memory. The dumb twin of `alignment` is the address itself, which
+# torch's allocator puts on a boundary.
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64]
+
+
+def address(tensor):
+    return tensor.data_ptr() % BOUNDARY
+
+
+@given(st.sampled_from(DTYPES), st.integers(0, 40), st.lists(st.integers(0, 5), max_size=3), st.data())
+def test_an_aligned_copy_has_the_same_values_and_strides(dtype, first, shape, data):
+    """Views of torch's memory, row-major or transposed; the address agrees with the offset. Memory
+    of NumPy lies elsewhere in each process, and counts as a boundary.
+    """
+    count = int(np.prod(shape))
+    view = torch.arange(first + count).to(dtype)[first:].view(shape)
+    if data.draw(st.booleans()):
+        view = view.permute(tuple(reversed(range(view.dim()))))
+    place = data.draw(st.integers(0, BOUNDARY // view.itemsize - 1)) * view.itemsize
+    copy = copy_at(view, place)
+    assert torch.equal(copy, view) and copy.dtype == view.dtype
+    if count:
+        assert alignment(view) == address(view)
+        assert copy.stride() == view.stride() and alignment(copy) == address(copy) == place
+        assert copy.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+    assert alignment(torch.from_numpy(np.arange(66, dtype=np.float32)[first % 16 :])) == 0
+
+
+class KeepsGradients(torch.optim.Optimizer):
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["previous"] = parameter.grad
+
+
+def test_a_load_puts_every_tensor_where_it_was():
+    """What a step leaves behind: views of larger vectors everywhere, as parameters, a buffer, an
+    optimizer's tensors; Values keep a copy. A second load does what the first did.
+    """
+
+    def built():
+        model = nn.Sequential(nn.Linear(13, 17), nn.Linear(17, 5))
+        model.register_buffer("covariance", torch.eye(4))
+        optimizer = KeepsGradients(model.parameters(), {})
+        return State(net=model, optimizer=optimizer, kept=Values(rows=torch.zeros(3), one=torch.zeros(1)))
+
+    def places(state):
+        return {name: address(tensor) for name, tensor in state.flatten().tensors.items()}
+
+    before, after, third = built(), built(), built()
+    model, optimizer, kept = (before.objects[name] for name in ("net", "optimizer", "kept"))
+    vector_to_parameters(parameters_to_vector(model.parameters()).detach() * 2, model.parameters())
+    model.covariance = torch.randn(17)[1:].view(4, 4)
+    gradients = torch.randn(400)
+    for parameter in model.parameters():
+        parameter.grad = gradients[7 : 7 + parameter.numel()].view_as(parameter)
+    optimizer.step()
+    kept.rows = torch.randn(9, 3)[5]
+    expected = places(before)
+    assert len(set(expected.values())) > 4  # the test sees something
+    after.load(saved(before))
+    assert places(after) == expected
+    third.load(saved(after))
+    assert places(third) == expected

@@ -3,40 +3,40 @@
 import copy
 import math
 import random
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+import re
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from saved_state import saved
 from torch import nn
 
+from elastic import State, Values
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.snapshot import image
 from elastic.train.state.flat import FlatState, checksum_of
-from elastic.train.state.state import State
 
 
 class Holder:
-    """An object whose state is whatever it is given."""
+    """An object whose state is whatever it is given. change: of what it loads."""
 
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, value=None, change=lambda value: value):
+        self.value, self.change = value, change
 
     def state_dict(self):
         return self.value
 
     def load_state_dict(self, state_dict):
-        self.value = state_dict
+        self.value = self.change(state_dict)
 
 
 def round_trip(value):
-    kept = saved(State(thing=Holder(value)))
-    empty = Holder(None)
-    State(thing=empty).load(kept)
+    State(thing=(empty := Holder())).load(saved(State(thing=Holder(value))))
     return empty.value
 
 
@@ -45,18 +45,16 @@ def is_same(one, other):
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        alike = one.dtype == other.dtype and one.shape == other.shape
+        alike = (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad)
         alike = alike and (one.numel() == 0 or one.stride() == other.stride())
         return alike and torch.equal(image.tensor_bytes(one), image.tensor_bytes(other))
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(one, dict):
-        return list(one) == list(other) and all(is_same(one[name], other[name]) for name in one)
+        return is_same(list(one), list(other)) and is_same(list(one.values()), list(other.values()))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, float):
-        return (one == other and math.copysign(1, one) == math.copysign(1, other)) or (
-            math.isnan(one) and math.isnan(other)
-        )
-    return one == other
+    return repr(one) == repr(other)
 
 
 @st.composite
@@ -70,40 +68,43 @@ def tensors(draw):
     data = draw(st.binary(min_size=size, max_size=size))
     if dtype is torch.bool:
         data = bytes(byte & 1 for byte in data)
-    tensor = (
-        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-        if size
-        else torch.empty(shape, dtype=dtype)
-    )
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+    tensor = flat.reshape(shape)
     return tensor.permute(draw(st.permutations(range(tensor.dim())))).clone()
 
 
-names = st.text("abcδ ", max_size=3) | st.integers()
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.floats().map(np.float64)
-    | st.text(max_size=5)
-    | tensors(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(names, inner, max_size=3)
-        | st.dictionaries(names, inner, max_size=3).map(OrderedDict)
-        | st.dictionaries(names, st.integers(), max_size=3).map(Counter)
-    ),
-    max_leaves=8,
+NAMES = st.text("abcδ ", max_size=3) | st.integers()
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+LEAVES = PLAIN | st.floats().map(np.float64) | tensors()
+NUMBERS = st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_, np.complex64])
+ARRAYS = st.builds(
+    lambda kind, size: np.ones(size).astype(kind), NUMBERS, st.sampled_from([0, 1, (0, 2), (2, 2)])
 )
-states = st.dictionaries(names, values, max_size=4)
 
 
-@given(states)
+def nested(leaves, kinds=()):
+    """kinds: of dicts and lists, beside the plain ones."""
+
+    def containers(inner):
+        lists, dicts = st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3)
+        more = [(dicts if issubclass(kind, dict) else lists).map(kind) for kind in kinds]
+        return st.one_of(lists, dicts, *more)
+
+    return st.recursive(leaves, containers, max_leaves=8)
+
+
+COUNTERS = st.dictionaries(NAMES, st.integers(), max_size=3).map(Counter)
+
+
+@given(st.dictionaries(NAMES, nested(LEAVES | COUNTERS, (tuple, OrderedDict)), max_size=4))
+@example({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}})
+@example({0: torch.zeros(1), "0": torch.ones(1)})
+@example({"p": nn.Parameter(torch.ones(2)), "q": nn.Parameter(torch.ones(2), requires_grad=False)})
 def test_any_nested_state_comes_back_as_it_was(value):
     """Ints as keys in any order, tuples, infinities, NaNs, -0.0, bfloat16, empty, transposed and
-    0-dimensional tensors, through real bytes. Nothing is changed and nothing drawn: a draw at a
-    save would make the trajectory depend on how often it is saved.
+    0-dimensional tensors, keys that read alike in a path, and parameters, through real bytes.
+    Nothing is changed and nothing drawn: a draw at a save would make the trajectory depend on how
+    often it is saved.
     """
 
     def drawn():
@@ -113,10 +114,6 @@ def test_any_nested_state_comes_back_as_it_was(value):
     assert is_same(round_trip(value), before)
     checksum_of(State(thing=Holder(value)).flatten())
     assert is_same(value, before) and drawn() == places
-
-
-def whole_checksum_of(**objects):
-    return checksum_of(State(**objects).flatten()).whole
 
 
 @pytest.mark.parametrize(
@@ -140,11 +137,8 @@ def whole_checksum_of(**objects):
 )
 def test_checksum_sees_the_smallest_difference(one, other):
     """Values that == calls equal, or that print alike, and still are another state."""
-    assert whole_checksum_of(thing=Holder({"x": one})) != whole_checksum_of(thing=Holder({"x": other}))
-
-
-class Opaque:
-    pass
+    first, second = (checksum_of(State(thing=Holder({"x": each})).flatten()).whole for each in (one, other))
+    assert first != second
 
 
 class Colour(IntEnum):
@@ -157,7 +151,7 @@ Point = namedtuple("Point", "x")  # noqa: PYI024 - the plain kind, as recipes ha
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Opaque(), "the tensors, numbers and strings in it"),
+        (object(), "the tensors, numbers and strings in it"),
         ({1, 2}, r"sorted\(x\)"),
         (np.zeros(2), r"torch\.from_numpy\(x\)"),
         (Colour.RED, "x.value"),
@@ -176,34 +170,16 @@ def test_what_only_pickle_could_keep_is_refused_by_name(value, words):
         State(thing=Holder({"a": [0, {"b": value}]})).flatten()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [{"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}, {0: torch.zeros(1), "0": torch.ones(1)}],
-    ids=["dot", "int-and-str"],
-)
-def test_entries_whose_paths_read_alike_are_both_kept(value):
-    """A dot in a key, or 0 beside "0"; the digest sees one of the two, so that no check after
-    loading would notice.
-    """
-    assert is_same(round_trip(value), value)
-
-
 @pytest.mark.parametrize("names", [["net"], ["net", "optimizer", "ema"]])
 def test_a_state_of_other_objects_is_refused(names):
     """An entry too few or too many: a recipe that was edited, or another run's file."""
-    saved = State(net=Holder({}), optimizer=Holder({})).flatten()
+    kept = State(net=Holder({}), optimizer=Holder({})).flatten()
     with pytest.raises(StateDoesNotFit, match=r"it has the entries net, optimizer, and .* State has"):
-        State(**{name: Holder({}) for name in names}).load(saved)
+        State(**{name: Holder({}) for name in names}).load(kept)
 
 
 @pytest.mark.parametrize(
-    "document",
-    [
-        {"dict": 3},
-        {"set": [1]},
-        {"tensor": "net.gone"},
-        {"list": [], "dict": []},
-    ],
+    "document", [{"dict": 3}, {"set": [1]}, {"tensor": "net.gone"}, {"list": [], "dict": []}]
 )
 def test_a_document_that_makes_no_sense_is_damage(document):
     """Never any other error: restore goes on to the next older checkpoint only after this one."""
@@ -212,8 +188,7 @@ def test_a_document_that_makes_no_sense_is_damage(document):
 
 
 @pytest.mark.parametrize(
-    "thing",
-    [Opaque(), Opaque, {"net": nn.Linear(1, 1)}, torch.ones(1), torch.jit.script(nn.Linear(2, 2))],
+    "thing", [object(), object, {"net": nn.Linear(1, 1)}, torch.jit.script(nn.Linear(2, 2))]
 )
 def test_an_object_without_a_state_dict_is_refused_at_once(thing):
     """Said when the recipe starts, not at the first save."""
@@ -223,11 +198,11 @@ def test_an_object_without_a_state_dict_is_refused_at_once(thing):
         State()
 
 
-class Keeper(nn.Linear):
+class Keeper(nn.BatchNorm1d):
     """A module with more state than its tensors, which it keeps as it is given."""
 
     def __init__(self):
-        super().__init__(2, 2)
+        super().__init__(2)
         self.kept = torch.arange(3.0)
 
     def get_extra_state(self):
@@ -237,23 +212,17 @@ class Keeper(nn.Linear):
         self.kept = state
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: nn.BatchNorm1d(3), Keeper, lambda: Holder({"x": torch.ones(3)})],
-    ids=["module", "module that keeps", "object"],
-)
+@pytest.mark.parametrize("make", [Keeper, lambda: Holder({"x": torch.ones(3)})], ids=["module", "object"])
 def test_a_loaded_state_shares_no_memory_with_the_image(make):
-    """The image is a slot of the memory for snapshots; after the load it is filled with other
-    bytes.
-    """
-    saved = State(thing=make()).flatten()
-    layout = image.layout(saved.tensors, saved.to_json())
+    """The image is a slot of the memory for snapshots, which is filled with other bytes later."""
+    kept = State(thing=make()).flatten()
+    layout = image.layout(kept.tensors, kept.to_json())
     slot = bytearray(layout.size_bytes)
     image.copy_into(layout, memoryview(slot))
     loaded = State(thing=make())
     loaded.load(FlatState.read(*image.read(slot, copy=False)))
     slot[len(layout.head) :] = b"\xff" * (len(slot) - len(layout.head))
-    assert checksum_of(loaded.flatten()) == checksum_of(saved)
+    assert checksum_of(loaded.flatten()) == checksum_of(kept)
 
 
 def test_conjugated_and_negated_views_are_kept_apart():
@@ -264,32 +233,13 @@ def test_conjugated_and_negated_views_are_kept_apart():
     assert found["imag"].tolist() == [2.0, -4.0] and found["minus"].tolist() == [-2.0, 4.0]
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-def test_a_parameter_of_an_object_comes_back_as_one(requires_grad):
-    """The object keeps what it is given; as a plain tensor it would not be trained any more."""
-    found = round_trip({"p": nn.Parameter(torch.ones(2), requires_grad=requires_grad)})["p"]
-    assert type(found) is nn.Parameter and found.requires_grad == requires_grad
-
-
-class Mender(Holder):
-    """It changes what it loads."""
-
-    def __init__(self, value, change):
-        super().__init__(value)
-        self.change = change
-
-    def load_state_dict(self, state_dict):
-        self.value = self.change(state_dict)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (
-            lambda d: {name: d[name] for name in sorted(d)},
+            lambda d: {n: d[n] for n in "abn"},
             r"thing: saved with the keys \['b', 'a', 'n'\]; now \['a', 'b', 'n'\]",
         ),
-        (lambda d: d | {"n": 2}, r"thing\.n: saved 1; now 2"),
         (lambda d: d | {"n": True}, r"thing\.n: saved 1; now true"),
         (lambda d: d | {"b": d["b"] + 1}, r"thing\.b: saved some numbers; now others"),
         (lambda d: d | {"b": d["b"][:1]}, r"thing\.b: saved torch.float32 \[2\].*; now torch.float32 \[1\]"),
@@ -300,4 +250,115 @@ def test_a_load_that_differs_is_refused_with_the_first_entry(change, words):
     """Order lost, a number changed, bits, a shape, a type: the message shows both."""
     kept = saved(State(thing=Holder({"b": torch.zeros(2), "a": None, "n": 1})))
     with pytest.raises(StateDoesNotFit, match=words):
-        State(thing=Mender(None, change)).load(kept)
+        State(thing=Holder(change=change)).load(kept)
+
+
+# elastic.Values: what a recipe's loop keeps by name.
+
+CONTENTS = nested(PLAIN | ARRAYS | ARRAYS.filter(np.size).map(torch.from_numpy))
+
+
+@given(before=CONTENTS, after=CONTENTS)
+@example(before=0, after=[np.uint8(3), np.float32(0.5), np.bool_(1)])
+def test_values_come_back_as_they_were(before, after):
+    """Tensors, arrays, lists and dicts, with types and order, in the place of any other value."""
+    values = Values(held=before)
+    values.held = after
+    expected = copy.deepcopy(values.held)
+    State(values=(fresh := Values(held=before))).load(State(values=values).flatten())
+    assert is_same(fresh.held, expected)
+
+
+def test_a_number_in_a_tensor_becomes_the_number():
+    """A loss is a tensor often, without dimensions; it must not drag its graph along."""
+    values = Values(best=math.inf)
+    values.best = torch.tensor(2.5, requires_grad=True)
+    assert (values.best, type(values.best)) == (2.5, float)
+    assert Values(history=[torch.tensor(3), torch.tensor(0.5)]).history == [3, 0.5]
+
+
+def test_a_name_for_a_part_of_a_value_survives_a_load():
+    """A list in a dict, an array and a tensor that the recipe looked up before its loop."""
+    before = Values(of={"train": [1.0, 2.0]}, errors=np.arange(3.0), center=torch.arange(3.0))
+    values = Values(of={"train": []}, errors=np.zeros(3), center=torch.zeros(3))
+    recent, errors, center = values.of["train"], values.errors, values.center
+    State(values=values).load(State(values=before).flatten())
+    recent.append(0.0)
+    assert values.of == {"train": [1.0, 2.0, 0.0]}
+    assert errors.tolist() == center.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Colour.RED, "found Colour; keep x.value"),
+        ({1, 2}, "found set; keep sorted(x)"),
+        (Path("a"), "found PosixPath; keep str(x)"),
+        (deque([1]), "found deque; keep list(x)"),
+        (Counter("a"), "found Counter; keep dict(x)"),
+        (torch.Size([2]), "found Size; keep tuple(x)"),
+        (object(), "an object of its own with state_dict"),
+        ({None: 1}, "keep a list of pairs"),
+        ({"ndarray": 1}, "keep a list of pairs"),
+        (np.array(["a", None]), "ndarray of object"),
+        (np.uint64(3), "uint64 of uint64"),
+        (torch.ones(2).to(torch.uint32), "Tensor of torch.uint32"),
+    ],
+)
+def test_a_value_that_no_state_can_keep_is_refused(value, words):
+    """Where it is set, alone and inside a list; put into a list or dict, where the state is taken.
+    An IntEnum is no int, lest it come back as one.
+    """
+    values = Values(best=0, of={"train": [0] * 500})
+    for each in (value, [value]):
+        with pytest.raises(UsageError, match=rf"at best.*{re.escape(words)}"):
+            values.best = each
+    values.of["train"].append({"a": (value,)})
+    with pytest.raises(UsageError, match=rf"at of\['train'\]\[500\]\['a'\]\[0\].*{re.escape(words)}"):
+        values.state_dict()
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_list_or_dict_at_two_places_is_refused(kind):
+    """It came back as two, so that what was appended to the newest epoch's list after a kill was
+    missing in the history: another result, and nothing said so.
+    """
+    values = Values(current=kind(), epochs=[])
+    values.epochs.append(values.current)
+    with pytest.raises(UsageError, match=r"epochs\[0\], found the one at current.*put a copy there"):
+        values.state_dict()
+    values.epochs[0] = kind(values.current)
+    assert values.state_dict() == {"current": kind(), "epochs": [kind()]}
+    values.epochs.append(torch.zeros(2, requires_grad=True) * 2)
+    with pytest.raises(UsageError, match="part of a graph"):
+        values.state_dict()
+
+
+def test_a_slip_of_the_pen_makes_no_new_value():
+    """Set, read and deleted under a name that was not given; also a name of the class's own."""
+    values = Values(best=0)
+    with pytest.raises(AttributeError, match=r"expected one of the values \['best'\], found 'bset'"):
+        values.bset = 1
+    with pytest.raises(UsageError, match=r"Values\(bset=\.\.\.\)"):
+        values.bset  # noqa: B018
+    assert not hasattr(values, "bset")
+    with pytest.raises(UsageError, match="to stay"):
+        del values.best
+    for taken in ("state_dict", "_best"):
+        with pytest.raises(UsageError, match="another name"):
+            Values(**{taken: 0})
+
+
+def test_weights_come_back_as_load_state_dict_wants_them():
+    """What is advised for an OrderedDict: BatchNorm's count of batches became a number, and the
+    load of the best weights at the end of the run a raw error.
+    """
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(UsageError, match=re.escape("OrderedDict; keep dict(x)")):
+        Values(best=model.state_dict())
+    values = Values(best=dict(model.state_dict()))
+    State(values=(fresh := Values(best={}))).load(State(values=values).flatten())
+    expected = copy.deepcopy(model.state_dict())
+    nn.init.zeros_(model[0].weight)
+    model.load_state_dict(fresh.best)
+    assert is_same(dict(model.state_dict()), dict(expected))

@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant("train/step/contract.py", "        if self._is_in_function:", "        if False:", "pure/test_step_refusals.py"),
     Mutant("train/step/contract.py", "if list(map(_TRAINING, self.modules)) != self.flags:", "if False:", "pure/test_exact_recipes.py"),
     Mutant("train/step/sums.py", "or found.has_graph > agreed.has_graph", "", "pure/test_step_refusals.py"),
-    Mutant("train/step/end.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_step_buffers.py"),
+    Mutant("train/step/end.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_buffers.py"),
     Mutant("train/step/step.py", "if self.has_line:", "if False:", "pure/test_step_refusals.py"),
     Mutant("reduce/gradients.py", "shard == self._pairs[-1][-1]", "shard == self._pairs[-1][0]", "pure/test_gradients.py"),
     Mutant("data/loading_processes.py", '"sample", epoch, stream', '"sample", stream', "pure/test_loader.py"),
@@ -120,9 +120,9 @@ MUTANTS = (
     Mutant("train/evaluate/evaluation.py", "if samples != own_samples:", "if False:", "pure/test_evaluation.py"),
     # A state comes back as it was.
     Mutant("train/state/restore.py", "if checksum.of_image(body) == snapshot.info.checksum:", "if True:", "pure/test_restore.py"),
-    Mutant("train/state/built.py", "            if before != now:", "            if False:", "pure/test_built.py"),
-    Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_built.py"),
-    Mutant("train/state/values.py", "(former := places.setdefault(id(value), place)) != place", "(former := places.setdefault(id(value), place)) is None", "pure/test_values.py"),
+    Mutant("train/state/built.py", "            if before != now:", "            if False:", "pure/test_load.py"),
+    Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_load.py"),
+    Mutant("train/state/values.py", "(former := places.setdefault(id(value), place)) != place", "(former := places.setdefault(id(value), place)) is None", "pure/test_state.py"),
     Mutant("proof/agreement.py", "step == 0 or is_repeated(known, step)", "step == 0", "pure/test_consistency.py"),
 )  # fmt: skip
 
