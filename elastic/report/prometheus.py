@@ -6,7 +6,7 @@ step becomes a lost one, is a gauge.
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -35,7 +35,136 @@ from elastic.system.untrusted import finite
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks differed")
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
-_Values = Iterable[tuple[tuple[str, ...], float]]  # the values of the labels, and the number
+_Kind = Callable[..., Any]  # a class of families
+_Own = tuple[str, ...]  # values of the labels that not every series has
+_Samples = Mapping[_Own, tuple[Any, ...]]  # what `add_metric` of the family takes beside them
+
+
+def _numbers(view: RunView) -> Iterator[tuple[_Kind, str, str, float | None]]:
+    """The series without labels: (kind, name, what it says, its value, None for no series)."""
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    yield counter, "steps", "Steps that were trained, each once.", view.highest_step
+    yield counter, "lost_steps", "Steps that were lost and had to be done again.", view.lost_steps
+    yield gauge, "last_step", "The step with which the run ends.", view.length
+    if newest := view.newest:
+        loss = finite(newest.loss)
+        yield gauge, "step", "The newest step that counts.", newest.step
+        yield gauge, "epoch", "The epoch of the newest step, from 0.", newest.epoch
+        yield gauge, "step_timestamp_seconds", "When the newest step ended.", newest.time
+        yield (
+            gauge,
+            "loss",
+            "The loss of that step; NaN where it was not finite.",
+            nan if loss is None else loss,
+        )
+    if spent := view.time:
+        yield gauge, "goodput_ratio", "Share of time in steps that count.", spent.goodput
+        yield gauge, "run_duration_seconds", "Time of the run, without planned pauses.", spent.wall_s
+        yield gauge, "useful_seconds", "Time in steps that count.", spent.useful_s
+    if saved := view.checkpoints.newest:
+        yield gauge, "checkpoint_timestamp_seconds", "When the newest one was committed.", saved.time
+        yield gauge, "checkpoint_step", "The step of the newest checkpoint.", saved.step
+        yield gauge, "checkpoint_size_bytes", "The size of the newest checkpoint.", saved.size_bytes
+    if view.generations:
+        yield gauge, "generation", "Number of the newest generation.", view.generations[-1].generation
+        yield gauge, "world_size", "Workers in it.", view.generations[-1].world_size
+        yield gauge, "nodes", "Nodes in it.", len(view.generations[-1].nodes)
+        yield gauge, "restarts", "Restarts in a row without a new step.", view.restarts
+
+
+class RunSeries:
+    """labels: of every series. about: of `elastic_run_info` beside them."""
+
+    def __init__(self, labels: Mapping[str, str], about: Mapping[str, str]) -> None:
+        self._names, self._values, self._about = [*labels], [*labels.values()], dict(about)
+        self._recovered: dict[int, Recovery] = {}  # by generation, as each was first seen
+
+    def families(self, view: RunView) -> list[Metric]:
+        return [
+            self._family(InfoMetricFamily, "run", "The run and its exporter.", {(): (self._about,)}),
+            *(
+                self._family(kind, name, text, {(): (value,)})
+                for kind, name, text, value in _numbers(view)
+                if value is not None
+            ),
+            *self._of_steps(view),
+            *self._of_recoveries(view),
+            *self._of_checkpoints(view),
+        ]
+
+    def text(self, view: RunView, accept: str) -> tuple[bytes, str]:
+        """(what a scrape of these alone is answered with, its type)."""
+        encode, content_type = encoder_for(accept)
+        registry = CollectorRegistry()
+        registry.register(_Collected(self.families(view)))
+        return encode(registry), content_type
+
+    def _of_steps(self, view: RunView) -> Iterator[Metric]:
+        took = view.durations
+        text, buckets = "Time of the steps that count.", _buckets(DURATION_BOUNDS_S, took.counts)
+        yield self._family(
+            HistogramMetricFamily, "step_duration_seconds", text, {(): (buckets, took.seconds)}
+        )
+        compared, shares = dict[_Own, tuple[float]](), dict[_Own, tuple[float]]()
+        for kind, done in (("rehearsal", view.rehearsals), ("overlap", view.overlaps)):
+            compared[kind, "alike"], compared[kind, "differed"] = (done.alike,), (done.count - done.alike,)
+        text = "Steps that other workers did a second time."
+        yield self._family(CounterMetricFamily, "compared_steps", text, compared, "kind", "result")
+        text = "The share of this generation's time that the other ranks waited for this one."
+        for each in view.slow_now:
+            shares[str(each.rank), each.node] = (each.share,)
+        # `node` is the agent that exports it.
+        yield self._family(GaugeMetricFamily, "slow_rank_ratio", text, shares, "rank", "slow_node")
+        if view.time is not None:
+            kinds = dict.fromkeys(["start", *CAUSES, BETWEEN_STEPS, DOWN, END], 0.0) | view.time.badput_s
+            text = "The other time, by what it went to."
+            yield self._family(GaugeMetricFamily, "badput_seconds", text, _by_label(kinds), "kind")
+
+    def _of_recoveries(self, view: RunView) -> Iterator[Metric]:
+        """Histograms of causes that occurred alone: buckets of all would be most of a scrape."""
+        for each in view.recoveries:
+            if each.step is not None:  # it is over
+                self._recovered.setdefault(each.generation, each)
+        counts = dict.fromkeys(CAUSES, 0) | Counter(each.cause for each in self._recovered.values())
+        text = "Recoveries that reached a new step, by the cause of their generation."
+        yield self._family(CounterMetricFamily, "recoveries", text, _by_label(counts), "cause")
+        took_s, phases_s = (defaultdict[_Own, list[float]](list) for _ in range(2))
+        for each in self._recovered.values():
+            if each.total_s is not None:
+                took_s[each.cause,].append(each.total_s)
+            for phase in PHASES:
+                if (seconds := getattr(each, f"{phase}_s")) is not None:
+                    phases_s[each.cause, phase].append(seconds)
+        text = "Time from a fault to the end of the first new step."
+        yield self._histograms("recovery_duration_seconds", text, took_s, "cause")
+        text = "The parts of that time."
+        yield self._histograms("recovery_phase_duration_seconds", text, phases_s, "cause", "phase")
+
+    def _of_checkpoints(self, view: RunView) -> Iterator[Metric]:
+        saved = view.checkpoints
+        results = {"committed": saved.committed, "failed": saved.failed, "fenced": saved.fenced}
+        text = "Saves, by their result."
+        yield self._family(CounterMetricFamily, "checkpoints", text, _by_label(results), "result")
+        text, took = "Time of the saves that were committed.", (saved.committed, sum(saved.saving_s))
+        yield self._family(SummaryMetricFamily, "checkpoint_duration_seconds", text, {(): took})
+
+    def _histograms(
+        self, name: str, text: str, found: Mapping[_Own, Sequence[float]], *labels: str
+    ) -> Metric:
+        samples = {}
+        for own, values in found.items():
+            counts = Counter(bisect_left(RECOVERY_BOUNDS_S, value) for value in values)
+            each = _buckets(RECOVERY_BOUNDS_S, (counts[place] for place in range(len(RECOVERY_BOUNDS_S) + 1)))
+            samples[own] = each, sum(values)
+        return self._family(HistogramMetricFamily, name, text, samples, *labels)
+
+    def _family(self, kind: _Kind, name: str, text: str, samples: _Samples, *labels: str) -> Metric:
+        """labels: names of those that the samples have beside the labels of every series."""
+        family = kind(f"elastic_{name}", text, labels=[*self._names, *labels])
+        for own, sample in samples.items():
+            family.add_metric([*self._values, *own], *sample)
+        found: Metric = family
+        return found
 
 
 def encoder_for(accept: str) -> tuple[Callable[[Any], bytes], str]:
@@ -47,192 +176,6 @@ def encoder_for(accept: str) -> tuple[Callable[[Any], bytes], str]:
     return choose_encoder("")
 
 
-class RunSeries:
-    """labels: of every series. about: of `elastic_run_info` beside them."""
-
-    def __init__(self, labels: Mapping[str, str], about: Mapping[str, str]) -> None:
-        self._names, self._values, self._about = [*labels], [*labels.values()], dict(about)
-        self._recovered: dict[int, Recovery] = {}  # by generation, as each was first seen
-
-    def families(self, view: RunView) -> list[Metric]:
-        info = InfoMetricFamily("elastic_run", "The run, and the agent that exports it.", labels=self._names)
-        info.add_metric(self._values, self._about)
-        parts = (self._steps, self._newest, self._time, self._recoveries, self._checkpoints, self._group)
-        return [info, *(family for part in parts for family in part(view))]
-
-    def text(self, view: RunView, accept: str) -> tuple[bytes, str]:
-        """(what a scrape of these alone is answered with, its type)."""
-        encode, content_type = encoder_for(accept)
-        registry = CollectorRegistry()
-        registry.register(_Collected(self.families(view)))
-        return encode(registry), content_type
-
-    def _steps(self, view: RunView) -> Iterator[Metric]:
-        durations = view.durations
-        yield self._counter(
-            "elastic_steps",
-            "Steps that were trained, each once, however often it was done.",
-            view.highest_step,
-        )
-        yield self._counter(
-            "elastic_lost_steps", "Steps that were lost and had to be done again.", view.lost_steps
-        )
-        yield self._histograms(
-            "elastic_step_duration_seconds",
-            "Time of the steps that count.",
-            (),
-            [((), DURATION_BOUNDS_S, durations.counts, durations.seconds)],
-        )
-        done = {"rehearsal": view.rehearsals, "overlap": view.overlaps}
-        yield self._counters(
-            "elastic_compared_steps",
-            "Steps that other workers did a second time.",
-            ("kind", "result"),
-            [
-                ((kind, result), count)
-                for kind, each in done.items()
-                for result, count in (("alike", each.alike), ("differed", each.count - each.alike))
-            ],
-        )
-        if view.length is not None:
-            yield self._gauge("elastic_last_step", "The step with which the run ends.", view.length)
-
-    def _newest(self, view: RunView) -> Iterator[Metric]:
-        newest = view.newest
-        if newest is None:
-            return
-        loss = finite(newest.loss)
-        yield self._gauge("elastic_step", "The newest step that counts.", newest.step)
-        yield self._gauge("elastic_epoch", "The epoch of the newest step, from 0.", newest.epoch)
-        if newest.time is not None:
-            yield self._gauge("elastic_step_timestamp_seconds", "When the newest step ended.", newest.time)
-        yield self._gauge(
-            "elastic_loss",
-            "The loss of the newest step; NaN where it was not finite.",
-            nan if loss is None else loss,
-        )
-
-    def _time(self, view: RunView) -> Iterator[Metric]:
-        spent = view.time
-        if spent is None:
-            return
-        if spent.goodput is not None:
-            yield self._gauge(
-                "elastic_goodput_ratio",
-                "Share of the run's time that went into steps that count.",
-                spent.goodput,
-            )
-        yield self._gauge(
-            "elastic_run_duration_seconds", "Time of the run until now, without planned pauses.", spent.wall_s
-        )
-        yield self._gauge("elastic_useful_seconds", "Time in steps that count.", spent.useful_s)
-        kinds = dict.fromkeys(["start", *CAUSES, BETWEEN_STEPS, DOWN, END], 0.0) | spent.badput_s
-        yield self._gauges(
-            "elastic_badput_seconds", "The other time, by what it went to.", ("kind",), _by_label(kinds)
-        )
-
-    def _recoveries(self, view: RunView) -> Iterator[Metric]:
-        """Histograms of causes that occurred alone: buckets of all would be most of a scrape."""
-        for each in view.recoveries:
-            if each.step is not None:  # it is over
-                self._recovered.setdefault(each.generation, each)
-        found = [*self._recovered.values()]
-        counts = dict.fromkeys(CAUSES, 0) | Counter(each.cause for each in found)
-        yield self._counters(
-            "elastic_recoveries",
-            "Recoveries that reached a new step, by the cause of their generation.",
-            ("cause",),
-            _by_label(counts),
-        )
-        took_s: dict[tuple[str, ...], list[float]] = {}
-        phase_s: dict[tuple[str, ...], list[float]] = {}
-        for each in found:
-            if each.total_s is not None:
-                took_s.setdefault((each.cause,), []).append(each.total_s)
-            for phase in PHASES:
-                if (seconds := getattr(each, f"{phase}_s")) is not None:
-                    phase_s.setdefault((each.cause, phase), []).append(seconds)
-        for name, text, labels, of_labels in (
-            ("duration", "Time from a fault to the end of the first new step.", ("cause",), took_s),
-            ("phase_duration", "The parts of that time.", ("cause", "phase"), phase_s),
-        ):
-            yield self._histograms(
-                f"elastic_recovery_{name}_seconds",
-                text,
-                labels,
-                [
-                    (own, RECOVERY_BOUNDS_S, _counts(RECOVERY_BOUNDS_S, values), sum(values))
-                    for own, values in of_labels.items()
-                ],
-            )
-
-    def _checkpoints(self, view: RunView) -> Iterator[Metric]:
-        saved = view.checkpoints
-        results = {"committed": saved.committed, "failed": saved.failed, "fenced": saved.fenced}
-        yield self._counters(
-            "elastic_checkpoints", "Saves, by their result.", ("result",), _by_label(results)
-        )
-        took = SummaryMetricFamily(
-            "elastic_checkpoint_duration_seconds",
-            "Time of the saves that were committed.",
-            labels=self._names,
-        )
-        took.add_metric(self._values, saved.committed, sum(saved.saving_s))
-        yield took
-        if saved.newest is not None:
-            for name, value in (
-                ("timestamp_seconds", saved.newest.time),
-                ("step", saved.newest.step),
-                ("size_bytes", saved.newest.size_bytes),
-            ):
-                yield self._gauge(f"elastic_checkpoint_{name}", "Of the newest checkpoint.", value)
-
-    def _group(self, view: RunView) -> Iterator[Metric]:
-        if view.generations:
-            newest = view.generations[-1]
-            yield self._gauge("elastic_generation", "Number of the newest generation.", newest.generation)
-            yield self._gauge("elastic_world_size", "Workers in it.", newest.world_size)
-            yield self._gauge("elastic_nodes", "Nodes in it.", len(newest.nodes))
-            yield self._gauge("elastic_restarts", "Restarts in a row without a new step.", view.restarts)
-        yield self._gauges(
-            "elastic_slow_rank_ratio",
-            "The share of this generation's time that the other ranks waited for this one.",
-            ("rank", "slow_node"),  # `node` is the agent that exports it
-            [((str(each.rank), each.node), each.share) for each in view.slow_now],
-        )
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        return self._gauges(name, text, (), [((), value)])
-
-    def _gauges(self, name: str, text: str, more: tuple[str, ...], values: _Values) -> Metric:
-        return self._filled(GaugeMetricFamily(name, text, labels=[*self._names, *more]), values)
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        return self._counters(name, text, (), [((), value)])
-
-    def _counters(self, name: str, text: str, more: tuple[str, ...], values: _Values) -> Metric:
-        return self._filled(CounterMetricFamily(name, text, labels=[*self._names, *more]), values)
-
-    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: _Values) -> Metric:
-        for own, value in values:
-            family.add_metric([*self._values, *own], value)
-        return family
-
-    def _histograms(
-        self,
-        name: str,
-        text: str,
-        more: tuple[str, ...],
-        found: Iterable[tuple[tuple[str, ...], Sequence[float], Sequence[int], float]],
-    ) -> Metric:
-        """found: values of the labels, upper bounds, how many in each bucket, and their sum."""
-        family = HistogramMetricFamily(name, text, labels=[*self._names, *more])
-        for own, bounds, counts, total in found:
-            buckets = zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True)
-            family.add_metric([*self._values, *own], [*buckets], total)
-        return family
-
-
 class _Collected(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -241,10 +184,10 @@ class _Collected(Collector):
         return self._families
 
 
-def _by_label(values: Mapping[str, float]) -> _Values:
-    return [((label,), value) for label, value in values.items()]
+def _by_label(values: Mapping[str, float]) -> _Samples:
+    return {(label,): (value,) for label, value in values.items()}
 
 
-def _counts(bounds: Sequence[float], values: Iterable[float]) -> list[int]:
-    found = Counter(bisect_left(bounds, value) for value in values)
-    return [found[place] for place in range(len(bounds) + 1)]
+def _buckets(bounds: Sequence[float], counts: Iterable[int]) -> list[tuple[str, float]]:
+    """counts: in each bucket, with one more for those beyond the last bound."""
+    return [*zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True)]
