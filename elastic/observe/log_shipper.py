@@ -165,7 +165,7 @@ class LogShipper:
             raise UsageError(
                 f"expected to read the local copies in {run.local}, found: {error}; change its mode, or move it away"
             ) from error
-        left_behind = [path for path in others if path.stem != node]
+        left_behind = [path for path in others if path.stem != node and not path.name.startswith(".")]
         self._open = partial(
             NodeShipper, run, node, is_first=is_first, ignored=ignored, left_behind=left_behind
         )

@@ -18,8 +18,8 @@ from elastic.errors import UsageError
 from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.system.files import FULL, make_folders, read_if_there, replace_whole
-from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
+from elastic.system.files import FULL, create_whole, make_folders, read_if_there
+from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, json_line, last_lines, lines_of
 
 DROPPED_LINES = 1024  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
@@ -50,14 +50,17 @@ class Rewound:
 
 
 class Metrics:
-    def __init__(self, path: Path, *, generation: int | None = None) -> None:
-        """generation: the writer's; None for a file that processes of one machine alone write."""
-        self._path = path
-        self._generation = generation
-        self._own = path if generation is None else metrics_files.own_file(path, generation)
+    """Calls raise OSError but for a disk without room, for which lines wait."""
+
+    def __init__(self, path: Path, *, generation: int, is_copy: bool = False) -> None:
+        """generation: the writer's. is_copy: the run is at a URL, and each node has a file of its
+        own, so that this one lacks lines that others have uploaded.
+        """
+        self._path, self._generation, self._is_copy = path, generation, is_copy
+        self._own = metrics_files.own_file(path, generation)
         self._file = AppendedFile(self._own)
         self._has_tried = False
-        self._checks_name = generation is not None
+        self._checks_name = True
 
     def append(self, line: StepLine) -> None:
         """Write one line, now or when the disk takes it.
@@ -75,82 +78,49 @@ class Metrics:
         self._show()
 
     def rewind(self, step: int) -> Rewound:
-        """Drop the lines of steps beyond `step`.
+        """Begin a file with the lines of steps up to `step`.
 
         Raises OSError: a step that stayed in the file would be there twice after the replay. Raises
         Fenced where a newer generation has done so before.
         """
-        base = self._base()
+        metrics_files.check_newest(self._path, self._generation)
+        base = metrics_files.newest_file(self._path)
         kept_bytes, rewound = _cut(read_if_there(base), step)
-        lost = self._lines_of_older(base, rewound.last, step)
+        older = [file for file in metrics_files.files(self._path).values() if file != base][::-1]
+        first = 0 if rewound.last is None else rewound.last.step
+        lost = _lines_between(first, step, older)
         highest = max([rewound.highest, *lost])
-        # A file stays until a newer one has as many steps: after a second fault before that, it
-        # alone shows how far the run had come.
-        older = [] if self._generation is None else metrics_files.older(self._path, base)
-        rewound = replace(rewound, ever=max([highest, *map(_highest, older)]))
+        rewound = replace(
+            rewound,
+            highest=highest,
+            # A file stays until a newer one has as many steps: after a second fault before that, it
+            # alone shows how far the run had come.
+            ever=max([highest, *map(_highest, older)]),
+            last=next(reversed(lost.values()), rewound.last),
+            missing=0 if self._is_copy else max(0, step - first) - len(lost),
+        )
         self._file.close()
         self._has_tried = False
-        self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes))
-        is_shown = self._has_begun() and self._generation is not None and self._show()
-        if self._generation is not None:
-            metrics_files.check_newest(self._path, self._generation)
-        if (first := self._first_missing(rewound.last, step)) is not None:
-            for line in lost.values():
-                self._file.append(line.to_json())
-            missing = step - first - len(lost)
-            last = next(reversed(lost.values()), rewound.last)
-            rewound = replace(rewound, highest=highest, last=last, missing=missing)
-        self._file.sync()
-        if is_shown and not self._file.waits:
-            # This file has the lines of the older ones that count.
-            metrics_files.remove_older(self._path, base, keeps=lambda file: _highest(file) > highest)
+        self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes, [*lost.values()]))
+        has_begun = self._has_begun() and self._show()
+        metrics_files.check_newest(self._path, self._generation)
+        for file in older if has_begun else []:
+            if _highest(file) <= highest:  # this file has the lines of it that count
+                file.unlink(missing_ok=True)
         return rewound
 
-    def _first_missing(self, last: StepLine | None, step: int) -> int | None:
-        """The step of the line behind which some up to `step` are missing, 0 for the first of all;
-        None where none is, or where this is the only file and lines are uploaded.
-        """
-        if last is None:
-            return 0 if self._generation is not None and step else None
-        return last.step if last.step < step else None
-
-    def _lines_of_older(self, base: Path, last: StepLine | None, step: int) -> dict[int, StepLine]:
-        """By step, in their order, the lines behind `last` that only older generations have.
-
-        The generation of `base` fell back, and a node that was away then has brought a newer state.
-        """
-        first = self._first_missing(last, step)
-        if self._generation is None or first is None:
-            return {}
-        found: dict[int, StepLine] = {}
-        for file in metrics_files.older(self._path, base):
-            for line in parse_lines(lines_of(file), step_line.parse):
-                if first < line.step <= step:
-                    found.setdefault(line.step, line)
-        return dict(sorted(found.items()))
-
-    def _base(self) -> Path:
-        """The file that this one begins with."""
-        if self._generation is None:
-            return self._path
-        metrics_files.check_newest(self._path, self._generation)
-        return metrics_files.newest_file(self._path)
-
-    def _begin(self, base: Path, kept_bytes: int) -> None:
-        """Make the own file, of the first bytes of `base`. Raises OSError, or Fenced."""
+    def _begin(self, base: Path, kept_bytes: int, lost: list[StepLine]) -> None:
+        """Make the own file, of the first bytes of `base` and these lines; raises as `rewind`."""
         if self._has_tried:
-            if self._generation is not None and self._own.exists():
+            if self._own.exists():
                 return  # by a try that found no room to make the name durable
             if shutil.disk_usage(base.parent).free < kept_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
         self._has_tried = True
-        data = read_if_there(base)[:kept_bytes]
-        if self._generation is None:
-            make_folders(self._path.parent)
-            # A new file under the old name, as in metrics_files.py.
-            replace_whole(self._path, data, fsync=True)
-        else:
-            metrics_files.begin(self._path, self._generation, data)
+        make_folders(self._path.parent)
+        data = read_if_there(base)[:kept_bytes] + b"".join(json_line(line.to_json()) for line in lost)
+        if not create_whole(self._own, data, fsync=True):
+            raise metrics_files.fenced(self._path, self._generation)
 
     def _has_begun(self) -> bool:
         """Whether there was room for the own file. Else each line tries again."""
@@ -198,6 +168,19 @@ def newest_lines(path: Path) -> list[StepLine]:
         return list(parse_lines(last_lines(metrics_files.newest_file(path), _TAIL_BYTES), step_line.parse))
     except FileNotFoundError:
         return []
+
+
+def _lines_between(first: int, step: int, older: list[Path]) -> dict[int, StepLine]:
+    """By step, in their order, the lines behind `first` up to `step` that only older files have.
+
+    The newest generation fell back, and a node that was away then has brought a newer state.
+    """
+    found: dict[int, StepLine] = {}
+    for file in older if first < step else []:
+        for line in parse_lines(lines_of(file), step_line.parse):
+            if first < line.step <= step:
+                found.setdefault(line.step, line)
+    return dict(sorted(found.items()))
 
 
 def _highest(file: Path) -> int:

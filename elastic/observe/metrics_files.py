@@ -15,13 +15,12 @@ because some file systems have hard links within a folder only.
 """
 
 import os
-from collections.abc import Callable
+import re
 from contextlib import suppress
 from pathlib import Path
 
 from elastic.errors import Fenced
-from elastic.system.files import create_whole, link_over, listing, make_folders
-from elastic.system.untrusted import parse_number
+from elastic.system.files import link_over, listing
 
 _TRIES = 10  # a newer generation begins in each
 
@@ -31,57 +30,54 @@ def own_file(path: Path, generation: int) -> Path:
     return path.with_name(f".{path.stem}-{generation:06d}{path.suffix}")
 
 
-def generation_of(file: Path) -> int:
-    """0 for `path` itself, and for any other file."""
-    is_own = file.name.startswith(".") and file.stem.count("-") == 1
-    return (is_own and parse_number(file.stem.partition("-")[2])) or 0
+def files(path: Path) -> dict[int, Path]:
+    """Those of generations, in their order. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(path.stem)}-(\d{{6,18}}){re.escape(path.suffix)}")
+    found = {int(match[1]): file for file in listing(path.parent) if (match := name.fullmatch(file.name))}
+    return dict(sorted(found.items()))
 
 
 def newest_file(path: Path) -> Path:
-    """`path` itself where no generation has a file of its own: in a run of an earlier version."""
-    files = _files(path)
+    """`path` itself where no generation has a file of its own. Raises OSError."""
+    own = files(path).values()
     with suppress(FileNotFoundError):
         named = path.lstat()
         # A network file system shows listings that are older than what a name stands for.
-        if named.st_nlink > 1 and not any(os.path.samestat(named, each) for each in files.values()):
+        if named.st_nlink > 1 and not any(_is_one_file(named, each) for each in own):
             return path
-    return max(files, key=generation_of, default=path)
+    return next(reversed(own), path)
 
 
 def newest_generation(path: Path) -> int:
     """0 for none. Raises OSError."""
-    return max(map(generation_of, _files(path)), default=0)
-
-
-def begin(path: Path, generation: int, data: bytes) -> None:
-    """Create the generation's file, which `path` does not name yet. Raises Fenced, or OSError."""
-    make_folders(path.parent)
-    if not create_whole(own_file(path, generation), data, fsync=True):
-        raise _fenced(path, generation)
+    return max(files(path), default=0)
 
 
 def check_newest(path: Path, generation: int) -> None:
     """Raises Fenced where a newer generation has begun."""
     if newest_generation(path) > generation:
-        raise _fenced(path, generation)
+        raise fenced(path, generation)
+
+
+def fenced(path: Path, generation: int) -> Fenced:
+    return Fenced(
+        f"expected no metrics of generation {generation} or a newer one beside {path}, found those"
+        f" of generation {newest_generation(path)}: this process is left over from an older generation"
+    )
 
 
 def is_shown(path: Path, file: Path) -> bool:
     """Whether `path` names this file, if the file is there and does not wait for room."""
     try:
-        about = file.lstat()
+        return _is_one_file(file.lstat(), path)
     except FileNotFoundError:
         return True
-    try:
-        return os.path.samestat(about, path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def show(path: Path) -> None:
     """Have `path` name the newest file. Raises OSError."""
     for _ in range(_TRIES):
-        newest = max(_files(path), key=generation_of, default=path)
+        newest = next(reversed(files(path).values()), path)
         if is_shown(path, newest):
             return
         # This process may sleep before the rename; the next look tells.
@@ -89,33 +85,9 @@ def show(path: Path) -> None:
             link_over(newest, path)
 
 
-def older(path: Path, than: Path) -> list[Path]:
-    """The files of generations before that of `than`, the newest first."""
-    files = (file for file in _files(path) if generation_of(file) < generation_of(than))
-    return sorted(files, key=generation_of, reverse=True)
-
-
-def remove_older(path: Path, than: Path, keeps: Callable[[Path], bool]) -> None:
-    """Remove the files of generations before that of `than`, but those that it keeps, because they
-    have lines of steps that no newer file has yet. Raises OSError.
-    """
-    for file in older(path, than):
-        if not keeps(file):
-            file.unlink(missing_ok=True)
-
-
-def _files(path: Path) -> dict[Path, os.stat_result]:
-    """Those of generations. A file that vanishes meanwhile is left out. Raises OSError."""
-    found = {}
-    for file in listing(path.parent):
-        if file.name.startswith(f".{path.stem}-") and file.suffix == path.suffix and generation_of(file):
-            with suppress(FileNotFoundError):
-                found[file] = file.lstat()
-    return found
-
-
-def _fenced(path: Path, generation: int) -> Fenced:
-    return Fenced(
-        f"expected no metrics of generation {generation} or a newer one beside {path}, found those"
-        f" of generation {newest_generation(path)}: this process is left over from an older generation"
-    )
+def _is_one_file(about: os.stat_result, path: Path) -> bool:
+    """False where `path` names nothing."""
+    try:
+        return os.path.samestat(about, path.lstat())
+    except FileNotFoundError:
+        return False

@@ -44,11 +44,8 @@ class AppendedFile:
         return bool(self._waiting)
 
     def append(self, record: dict[str, Any]) -> None:
-        """A float that is not finite becomes null, because JSON has no such number.
-
-        Raises TypeError for a value that is not JSON, such as a tensor.
-        """
-        line = _json_of(record).encode() + b"\n"
+        """As `json_line`."""
+        line = json_line(record)
         self._waiting += line
         self.write_waiting()
         if len(self._waiting) > WAITING_BYTES:
@@ -218,12 +215,16 @@ class GrowingFile:
         return os.pread(self._file.fileno(), self._read_bytes, self.position)
 
 
-def _json_of(record: dict[str, Any]) -> str:
+def json_line(record: dict[str, Any]) -> bytes:
+    """With its end. A float that is not finite becomes null, because JSON has no such number.
+
+    Raises TypeError for a value that is not JSON, such as a tensor.
+    """
     try:
-        return json.dumps(record, allow_nan=False)
+        text = json.dumps(record, allow_nan=False)
     except ValueError:
-        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
-        return json.dumps(finite)
+        text = json.dumps(json.loads(json.dumps(record), parse_constant=lambda _: None))
+    return f"{text}\n".encode()
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

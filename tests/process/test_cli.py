@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "elastic.cli"]
 def make_run(tmp_path):
     def make(name, chains, digest):
         folder = tmp_path / name
-        metrics = Metrics(folder / "metrics.jsonl")
+        metrics = Metrics(folder / "metrics.jsonl", generation=1)
         log = EventLog(folder / "events" / "n1.jsonl", node="n1", clock=SystemClock())
         log.generation = 1
         log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))

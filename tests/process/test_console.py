@@ -85,7 +85,7 @@ def test_a_closed_console_ends_the_thread_and_nothing_else(tmp_path, capfd):
 def test_progress_shows_only_new_steps_and_the_length_of_the_run(tmp_path):
     """Steps of an earlier start are in the metrics; to show them would claim progress not made."""
     run = RunDir.parse(str(tmp_path))
-    metrics = Metrics(run.metrics)
+    metrics = Metrics(run.metrics, generation=1)
     metrics.append(StepLine(step=6, loss=1.0))
     log = EventLog(run.events / "n.jsonl", node="n", clock=SystemClock())
     log.record(RunStarted(steps=20, epochs=1, seed=0, global_batch=8, shards=8))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.observe import metrics as metrics_module
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, _cut, newest, read
@@ -49,20 +48,6 @@ def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, tor
     assert (rewound.last.step if rewound.last else None) == (kept[-1] if kept else None)
     assert [line.step for line in rewound.dropped] == [each for each in steps if each > step]
     assert cut == 0 or content[cut - 1 : cut] == b"\n"
-
-
-def test_a_writer_of_an_older_generation_cannot_write_into_the_record(tmp_path):
-    """It keeps its descriptor open, and appends after the new writer has rewound."""
-    path = tmp_path / "metrics.jsonl"
-    older, current = Metrics(path), Metrics(path)
-    for step in (1, 2, 3):
-        older.append(StepLine(step=step, values={"by": "old"}))
-
-    assert current.rewind(2).highest == 3
-    older.append(StepLine(step=4, values={"by": "old"}))
-    current.append(StepLine(step=3, values={"by": "new"}))
-
-    assert [(r.step, r.values["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
 
 
 def test_lines_that_only_an_older_generation_has_come_back_with_its_state(tmp_path):
@@ -105,53 +90,16 @@ def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
     assert [line.step for line in read(path)] == [*range(1, 7), 8, 9]
 
 
-def test_a_process_that_dies_in_its_rewind_costs_no_line_that_counts(tmp_path, monkeypatch):
-    """Generation 2 fell back to step 1; generation 3 has the state of step 3, whose lines only the
-    file of generation 1 has. It dies when it is to remove that one.
-    """
-    path = tmp_path / "metrics.jsonl"
-    for generation, first, last in ((1, 0, 3), (2, 1, 1)):
-        writer = Metrics(path, generation=generation)
-        writer.rewind(first)
-        for step in range(first + 1, last + 1):
-            writer.append(StepLine(step=step, generation=generation))
-
-    class Died(Exception):  # noqa: N818 - it says what happened
-        pass
-
-    def die(*_words, **_options):
-        raise Died
-
-    monkeypatch.setattr(metrics_module.metrics_files, "remove_older", die)
-    with pytest.raises(Died):
-        Metrics(path, generation=3).rewind(3)
-    assert [line.step for line in read(path)] == [1, 2, 3]
-
-
 def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     """A recipe logs a list of a million numbers. Without that line `status` showed step 0."""
     path = tmp_path / "metrics.jsonl"
-    writer = Metrics(path)
+    writer = Metrics(path, generation=1)
     for step in (1, 2):
         writer.append(StepLine(step=step, values={"histogram": [0.5] * 190_000}))
     assert path.stat().st_size > 1 << 20
     assert newest(path).step == 2
     path.write_bytes(b"x" * (1 << 20))
     assert newest(path) is None
-
-
-def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
-    (tmp_path / "blocked").write_text("")
-    metrics = Metrics(tmp_path / "blocked" / "metrics.jsonl")
-
-    metrics.append(StepLine(step=1))
-    metrics.append(StepLine(step=2))
-    metrics.sync()
-
-    assert capsys.readouterr().err.count("is not written") == 1
-    (tmp_path / "blocked").unlink()
-    metrics.append(StepLine(step=3))
-    assert [r.step for r in read(tmp_path / "blocked" / "metrics.jsonl")] == [1, 2, 3]
 
 
 class Disk:
@@ -178,19 +126,16 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
 @given(OPERATIONS)
-def test_on_a_full_disk_a_death_costs_waiting_lines_alone(is_shared, operations):
+def test_on_a_full_disk_a_death_costs_waiting_lines_alone(operations):
     """A number: the disk has so many bytes left. A tuple: rank 0 dies, and the next one falls back
     by so many steps. `kept` has the steps whose lines did not wait when their writer died. Until
-    there is room, lines of steps that are done again stay.
-
-    is_shared: each generation has a file of its own. A generation may bring back lines of older
-    ones.
+    there is room, lines of steps that are done again stay. A generation may bring back lines of
+    older ones.
     """
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         disk, path, generations = Disk(folder, patch), Path(folder, "metrics.jsonl"), itertools.count(1)
-        started = lambda: Metrics(path, generation=next(generations) if is_shared else None)  # noqa: E731
+        started = lambda: Metrics(path, generation=next(generations))  # noqa: E731
         writer, reached, kept, waiting = started(), 0, [], []
         writer.rewind(0)
         for each in [*operations, "room", "step"]:
@@ -217,22 +162,21 @@ def test_on_a_full_disk_a_death_costs_waiting_lines_alone(is_shared, operations)
 def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
     """And so is a number of an event of the recipe."""
     values = {"norms": [float("inf"), 1.0]}
-    Metrics(tmp_path / "metrics").append(StepLine(step=1, loss=float("nan"), values=values))
+    Metrics(tmp_path / "metrics", generation=1).append(StepLine(step=1, loss=float("nan"), values=values))
     log = EventLog(tmp_path / "events", node="n", clock=FakeClock())
     log.record(RecipeEvent(own_name="epoch_done", values=values))
 
     def refuse(name):
         raise AssertionError(name)
 
-    line, event = (
-        json.loads((tmp_path / name).read_text(), parse_constant=refuse) for name in ("metrics", "events")
-    )
+    names = ".metrics-000001", "events"
+    line, event = (json.loads((tmp_path / name).read_text(), parse_constant=refuse) for name in names)
     assert (line["loss"], line["norms"], event["norms"]) == (None, [None, 1.0], [None, 1.0])
 
 
 def test_a_step_that_logs_more_than_a_reader_takes_is_refused(tmp_path):
     """The step would be missing in every view, without a word."""
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = Metrics(tmp_path / "metrics.jsonl", generation=1)
     metrics.append(StepLine(step=1, values={"table": [0.1] * 150_000}))
     with pytest.raises(UsageError, match="step 2"):
         metrics.append(StepLine(step=2, values={"table": [0.1] * 250_000}))

@@ -66,7 +66,7 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
     log.generation = 1
     log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
     line = StepLine(step=7, loss=0.25, generation=1, time=CLOCK.wall(), seconds=0.1)
-    Metrics(tmp_path / "young/metrics.jsonl").append(line)
+    Metrics(tmp_path / "young/metrics.jsonl", generation=1).append(line)
 
     _, by_name = listed(str(tmp_path))
 

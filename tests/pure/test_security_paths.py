@@ -188,17 +188,18 @@ def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
         bytes_of(store, forged, CLOCK)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "n.jsonl"])
+@pytest.mark.parametrize("name", [".metrics-000001.jsonl", "n.jsonl"])
 def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
     """A link under the name of the metrics or of a log, to a file of the person's own."""
     path = tmp_path / "run" / name
     path.parent.mkdir()
     path.symlink_to(outside / "precious")
-    if name == "metrics.jsonl":
-        metrics.Metrics(path).append(StepLine(step=1))
+    if name != "n.jsonl":
+        named = path.with_name("metrics.jsonl")
+        metrics.Metrics(named, generation=1).append(StepLine(step=1))
         with pytest.raises(OSError, match="plain file"):
-            metrics.Metrics(path).rewind(0)
-        assert metrics.newest(path) is None
+            metrics.Metrics(named, generation=2).rewind(0)
+        assert metrics.newest(named) is None
     else:
         EventLog(path, node="n", clock=CLOCK).record(RunInterrupted(step=1))
     assert read_events(path.parent) == []
@@ -211,7 +212,7 @@ def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, o
     path.write_text('{"step": 1}\n{"step": 2}\n')
     monkeypatch.setattr("elastic.system.files.secrets.token_hex", lambda size: "guessed")
     path.with_name(f".{path.name}.guessed").symlink_to(outside / "precious")
-    assert metrics.Metrics(path).rewind(1).highest == 2
+    assert metrics.Metrics(path, generation=1).rewind(1).highest == 2
     assert [line.step for line in metrics.read(path)] == [1]
 
 

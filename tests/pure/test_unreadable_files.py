@@ -140,7 +140,7 @@ def test_a_console_whose_metrics_cannot_be_read_shows_lines_and_then_progress(ru
     """The thread of the console is followed without a clock: `_poll` is one round."""
     out = io.StringIO()
     console = ConsoleFollower(run, "n1", PlainScreen(out), FakeClock())
-    Metrics(run.metrics).append(line(4))
+    Metrics(run.metrics, generation=1).append(line(4))
     stale.is_on = True
     console.print_line("a line")
     console._poll()

@@ -38,7 +38,7 @@ def node(s3_bucket, tmp_path):
 
 def trained(run, name, generation, first, last):
     """What the workers of one generation leave in their node's folder."""
-    kept = Metrics(run.metrics_of(name))
+    kept = Metrics(run.metrics_of(name), generation=generation, is_copy=True)
     kept.rewind(first - 1)
     for step in range(first, last + 1):
         kept.append(StepLine(step=step, generation=generation, chain=f"c{step}"))

@@ -137,8 +137,8 @@ class LoopParts:
         self.metrics: Metrics | None = None
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
         if is_first or (run.is_remote and groups.local_rank == 0):
-            generation = None if run.is_remote else link.generation
-            self.metrics = Metrics(run.metrics_of(link.node), generation=generation)
+            path = run.metrics_of(link.node)
+            self.metrics = Metrics(path, generation=link.generation, is_copy=run.is_remote)
         self.trace: StateTrace | None = None
         if check is not None:
             self.trace = StateTrace(check, writes=is_first, agent_pid=link.pid, clock=self.clock)
