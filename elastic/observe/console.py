@@ -22,11 +22,12 @@ from rich.text import Text
 from elastic.config.run_dir import RunDir
 from elastic.events import FirstStep, RunStarted
 from elastic.observe import logged_event
+from elastic.observe.generations import generations
 from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import last
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.one_clock import ahead_of_generations
-from elastic.observe.recovery import recoveries, recovery_line
+from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
@@ -195,9 +196,9 @@ class ConsoleFollower:
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
                     trained = columns_of(newest_lines(self._metrics), ahead_of_generations(events))
-                    found = [one for one in recoveries(events, trained) if one.generation <= each.generation]
-                    if found and found[-1].generation == each.generation and (line := recovery_line(found)):
-                        self._screen.print_line(printable(line))
+                    for one in recoveries(generations(events, trained)):
+                        if one.generation == each.generation and one.line:
+                            self._screen.print_line(printable(one.line))
 
     def _show_progress(self) -> None:
         line = self._newest()

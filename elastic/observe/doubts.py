@@ -9,7 +9,7 @@ from elastic.events import (
     Restored,
     StepDiffered,
 )
-from elastic.observe.generation_end import NODE_LOST
+from elastic.observe.generations import NODE_LOST
 from elastic.observe.logged_event import Events, last, of_kind
 from elastic.proof.evidence import roots
 

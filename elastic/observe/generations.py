@@ -1,99 +1,141 @@
-"""When each generation of a run trained, when and why it ended, and what follows until the next.
+"""Each generation of a run: when it trained, when and why it ended, and what followed it.
 
-A generation has the marks of goodput.py: from its start to its first step that counts, and from its
-last one to its end, nothing was trained. It ends with the next start, or, where the command was
-given again, with its planned stop or its last sign of life.
+A generation ends with the next start, or, where the command was given again, with its planned stop
+or its last sign of life. Between its first and its last step that counts it trained; before and
+after that it did not. It does not promise to know why a generation ended: where no event tells, the
+cause of the next one is said.
+
+Times are those of one_clock.py, which nodes share to within a second or so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic import events as kinds
-from elastic.observe.generation_end import (
-    Start,
-    down_since_s,
-    last_seen_s,
-    last_sign_s,
-    planned_stop,
-    why_ended,
-)
-from elastic.observe.logged_event import Events, by_generation, first, of_kind
+from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, of_kind
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
 # What follows a generation until the next one begins: nothing, for that begins at once; a planned
 # stop; a time in which no node was there.
 AT_ONCE, STOP, DOWN = "", "stop", "down"
+REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison alone
+NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
+_LONGEST_MESSAGE = 100
+
+Start = LoggedEvent[kinds.GenerationStarted]
+Stop = LoggedEvent[kinds.RunInterrupted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """The steps include those that were lost later; None if the generation trained no step.
 
-    why: what ended the one before, in words; the cause where there was none. begins_s, ends_s:
-    seconds since 1970. trains_s, trained_s: when its first step that counts began, and its last one
-    ended; None where none of its steps counts. gap: what follows `ends_s`.
+    own: its events. before, after: the starts of its neighbours. step_times_s: when its steps ended
+    that count, and the newest one that the next generation lost. why: what ended the generation
+    before, in words; the cause where there was none. ends_s: seconds since 1970. until_s: when the
+    next one began; of the last one the present, or the last sign of life. gap: what lies between
+    these two.
     """
 
-    generation: int
-    world_size: int
-    nodes: list[str]
+    start: Start
+    before: Start | None
+    after: Start | None
+    own: Events
+    counted: GenerationSteps | None
+    step_times_s: Sequence[float]
     first_step: int | None
     last_step: int | None
-    cause: str
     why: str
-    begins_s: float
-    trains_s: float | None
-    trained_s: float | None
     ends_s: float
+    until_s: float
     gap: str
 
+    @property
+    def generation(self) -> int:
+        return self.start.generation
 
-def generations(events: Events, trained: StepColumns, now_s: float | None) -> list[Generation]:
+    @property
+    def world_size(self) -> int:
+        return self.start.event.world_size
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.start.event.nodes
+
+    @property
+    def cause(self) -> str:
+        return self.start.event.cause
+
+    @property
+    def begins_s(self) -> float:
+        return self.start.time
+
+    @property
+    def trains_s(self) -> float | None:
+        """When its first step that counts began."""
+        return None if self.counted is None else self.counted.begin
+
+    @property
+    def trained_s(self) -> float | None:
+        """When its last step that counts ended."""
+        return None if self.counted is None else self.counted.end
+
+    @property
+    def new_step(self) -> LoggedEvent[kinds.FirstStep] | None:
+        return first(self.own, kinds.FirstStep)
+
+
+def generations(events: Events, trained: StepColumns, now_s: float | None = None) -> list[Generation]:
     """now_s: where the run goes on, seconds since 1970."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
     spans = _steps(starts, own, trained)
-    found: list[Generation] = []
+    found = []
     for before, start, after in zip([None, *starts], starts, [*starts[1:], None], strict=False):
-        counted = trained.counted.get(start.generation)
-        ends_s, gap = _end(own, start, after, trained.counted)
-        first_step, last_step = spans[start.generation]
+        number, then = start.generation, own[start.generation]
+        counted, lost_s = trained.counted.get(number), _lost_step_s(own[after.generation] if after else [])
+        last_s = max(
+            start.time, *(each.time for each in then), start.time if counted is None else counted.end
+        )
+        until_s = max(last_s, now_s or last_s) if after is None else after.time
+        stop = left_as_planned(then, start) if after is None or after.event.cause == "resume" else None
+        ends_s, gap = until_s, AT_ONCE
+        if stop is not None:
+            ends_s, gap = min(stop.time, until_s), STOP
+        elif after is not None and after.event.cause == "resume":
+            ends_s, gap = min(max([last_s, *lost_s]), until_s), DOWN
+        first_step, last_step = spans[number]
         found.append(
             Generation(
-                generation=start.generation,
-                world_size=start.event.world_size,
-                nodes=start.event.nodes,
+                start=start,
+                before=before,
+                after=after,
+                own=then,
+                counted=counted,
+                step_times_s=[*trained.times_s.get(number, ()), *lost_s[-1:]],
                 first_step=first_step,
                 last_step=last_step,
-                cause=start.event.cause,
-                why=start.event.cause if before is None else why_ended(own[before.generation], before, start),
-                begins_s=start.time,
-                trains_s=None if counted is None else counted.begin,
-                trained_s=None if counted is None else counted.end,
-                ends_s=max(ends_s, now_s or ends_s) if after is None else ends_s,
+                why=start.event.cause
+                if before is None
+                else _why_ended(own[before.generation], before, start),
+                ends_s=ends_s,
+                until_s=until_s,
                 gap=gap,
             )
         )
     return found
 
 
-def _end(
-    own: Mapping[int, Events], start: Start, after: Start | None, steps: Mapping[int, GenerationSteps]
-) -> tuple[float, str]:
-    """(seconds since 1970, what follows). own: events by generation."""
-    seen_s = {start.generation: last_seen_s(own[start.generation])}
-    last_s = last_sign_s(start, steps.get(start.generation), seen_s)
-    if after is None:
-        return last_s, AT_ONCE
-    between = [*own[start.generation], *own[after.generation]]
-    stop = planned_stop(between, start, after)
-    if stop is not None:
-        return min(stop.time, after.time), STOP
-    since_s = down_since_s(start, after, between, last_s)
-    return (after.time, AT_ONCE) if since_s is None else (since_s, DOWN)
+def _lost_step_s(after: Events) -> list[float]:
+    """When the last step ended before all nodes were gone, whose line is gone where it was lost.
+
+    after: events of the generation that went on.
+    """
+    ended_s = [each.event.last_step_s for each in of_kind(after, kinds.Restored)]
+    return [each for each in ended_s if each is not None]
 
 
 def _steps(
-    starts: list[Start], own: Mapping[int, Events], trained: StepColumns
+    starts: Sequence[Start], own: Mapping[int, Events], trained: StepColumns
 ) -> dict[int, tuple[int | None, int | None]]:
     """By generation, its first and its last step.
 
@@ -105,15 +147,98 @@ def _steps(
     reached: int | None = None  # the newest step that counted when the next state was restored
     for start in reversed(starts):
         then = own[start.generation]
-        restored = first(then, kinds.Restored)
+        restores = [each.event for each in of_kind(then, kinds.Restored)]
         ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
-        last_step = max(
-            [trained.last_of.get(start.generation, 0), *(ended if reached is None else [reached])]
-        )
-        is_trained = restored is not None and last_step > restored.event.step
-        found[start.generation] = (
-            (restored.event.step + 1, last_step) if restored is not None and is_trained else (None, None)
-        )
-        if restores := of_kind(then, kinds.Restored):
-            reached = max(each.event.step + each.event.lost_steps for each in restores)
+        step = max([trained.last_of.get(start.generation, 0), *(ended if reached is None else [reached])])
+        is_trained = bool(restores) and step > restores[0].step
+        found[start.generation] = (restores[0].step + 1, step) if is_trained else (None, None)
+        if restores:
+            reached = max(each.step + each.lost_steps for each in restores)
     return found
+
+
+def left_as_planned(own: Events, start: Start) -> Stop | None:
+    """The last event of the last node of a generation, if all were told to leave.
+
+    A node that leaves while others train on writes the same event; where those crash before they
+    have formed a generation without it, it was a crash. own: events of the generation.
+    """
+    left = of_kind(own, kinds.RunInterrupted)
+    planned = {each.node for each in left if not each.event.gave_up}
+    return left[-1] if left and planned.issuperset(start.event.nodes) else None
+
+
+def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
+    """Where the other nodes noticed that one was lost. own: events of one generation."""
+    return next(
+        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(NODE_LOST)), None
+    )
+
+
+def lost_nodes(of: Generation) -> list[str]:
+    """The nodes that a generation has lost, before the next one or the run's end.
+
+    Where the others gave up, no generation without them tells which they were: all that said
+    nothing of its end.
+    """
+    cause = "resume" if of.after is None else of.after.event.cause
+    if of.after is not None and cause == NODE_LOST:
+        return [node for node in of.nodes if node not in of.after.event.nodes]
+    if cause != "resume" or ended_by_loss(of.own) is None:
+        return []
+    told = {
+        each.node for each in of.own if isinstance(each.event, kinds.GenerationEnded | kinds.RunInterrupted)
+    }
+    return [node for node in of.nodes if node not in told]
+
+
+def _why_ended(own: Events, before: Start, after: Start) -> str:
+    """What ended the generation before. own: its events."""
+    then, now = set(before.event.nodes), set(after.event.nodes)
+    match after.event.cause:
+        case "failure":
+            found = failure_of(own)
+            return "failure" if found is None else found[1]
+        case "node lost" if then - now:
+            return f"{nodes(then - now)} lost"
+        case "node left" if then - now:
+            return f"{nodes(then - now)} left"
+        case "node joined" if now - then:
+            return f"{nodes(now - then)} joined"
+        case cause:
+            return str(cause)
+
+
+def nodes(ids: Collection[str]) -> str:
+    names = ", ".join(sorted(ids))
+    return f"node {names}" if len(ids) == 1 else f"nodes {names}"
+
+
+def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
+    """The first worker that failed by itself: the event, and in words.
+
+    own: events of one generation. A hang and an exception say more than the exit.
+    """
+    messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
+    said = ((each, _failed(each.event, messages)) for each in own)
+    return next(((each, words) for each, words in said if words), None)
+
+
+def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
+    """Empty unless it is a failure. messages: of the exceptions, by rank."""
+    match event:
+        case kinds.HangDetected():
+            return f"rank {event.rank} hung"
+        case kinds.WorkerFailed():
+            return f"rank {event.rank} failed ({_short(event.message)})"
+        case kinds.WorkerExited(victim=False, signal=str()):
+            return f"rank {event.rank} was killed by {event.signal}"
+        case kinds.WorkerExited(victim=False, code=code) if code:
+            return f"rank {event.rank} failed ({_short(messages.get(event.rank, f'exit code {code}'))})"
+        case _:
+            return ""
+
+
+def _short(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."

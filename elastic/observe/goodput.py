@@ -12,27 +12,12 @@ negative counts as nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
-from elastic import events as kinds
-from elastic.observe.generation_end import (
-    NODE_LOST,
-    REHEARSAL,
-    Start,
-    down_since_s,
-    ended_by_loss,
-    last_seen_s,
-    last_sign_s,
-    left_as_planned,
-    planned_stop,
-)
-from elastic.observe.logged_event import Events, by_generation, of_kind
-from elastic.observe.step_columns import GenerationSteps, StepColumns
+from elastic.observe.generations import DOWN, NODE_LOST, REHEARSAL, Generation, ended_by_loss
 
 BETWEEN_STEPS = "between steps"
-DOWN = "down"
 END = "end"
 
 
@@ -68,66 +53,47 @@ class TimeSpent:
         return self.useful_s / self.wall_s if self.wall_s > 0 else None
 
 
-def time_spent(events: Events, trained: StepColumns, now_s: float | None = None) -> TimeSpent | None:
-    """None before the first generation, and for a script whose steps are its own.
-
-    now_s: where the run goes on, seconds since 1970.
-    """
-    starts = of_kind(events, kinds.GenerationStarted)
-    if not starts or starts[-1].event.plain:
+def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
+    """None before the first generation, and for a script whose steps are its own."""
+    if not generations or generations[-1].start.event.plain:
         return None
-    own, steps = by_generation(events), trained.counted
-    seen_s = {generation: last_seen_s(each) for generation, each in own.items()}
     badput_s: dict[str, float] = defaultdict(float)
-    times = Counter(each.event.cause for each in starts)
-    paused_s = 0.0
-    for start, after in zip_longest(starts, starts[1:]):
-        last_s = last_sign_s(start, steps.get(start.generation), seen_s)
-        until = max(last_s, now_s or 0.0) if after is None else after.time
-        away_s = 0.0
-        if after is None and (left := left_as_planned(own[start.generation], start)) is not None:
-            away_s = max(0.0, until - left.time)
+    times = Counter(each.cause for each in generations)
+    useful_s = paused_s = 0.0
+    for each in generations:
+        away_s, then = max(0.0, each.until_s - each.ends_s), _next(each)
+        if each.gap == DOWN:
+            badput_s[DOWN] += away_s
+            times[DOWN] += 1
+        else:
             paused_s += away_s
-        if after is not None:
-            between = [*own[start.generation], *own[after.generation]]
-            if (since_s := down_since_s(start, after, between, last_s)) is not None:
-                away_s = until - since_s
-                badput_s[DOWN] += away_s
-                times[DOWN] += 1
-            elif (stop := planned_stop(between, start, after)) is not None:
-                away_s = max(0.0, until - stop.time)
-                paused_s += away_s
-        then = _next(after, own[start.generation])
-        times[NODE_LOST] += then == NODE_LOST and (after is None or after.event.cause != NODE_LOST)
-        for kind, seconds in _lost_s(start, then, steps, until - away_s):
+        times[NODE_LOST] += then == NODE_LOST and (each.after is None or each.after.event.cause != NODE_LOST)
+        useful_s += each.counted.seconds if each.counted else 0.0
+        for kind, seconds in _lost_s(each, then):
             badput_s[kind] += max(0.0, seconds)
-    rehearsed_s, times[REHEARSAL] = max(0.0, badput_s.pop(REHEARSAL, 0.0)), 0
+    rehearsed_s, times[REHEARSAL] = badput_s.pop(REHEARSAL, 0.0), 0
     return TimeSpent(
         rehearsed_s=rehearsed_s,
-        useful_s=sum(each.seconds for each in steps.values()),
+        useful_s=useful_s,
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
         times={kind: number for kind, number in times.items() if number},
     )
 
 
-def _next(after: Start | None, events: Events) -> str:
-    """What the time behind the last step of a generation goes to. events: its own."""
-    then = END if after is None else after.event.cause
-    if then in (END, "resume") and ended_by_loss(events) is not None:
-        return NODE_LOST  # for which the others waited, in vain or up to now
-    return then
+def _next(of: Generation) -> str:
+    """What the time behind the last step of a generation goes to."""
+    then = END if of.after is None else of.after.event.cause
+    # In the second case the others waited for the node, in vain or up to now.
+    return NODE_LOST if then in (END, "resume") and ended_by_loss(of.own) is not None else then
 
 
-def _lost_s(
-    start: Start, then: str, steps: Mapping[int, GenerationSteps], until: float
-) -> list[tuple[str, float]]:
+def _lost_s(of: Generation, then: str) -> list[tuple[str, float]]:
     """Where a generation's time went, up to the next one or the end. then: as `_next` says."""
-    own = steps.get(start.generation)
-    if own is None:  # none of its steps counts: it was a part of the way to the next
-        return [(start.event.cause if then == END else then, until - start.time)]
+    if of.counted is None:  # none of its steps counts: it was a part of the way to the next
+        return [(of.cause if then == END else then, of.ends_s - of.begins_s)]
     return [
-        (start.event.cause, own.begin - start.time),
-        (BETWEEN_STEPS, own.end - own.begin - own.seconds),
-        (then, until - own.end),
+        (of.cause, of.counted.begin - of.begins_s),
+        (BETWEEN_STEPS, of.counted.end - of.counted.begin - of.counted.seconds),
+        (then, of.ends_s - of.counted.end),
     ]

@@ -9,22 +9,21 @@ time in which no group was there. Nodes that join, that leave, and planned stops
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from elastic import events as kinds
-from elastic.observe.generation_end import (
+from elastic.observe.generations import (
+    AT_ONCE,
+    DOWN,
     NODE_LOST,
-    Start,
+    Generation,
     ended_by_loss,
     failure_of,
     lost_nodes,
     nodes,
-    why_ended,
 )
-from elastic.observe.generations import AT_ONCE, DOWN, Generation
-from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, last, of_kind
-from elastic.observe.recovery import Recovery, recovery_line
+from elastic.observe.logged_event import Events, LoggedEvent, first, last, of_kind
+from elastic.observe.recovery import Recovery
 
 _MOST_LATELY = 8
 NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells which
@@ -58,23 +57,35 @@ class Fault:
     node: str
     what: str
     cost_s: float | None
+    is_told: bool = True
 
 
-def incidents(events: Events, generations: Sequence[Generation], state: str) -> list[Incident]:
-    """In the order of their times. state: of the run, as in run_view.py."""
-    found = [
-        Incident(
-            time=each.time,
-            generation=each.generation,
-            node=_machine_of(each),
-            kind=kind_of(each.event),
-            text=text,
-        )
-        for each in events
-        if (text := text_of(each.event))
-    ]
-    found += [*_lost_nodes(events), *_without_a_word(events, generations, state)]
-    return sorted(found, key=lambda each: each.time)
+def incidents(events: Events, faults: Sequence[Fault]) -> list[Incident]:
+    """In the order of their times."""
+    found = [_of_event(each, _RULES[type(each.event)]) for each in events if type(each.event) in _RULES]
+    return sorted([*filter(None, found), *_without_a_word(faults)], key=lambda each: each.time)
+
+
+def _of_event(each: LoggedEvent[kinds.Event], rule: "_Rule") -> Incident | None:
+    kind, words = rule
+    text = words(each.event)
+    if isinstance(each.event, kinds.RunInterrupted) and each.event.gave_up:
+        kind = "fault"  # no request to leave had come
+    node = _machine_of(each)
+    return (
+        Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=text)
+        if text
+        else None
+    )
+
+
+def _without_a_word(faults: Sequence[Fault]) -> Iterator[Incident]:
+    """A node that dies or is cut off writes nothing; the next generation tells of it."""
+    for each in faults:
+        if not each.is_told:
+            yield Incident(
+                time=each.time, generation=each.generation, node=each.node, kind="fault", text=each.what
+            )
 
 
 def lately(
@@ -84,54 +95,42 @@ def lately(
     each recovery cost, and committed checkpoints.
     """
     found = [*shown[-_MOST_LATELY:]]
+    rank_0 = {each.generation: each.start.node for each in begun}
+
+    def add(time: float, generation: int, kind: str, text: str) -> None:
+        node = rank_0.get(generation, "")
+        found.append(Incident(time=time, generation=generation, node=node, kind=kind, text=text))
+
     for each in begun[-_MOST_LATELY:]:
-        nodes, workers = len(each.nodes), each.world_size
-        text = (
-            f"generation {each.generation} ({each.cause}): {workers} worker{'' if workers == 1 else 's'} on"
-            f" {nodes} node{'' if nodes == 1 else 's'}"
-        )
-        found.append(_of_rank_0(each, each.begins_s, "generation", text))
-    of = {each.generation: each for each in begun}
-    for place in range(max(0, len(recovered) - _MOST_LATELY), len(recovered)):
-        one = recovered[place]
-        if (text := recovery_line(recovered[: place + 1])) and one.ended_s is not None:
-            found.append(_of_rank_0(of[one.generation], one.ended_s, "recovery", text))
-    found += [
-        Incident(
-            time=each.time,
-            generation=each.generation,
-            node=each.node,
-            kind="checkpoint",
-            text=f"checkpoint of step {each.event.step} committed",
-        )
-        for each in of_kind(events, kinds.CheckpointCommitted)[-_MOST_LATELY:]
-    ]
+        number, size, size_nodes = each.generation, each.world_size, len(each.nodes)
+        of = f"{size} worker{'' if size == 1 else 's'} on {size_nodes} node{'' if size_nodes == 1 else 's'}"
+        add(each.begins_s, number, "generation", f"generation {number} ({each.cause}): {of}")
+    for one in recovered[-_MOST_LATELY:]:
+        if one.line and one.ended_s is not None:
+            add(one.ended_s, one.generation, "recovery", one.line)
+    for saved in of_kind(events, kinds.CheckpointCommitted)[-_MOST_LATELY:]:
+        text = f"checkpoint of step {saved.event.step} committed"
+        add(saved.time, saved.generation, "checkpoint", text)
     return sorted(found, key=lambda each: each.time)[-_MOST_LATELY:]
 
 
-def _of_rank_0(of: Generation, time: float, kind: str, text: str) -> Incident:
-    node = of.nodes[0] if of.nodes else ""
-    return Incident(time=time, generation=of.generation, node=node, kind=kind, text=text)
-
-
 def faults(events: Events, generations: Sequence[Generation], state: str) -> list[Fault]:
-    """In the order of their generations."""
-    starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
+    """In the order of their generations. state: of the run, as in run_view.py."""
     wrong = {each.event.step: ", ".join(each.event.nodes) for each in of_kind(events, kinds.DivergenceJudged)}
     found = []
-    for start, after, before, now in zip_longest(starts, starts[1:], generations, generations[1:]):
-        then = own[start.generation]
-        told = _end_of_all(then, start, state) if now is None else _end(then, start, after, before, wrong)
+    for each, now in zip(generations, [*generations[1:], None], strict=False):
+        told = _end_of_all(each, state) if now is None else _end(each, now, wrong)
         if told is not None:
             event, node, what = told
             found.append(
                 Fault(
-                    time=before.ends_s if event is None else event.time,
-                    generation=before.generation,
-                    step=before.last_step,
+                    time=each.ends_s if event is None else event.time,
+                    generation=each.generation,
+                    step=each.last_step,
                     node=node,
                     what=what,
-                    cost_s=None if now is None else _cost_s(before, now),
+                    cost_s=None if now is None else _cost_s(each, now),
+                    is_told=event is not None and not isinstance(event.event, kinds.GenerationEnded),
                 )
             )
     return found
@@ -141,47 +140,45 @@ def faults(events: Events, generations: Sequence[Generation], state: str) -> lis
 _Told = tuple[LoggedEvent[kinds.Event] | None, str, str]
 
 
-def _end(
-    own: Events, start: Start, after: Start, before: Generation, wrong: Mapping[int, str]
-) -> _Told | None:
-    """What ended a generation before the next one; None unless it was a fault. own: its events.
+def _end(before: Generation, now: Generation, wrong: Mapping[int, str]) -> _Told | None:
+    """What ended a generation before the next one; None unless it was a fault.
 
     wrong: by step, the nodes whose states were wrong after it.
     """
     if before.gap == DOWN:
-        return _down(own, start)
-    noticed = first(own, kinds.GenerationEnded)
-    if after.event.cause == NODE_LOST:
-        return noticed, ", ".join(lost_nodes(own, start, after)), why_ended(own, start, after)
-    differed = first(own, kinds.DivergenceDetected)
-    if after.event.cause == "ranks differed" and differed is not None:
-        return differed, wrong.get(differed.event.step, ""), text_of(differed.event)
-    if after.event.cause not in ("failure", "ranks differed"):
+        return _down(before)
+    noticed = first(before.own, kinds.GenerationEnded)
+    if now.cause == NODE_LOST:
+        return noticed, ", ".join(lost_nodes(before)), now.why
+    differed = first(before.own, kinds.DivergenceDetected)
+    if now.cause == "ranks differed" and differed is not None:
+        words = f"ranks differ after step {differed.event.step}"
+        return differed, wrong.get(differed.event.step, ""), words
+    if now.cause not in ("failure", "ranks differed"):
         return None
-    failed = failure_of(own)
+    failed = failure_of(before.own)
     return (noticed, "", "failure") if failed is None else (failed[0], failed[0].node, failed[1])
 
 
-def _end_of_all(own: Events, start: Start, state: str) -> _Told | None:
-    """What ended the newest generation. own: its events."""
+def _end_of_all(newest: Generation, state: str) -> _Told | None:
     if state in ("failed", "interrupted"):
-        return _down(own, start)
-    noticed = ended_by_loss(own)
+        return _down(newest)
+    noticed = ended_by_loss(newest.own)
     if state != "running" or noticed is None:
         return None
     return noticed, "", "a node was lost, and the others wait"  # another one may be about to write
 
 
-def _down(own: Events, start: Start) -> _Told:
+def _down(before: Generation) -> _Told:
     """Why no node was left after a generation."""
-    failed, left = last(own, kinds.RunFailed), last(own, kinds.RunInterrupted)
+    failed, left = last(before.own, kinds.RunFailed), last(before.own, kinds.RunInterrupted)
     if failed is not None:
         return failed, failed.node, f"the run failed: {first_line(failed.event.reason)}"
     if left is None or not left.event.gave_up:
         return None, "", NO_ANSWER
     reason = f"the group gave up: {first_line(left.event.reason)}"
-    if lost := lost_nodes(own, start, None):
-        return ended_by_loss(own), ", ".join(lost), f"{nodes(lost)} lost; {reason}"
+    if lost := lost_nodes(before):
+        return ended_by_loss(before.own), ", ".join(lost), f"{nodes(lost)} lost; {reason}"
     return left, left.node, reason
 
 
@@ -192,60 +189,11 @@ def _cost_s(before: Generation, now: Generation) -> float:
     return max(0.0, lost_s) + (0.0 if now.trains_s is None else max(0.0, now.trains_s - now.begins_s))
 
 
-def _lost_nodes(events: Events) -> Iterator[Incident]:
-    """A node that dies or is cut off writes nothing: the generations before and after tell of it.
-
-    The time is when the others noticed. Which node it was is not said while they wait: another one
-    may be about to write.
-    """
-    starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
-    for start, after in zip_longest(starts, starts[1:]):
-        then = own[start.generation]
-        if after is None and last(then, kinds.RunInterrupted) is None:
-            continue
-        noticed = first(then, kinds.GenerationEnded) or after or start
-        for node in lost_nodes(then, start, after):
-            yield Incident(
-                time=noticed.time,
-                generation=start.generation,
-                node=node,
-                kind="fault",
-                text=f"node lost: {node}",
-            )
-
-
-def _without_a_word(events: Events, generations: Sequence[Generation], state: str) -> Iterator[Incident]:
-    """Where the last node died without a word, and the run was resumed later, or never."""
-    said = {
-        each.generation
-        for each in events
-        if isinstance(each.event, kinds.RunFailed | kinds.RunFinished)
-        or (isinstance(each.event, kinds.RunInterrupted) and each.event.gave_up)
-    }
-    for each, is_last in zip(generations, [*[False] * (len(generations) - 1), True], strict=False):
-        if each.generation not in said and (each.gap == DOWN or (is_last and state == "interrupted")):
-            yield Incident(
-                time=each.ends_s, generation=each.generation, node="", kind="fault", text=NO_ANSWER
-            )
-
-
 def _machine_of(logged: LoggedEvent[kinds.Event]) -> str:
     """Where it happened: of a state that differed not where it was found."""
     if isinstance(logged.event, kinds.DivergenceJudged):
         return logged.event.nodes[0] if len(logged.event.nodes) == 1 else ""
     return "" if isinstance(logged.event, kinds.DivergenceDetected) else logged.node
-
-
-def text_of(event: kinds.Event) -> str:
-    """What the event says; empty for hidden ones."""
-    rule = _RULES.get(type(event))
-    return "" if rule is None else rule[1](event)
-
-
-def kind_of(event: kinds.Event) -> str:
-    """To give up is no drain: no request to leave had come."""
-    gave_up = isinstance(event, kinds.RunInterrupted) and event.gave_up
-    return "fault" if gave_up else _RULES[type(event)][0]
 
 
 def first_line(text: str) -> str:
@@ -265,9 +213,9 @@ def _exited(event: kinds.WorkerExited) -> str:
     return f"rank {event.rank} ended: {how}"
 
 
-# What each kind of event is shown as: the sign, and what it says; an event that is not here is not
-# shown.
-_RULES: dict[type[kinds.Event], tuple[str, Callable[[Any], str]]] = {
+# What an event is shown as: the sign, and what it says, empty where it is not shown.
+_Rule = tuple[str, Callable[[Any], str]]
+_RULES: dict[type[kinds.Event], _Rule] = {
     kinds.FaultInjected: ("fault", lambda event: f"injected: {event.fault}"),
     kinds.WorkerExited: ("fault", _exited),
     kinds.WorkerFailed: ("fault", lambda event: f"rank {event.rank}: {event.message}"),

@@ -9,7 +9,7 @@ total, unless a try before it came to no new step, for then the total begins wit
 
     fault      the first sign of what ended the generation before
     end        an agent first recorded that the generation before is over (`generation_ended`)
-    gone       no node was left, and the command had to be given again (generation_end.py); where
+    gone       no node was left, and the command had to be given again (generations.py); where
                nodes were left, the same as the start
     start      the generation has formed (`generation_started`)
     state      every rank has loaded the state (`restored`)
@@ -24,29 +24,13 @@ Times are those of one_clock.py, which nodes share to within a second or so.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 
 from elastic import events as kinds
-from elastic.observe.generation_end import (
-    REHEARSAL,
-    Start,
-    down_since_s,
-    last_seen_s,
-    last_sign_s,
-    planned_stop,
-    why_ended,
-)
-from elastic.observe.logged_event import (
-    Events,
-    LoggedEvent,
-    by_generation,
-    first,
-    last,
-    of_kind,
-)
-from elastic.observe.step_columns import StepColumns
+from elastic.observe.generations import DOWN, REHEARSAL, STOP, Generation
+from elastic.observe.logged_event import Events, LoggedEvent, first, last, of_kind
 
 # A fault that ends a generation lets the group finish two more steps at most: the one in flight,
 # and the last one of a drain. After more steps than that the fault was survived (a slow
@@ -70,7 +54,8 @@ class Recovery:
     generations there were since the last one with a new step, this one included; the phases
     and the lost steps are those of this one, the total is that of all of them. generation: the one
     that it led to; why: what ended the one before, in words. step, ended_s: its first new step, and
-    when that ended, in seconds since 1970; None while there is none.
+    when that ended, in seconds since 1970; None while there is none. line: all tries in one
+    sentence; empty while there is no new step.
     """
 
     cause: str
@@ -87,115 +72,78 @@ class Recovery:
     step: int | None
     ended_s: float | None
     why: str
+    line: str = ""
 
 
-def recoveries(events: Events, trained: StepColumns) -> list[Recovery]:
+def recoveries(generations: Sequence[Generation]) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
-    starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
-    seen_s = {each.generation: last_seen_s(own[each.generation]) for each in starts}
-    return [
-        recovery_of(own, trained, since_new_step(own, starts[: place + 1]), seen_s)
-        for place, start in enumerate(starts)
-        if start.event.cause not in ("start", REHEARSAL)
-    ]
-
-
-def recovery_line(found: Sequence[Recovery]) -> str:
-    """What the last of them cost, in one line: where the run is back, how soon, and why.
-
-    Empty where it has brought no new step. Where a fault met a generation that had brought none
-    yet, it is one recovery in several tries, since the first of the faults.
-    """
-    newest = found[-1]
-    if newest.step is None or newest.total_s is None:
-        return ""
-    # A rehearsal among the tries is no recovery.
-    failed = takewhile(lambda each: each.step is None, found[-2 : -newest.tries - 1 : -1])
-    tries = [*reversed([*failed]), newest]
-    down_s, lost = sum(each.down_s or 0.0 for each in tries), sum(each.lost_steps for each in tries)
-    down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
-    number = f" in {newest.tries} tries" if newest.tries > 1 else ""
-    return (
-        f"back at step {newest.step} after {newest.total_s:.2f} s{down}{number}: {tries[0].why},"
-        f" {lost} step{'' if lost == 1 else 's'} lost"
-    )
-
-
-def since_new_step(own: Mapping[int, Events], starts: Sequence[Start]) -> list[Start]:
-    """The last of `starts`, and those before it, down to the newest of them that brought a new step
-    or was stopped as planned, with all of the run.
-
-    own: events by generation.
-    """
-    found = [starts[-1]]
-    for before in reversed(starts[:-1]):
-        found.insert(0, before)
-        then = own[before.generation]
-        if first(then, kinds.FirstStep) or planned_stop(then, before, found[1]):
-            break
+    found: list[Recovery] = []
+    begin = 0  # the newest generation that brought a new step, or was stopped as planned
+    for place, now in enumerate(generations):
+        if place and (generations[place - 1].new_step or generations[place - 1].gap == STOP):
+            begin = place - 1
+        if now.cause not in ("start", REHEARSAL):
+            tries = [each for each in found if each.generation > generations[begin].generation]
+            found.append(_recovery(generations[begin : place + 1], tries))
     return found
 
 
-def recovery_of(
-    own: Mapping[int, Events], trained: StepColumns, starts: Sequence[Start], seen_s: Mapping[int, float]
-) -> Recovery:
-    """The recovery that the last of `starts` ended; they are as `since_new_step` gives them.
-
-    own: by generation, the events of these at least. seen_s: by generation, the time of its last
-    event of any kind.
+def _recovery(chain: Sequence[Generation], tries: Sequence[Recovery]) -> Recovery:
+    """chain: the generation from which the run went on, those that brought no new step, and the one
+    that the recovery led to. tries: the recoveries of those between.
     """
-    start, before = starts[-1], starts[-2] if len(starts) > 1 else None
-    now = own[start.generation]
-    restored, new_step = last(now, kinds.Restored), first(now, kinds.FirstStep)
-    fault_s, end_s, gone_s = None, None, start.time
-    if before is not None:
-        fault_s, end_s = _ended(own, trained, before, start)
-        last_s = last_sign_s(before, trained.counted.get(before.generation), seen_s)
-        since_s = down_since_s(before, start, [*own[before.generation], *now], last_s)
-        gone_s = start.time if since_s is None else since_s
-    begin = start.time if fault_s is None else fault_s
-    marks = [begin, end_s, gone_s, start.time, _time(restored), _time(new_step)]
+    now, before = chain[-1], chain[-2] if len(chain) > 1 else None
+    restored, new_step = last(now.own, kinds.Restored), now.new_step
+    fault_s, end_s = (None, None) if before is None else _ended(before)
+    gone_s = before.ends_s if before is not None and before.gap == DOWN else now.begins_s
+    begin = now.begins_s if fault_s is None else fault_s
+    marks = [begin, end_s, gone_s, now.begins_s, _time(restored), _time(new_step)]
     detect_s, rendezvous_s, down_s, restore_s, first_step_s = _phases_s(marks)
-    tries = max(1, len(starts) - 1)
-    if tries > 1:
-        first_fault_s = _ended(own, trained, *starts[:2])[0]
-        begin = min(begin, starts[1].time if first_fault_s is None else first_fault_s)
+    if len(chain) > 2:
+        first_fault_s = _ended(chain[0])[0]
+        begin = min(begin, chain[1].begins_s if first_fault_s is None else first_fault_s)
+    total_s = max(mark for mark in marks if mark is not None) - begin if new_step else None
+    lost_steps, line = restored.event.lost_steps if restored else 0, ""
+    if new_step is not None:
+        all_lost = sum([lost_steps, *(each.lost_steps for each in tries)])
+        away_s = sum([down_s or 0.0, *(each.down_s or 0.0 for each in tries)])
+        down = f" (for {away_s:.2f} s of it no node answered)" if away_s else ""
+        number = f" in {len(chain) - 1} tries" if len(chain) > 2 else ""
+        why = tries[0].why if tries else now.why
+        line = (
+            f"back at step {new_step.event.step} after {total_s:.2f} s{down}{number}: {why},"
+            f" {all_lost} step{'' if all_lost == 1 else 's'} lost"
+        )
     return Recovery(
-        cause=start.event.cause,
-        lost_steps=restored.event.lost_steps if restored else 0,
+        cause=now.cause,
+        lost_steps=lost_steps,
         source=restored.event.source if restored else None,
         detect_s=detect_s,
         rendezvous_s=rendezvous_s,
         down_s=down_s,
         restore_s=restore_s,
         first_step_s=first_step_s,
-        total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
-        tries=tries,
-        generation=start.generation,
+        total_s=total_s,
+        tries=max(1, len(chain) - 1),
+        generation=now.generation,
         step=new_step.event.step if new_step else None,
         ended_s=_time(new_step),
-        why=start.event.cause if before is None else why_ended(own[before.generation], before, start),
+        why=now.why,
+        line=line,
     )
 
 
-def _ended(
-    own: Mapping[int, Events], trained: StepColumns, before: Start, after: Start
-) -> tuple[float | None, float | None]:
+def _ended(before: Generation) -> tuple[float | None, float | None]:
     """As `_fault`, of one generation before another; None and None for a planned stop.
 
     Then the clock starts with the generation that resumes: how long the run lay still depends on
     the user, and says nothing about the recovery.
     """
-    then, restored = own[before.generation], last(own[after.generation], kinds.Restored)
-    if planned_stop(then, before, after) is not None:
+    if before.gap == STOP:
         return None, None
-    step_times_s = [*trained.times_s.get(before.generation, ())]
-    if restored is not None and restored.event.last_step_s is not None:
-        # Where that step was lost, its line is gone; one of an older generation is earlier.
-        step_times_s.append(restored.event.last_step_s)
-    fault_s, noticed_s = _fault(then, step_times_s)
+    fault_s, noticed_s = _fault(before.own, before.step_times_s)
     if fault_s is None:  # all nodes died without a word
-        fault_s = max(step_times_s, default=None)
+        fault_s = max(before.step_times_s, default=None)
     return fault_s, noticed_s
 
 

@@ -6,6 +6,7 @@ Times are seconds since 1970 by one clock (one_clock.py); no duration is negativ
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -14,14 +15,12 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
+from elastic.observe.checkpoints import Checkpoints, checkpoints
 from elastic.observe.doubts import logged_by_rank, not_restored
-from elastic.observe.generation_end import Start
-from elastic.observe.generations import Generation, generations
+from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent
 from elastic.observe.incidents import Fault, Incident, faults, incidents, lately
-from elastic.observe.logged_event import Events, in_generation, last, of_kind
-from elastic.observe.newest_checkpoint import newest_checkpoint
-from elastic.observe.plain_script import PlainScript, end_of_run, plain_script
+from elastic.observe.logged_event import Events, LoggedEvent, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
@@ -63,25 +62,16 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    step: int
-    time: float
-    size_bytes: int
+class PlainScript:
+    """A script without this library: known by its restarts, its exit and its time, and by no step.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
-    """newest: a restore would try it first, and none has rejected it since.
-
-    saving_s: seconds of each committed save. times: when they were committed, ascending.
+    restarts: how often it was started again, by cause. last_exit: in words; empty before the
+    first. running_s: seconds in which its workers ran.
     """
 
-    committed: int
-    failed: int
-    fenced: int
-    newest: Commit | None
-    saving_s: list[float]
-    times: list[float]
+    restarts: dict[str, int]
+    last_exit: str
+    running_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +218,11 @@ def view_of(
     stopped, started, failed = stopped_early(events), last(events, kinds.RunStarted), last_failure(events)
     step = trained.last_step if newest is None else newest.step
     workers, world_size = _training(events, start, ages_s) if start and state == "running" else ([], 0)
-    plain = plain_script(events, running_s)
-    each_generation = generations(events, trained, running_s)
-    recovered = [] if plain else recoveries(events, trained)
-    happened = incidents(events, each_generation, state)
+    begun = generations(events, trained, running_s)
+    plain = _plain_script(events, begun, running_s) if start and start.event.plain else None
+    recovered = [] if plain else recoveries(begun)
+    broken = faults(events, begun, state)
+    happened = incidents(events, broken)
     restores = [each.event for each in of_kind(events, kinds.Restored)]
     error = last(events, kinds.WorkerFailed) if failed and end is None else None
     snapshots = last(events, kinds.SnapshotInterval)
@@ -253,15 +244,15 @@ def view_of(
         workers=workers,
         restarts=_restarts(events, start),
         lost_steps=sum(each.lost_steps for each in restores),
-        time=time_spent(events, trained, running_s),
+        time=time_spent(begun),
         step_time_s=_step_time(trained),
         recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
-        generations=each_generation,
+        generations=begun,
         recoveries=recovered,
         incidents=happened,
-        lately=lately(events, happened, each_generation, recovered),
-        faults=faults(events, each_generation, state),
-        checkpoints=_checkpoints(events),
+        lately=lately(events, happened, begun, recovered),
+        faults=broken,
+        checkpoints=checkpoints(events),
         audits=AuditCounts(done=trained.num_audited, failed=len(of_kind(events, kinds.AuditFailed))),
         rehearsals=_compared(events, kinds.Rehearsed),
         overlaps=_compared(events, kinds.Overlapped),
@@ -299,6 +290,33 @@ def last_failure(events: Events) -> kinds.RunFailed | None:
     start = last(events, kinds.GenerationStarted)
     failed = last(in_generation(events, start.generation if start else 0), kinds.RunFailed)
     return failed.event if failed else None
+
+
+def end_of_run(events: Events) -> LoggedEvent[kinds.RunFinished] | None:
+    """The end of the run; of a plain script, that of its newest start: other arguments go on."""
+    found, start = last(events, kinds.RunFinished), last(events, kinds.GenerationStarted)
+    is_over = found and start and start.event.plain and found.generation < start.generation
+    return None if is_over else found
+
+
+def _plain_script(events: Events, begun: list[Generation], now_s: float | None) -> PlainScript:
+    """now_s: where it runs, since 1970."""
+    until_s = [max(each.time for each in one.own) for one in begun]
+    if now_s is not None and last(begun[-1].own, kinds.GenerationEnded) is None:
+        until_s[-1] = now_s
+    ran_s = (max(0.0, until - one.begins_s) for until, one in zip(until_s, begun, strict=True))
+    is_over = end_of_run(events) is not None
+    last_exit = "exit code 0" if is_over else ""
+    for each in () if is_over else events:
+        match each.event:
+            case kinds.RunFailed(exit_code=code, reason=reason):
+                last_exit = f"exit code {code}: {reason}"
+            case kinds.GenerationEnded(cause=cause):
+                last_exit = cause
+            case _:
+                pass
+    restarts = dict(Counter(each.cause for each in begun[1:]))
+    return PlainScript(restarts=restarts, last_exit=last_exit, running_s=sum(ran_s))
 
 
 def _now_s(record: Record) -> float:
@@ -378,20 +396,6 @@ def _step_time(trained: StepColumns) -> StepTime:
     places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
     below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
     return StepTime(median=(below + above) / 2, p99=p99)
-
-
-def _checkpoints(events: Events) -> Checkpoints:
-    commits, newest = of_kind(events, kinds.CheckpointCommitted), newest_checkpoint(events)
-    return Checkpoints(
-        committed=len(commits),
-        failed=len(of_kind(events, kinds.CheckpointFailed)),
-        fenced=len(of_kind(events, kinds.CheckpointFenced)),
-        newest=None
-        if newest is None
-        else Commit(step=newest.event.step, time=newest.time, size_bytes=newest.event.size_bytes),
-        saving_s=[each.event.seconds for each in commits],
-        times=sorted(each.time for each in commits),
-    )
 
 
 def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped]) -> ComparedSteps:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic.config.parent import Ancestor
 from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, StepDiffered, Stopped
-from elastic.observe.plain_script import PlainScript
-from elastic.observe.run_view import ComparedSteps, RunView
+from elastic.observe.run_view import ComparedSteps, PlainScript, RunView
 from elastic.observe.slow_ranks import SlowRank
 from elastic.observe.step_line import loss_words
 

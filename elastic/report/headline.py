@@ -1,6 +1,7 @@
 """Two sentences say what a run came to, and what its time went to; they round, and add nothing."""
 
-from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END, TimeSpent
+from elastic.observe.generations import DOWN
+from elastic.observe.goodput import BETWEEN_STEPS, END, TimeSpent
 from elastic.observe.run_view import RunView
 from elastic.report.words import count, duration, grouped, short
 

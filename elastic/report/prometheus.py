@@ -25,7 +25,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from elastic.observe.goodput import BETWEEN_STEPS, DOWN, END
+from elastic.observe.generations import DOWN
+from elastic.observe.goodput import BETWEEN_STEPS, END
 from elastic.observe.recovery import PHASES, Recovery
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import DURATION_BOUNDS_S

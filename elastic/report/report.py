@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor
-from elastic.observe.plain_script import PlainScript
 from elastic.observe.recovery import Recovery
 from elastic.observe.run_view import (
     AuditCounts,
     ComparedSteps,
     Divergence,
+    PlainScript,
     RunView,
     ScheduledNode,
     StepTime,

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
-from elastic.observe.goodput import DOWN, END
+from elastic.observe.generations import DOWN
+from elastic.observe.goodput import END
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.step_line import loss_words

@@ -28,7 +28,7 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
-from elastic.observe.generation_end import ended_by_loss
+from elastic.observe.generations import ended_by_loss
 from elastic.rendezvous.transitions import FAILURE, NODE_LOST
 from elastic.system.silence import Phase
 

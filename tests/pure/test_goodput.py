@@ -1,19 +1,20 @@
 """Each second of a run went into a step that counts, or to something that has a name."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe.generation_end import left_as_planned, planned_stop
-from elastic.observe.goodput import time_spent
-from elastic.observe.logged_event import in_generation
+from elastic.observe import goodput
+from elastic.observe.generations import generations, left_as_planned
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
+
+
+def time_spent(events, trained, now_s=None):
+    return goodput.time_spent(generations(events, trained, now_s))
 
 
 def started(time, generation, cause):
@@ -138,14 +139,19 @@ def test_the_parts_add_up_to_the_whole(history):
     found = time_spent(events, columns_of(lines))
     assert sum(found.badput_s.values()) + found.useful_s == pytest.approx(found.wall_s, abs=1e-6)
     starts = [each for each in events if each.event.name == "generation_started"]
-    stops = [(planned_stop(events, *pair), pair[1]) for pair in pairwise(starts)]
-    pauses_s = sum(after.time - stop.time for stop, after in stops if stop is not None)
+    lefts = [
+        left_as_planned([each for each in events if each.generation == start.generation], start)
+        for start in starts
+    ]
+    pauses_s = sum(
+        after.time - stop.time
+        for stop, after in zip(lefts, starts[1:], strict=False)
+        if stop is not None and after.event.cause == "resume"
+    )
     last_s = max(each.time for each in [*events, *lines[-1:]])
     assert found.paused_s == pytest.approx(pauses_s)
     assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
-    waits_s = (
-        7.0 if left_as_planned(in_generation(events, starts[-1].generation), starts[-1]) is None else 0.0
-    )
+    waits_s = 7.0 if lefts[-1] is None else 0.0
     later = time_spent(events, columns_of(lines), last_s + 7.0)
     assert later.wall_s == pytest.approx(found.wall_s + waits_s)
 

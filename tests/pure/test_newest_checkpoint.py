@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe.newest_checkpoint import newest_checkpoint
+from elastic.observe.checkpoints import newest_checkpoint
 
 
 def committed(generation, step, time=None):

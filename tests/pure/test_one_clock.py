@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
+from elastic.observe.generations import generations
 from elastic.observe.goodput import time_spent
 from elastic.observe.logged_event import by_generation, in_order
 from elastic.observe.one_clock import LAG_S, ahead_of_generations, ahead_s, moved
@@ -76,10 +77,10 @@ def test_no_phase_is_longer_than_the_run_of_wrong_clocks(history, wrong_s):
     events, trained = by_one_clock(*with_clocks(history, dict(zip(NODES, wrong_s, strict=True))))
     # A clock is known as well as the nodes of a generation agree on its start.
     most_s = took_s + 2 * LAG_S * len(NODES)
-    spent = time_spent(events, trained)
+    spent = time_spent(begun := generations(events, trained))
     assert spent.wall_s <= most_s
     assert all(seconds >= 0 for seconds in spent.badput_s.values())
-    for each in recoveries(events, trained):
+    for each in recoveries(begun):
         phases_s = each.detect_s, each.rendezvous_s, each.down_s, each.restore_s, each.first_step_s
         assert all(seconds is None or 0 <= seconds <= most_s for seconds in phases_s)
         assert each.total_s is None or each.total_s <= most_s
@@ -116,8 +117,9 @@ def test_a_wrong_clock_of_the_other_node_moves_no_mark(wrong_s):
     shown = with_clocks((events, lines), {"a": 0.0, "b": wrong_s, "c": 0.0})
     found, steps = by_one_clock(*shown)
     assert [each.time for each in found] == [each.time for each in right]
-    assert time_spent(found, steps) == time_spent(right, trained)
-    assert recoveries(found, steps) == recoveries(right, trained)
+    found, right = generations(found, steps), generations(right, trained)
+    assert time_spent(found) == time_spent(right)
+    assert recoveries(found) == recoveries(right)
 
 
 def test_a_command_by_an_earlier_clock_begins_after_the_last():

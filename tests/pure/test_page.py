@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe.generations import Generation
+from elastic.observe.generations import generations
+from elastic.observe.step_columns import StepColumns
 from elastic.report import timeline
 from elastic.report.html_page import html_page, json_text, policy
 from elastic.report.timeline import lanes_of
@@ -137,23 +138,6 @@ def test_while_the_others_wait_no_node_is_blamed():
 # The timeline.
 
 
-def generation_of(number, nodes):
-    return Generation(
-        generation=number,
-        world_size=len(nodes),
-        nodes=nodes,
-        first_step=None,
-        last_step=None,
-        cause="start",
-        why="start",
-        begins_s=float(number),
-        trains_s=None,
-        trained_s=None,
-        ends_s=number + 1.0,
-        gap="",
-    )
-
-
 def test_a_generation_trains_from_its_first_step_that_counts_to_its_last():
     shown = drawn(*drawn_runs.of_generations(2, 10))["timeline"]
     times = [(each["begins"], each["trains"], each["trained"], each["ends"]) for each in shown["generations"]]
@@ -183,8 +167,10 @@ def test_a_node_that_comes_back_goes_on_in_the_lane_of_its_machine():
     st.lists(st.sets(st.sampled_from([f"h{n % 3}-{n}-{n:08x}" for n in range(8)]), min_size=1), max_size=12)
 )
 def test_lanes_hold_each_node_once_and_two_only_one_after_another(members):
-    generations = [generation_of(at, sorted(each)) for at, each in enumerate(members)]
-    lanes = lanes_of(generations)
+    events = [
+        drawn_runs.started(BEGAN + at, at + 1, "start", sorted(each)) for at, each in enumerate(members)
+    ]
+    lanes = lanes_of(generations(events, StepColumns()))
 
     assert sorted(node for lane in lanes for node in lane.nodes) == sorted(set().union(*members))
     for lane in lanes:

@@ -3,17 +3,20 @@
 import pytest
 from logged import logged
 
-from elastic.observe.recovery import recoveries
-from elastic.observe.recovery import recovery_line as line_of
+from elastic.observe.generations import generations
+from elastic.observe.recovery import recoveries as recoveries_of
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 LINES = [StepLine(step=n, time=100.0 + n, generation=1, seconds=1.0) for n in range(1, 7)]
 
 
+def recoveries(events, trained):
+    return recoveries_of(generations(events, trained))
+
+
 def recovery_line(events, trained, generation):
-    found = [each for each in recoveries(events, trained) if each.generation <= generation]
-    return line_of(found) if found and found[-1].generation == generation else ""
+    return next((each.line for each in recoveries(events, trained) if each.generation == generation), "")
 
 
 def started(time, generation, cause, nodes):

@@ -72,6 +72,7 @@ def test_phases_of_a_recovery_lie_between_its_events():
             "step": 9,
             "ended_s": 112.0,
             "why": "rank 1 was killed by SIGKILL",
+            "line": "back at step 9 after 2.00 s: rank 1 was killed by SIGKILL, 2 steps lost",
         }
     ]
     assert found["lost_steps"] == 2

@@ -7,13 +7,57 @@ restore loads one of them. It does not promise that the checkpoint is still ther
 ones were rejected, retention may have deleted it.
 """
 
-from elastic.events import CheckpointCommitted, CheckpointRejected, Restored
+from dataclasses import dataclass
+
+from elastic.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointFenced,
+    CheckpointRejected,
+    Restored,
+)
 from elastic.observe.logged_event import Events, LoggedEvent, of_kind
 
-Commit = LoggedEvent[CheckpointCommitted]
+_Commit = LoggedEvent[CheckpointCommitted]
 
 
-def newest_checkpoint(events: Events) -> Commit | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    step: int
+    time: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """newest: a restore would try it first, and none has rejected it since.
+
+    saving_s: seconds of each committed save. times: when they were committed, ascending.
+    """
+
+    committed: int
+    failed: int
+    fenced: int
+    newest: Commit | None
+    saving_s: list[float]
+    times: list[float]
+
+
+def checkpoints(events: Events) -> Checkpoints:
+    commits, newest = of_kind(events, CheckpointCommitted), newest_checkpoint(events)
+    return Checkpoints(
+        committed=len(commits),
+        failed=len(of_kind(events, CheckpointFailed)),
+        fenced=len(of_kind(events, CheckpointFenced)),
+        newest=Commit(step=newest.event.step, time=newest.time, size_bytes=newest.event.size_bytes)
+        if newest
+        else None,
+        saving_s=[each.event.seconds for each in commits],
+        times=sorted(each.time for each in commits),
+    )
+
+
+def newest_checkpoint(events: Events) -> _Commit | None:
     """None where nothing was committed, or everything was rejected."""
     commits = of_kind(events, CheckpointCommitted)
     rejected: dict[int, int] = {}  # by step, in which generation last
@@ -26,7 +70,7 @@ def newest_checkpoint(events: Events) -> Commit | None:
         if restored.event.source == "checkpoint":
             loaded[step] = max(restored.generation, loaded.get(step, 0))
 
-    def good_in(commit: Commit) -> int:
+    def good_in(commit: _Commit) -> int:
         """The last generation that wrote or loaded it."""
         return max(commit.generation, loaded.get(commit.event.step, 0))
 
