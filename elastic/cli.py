@@ -64,8 +64,7 @@ exit codes:
   0   the run is complete (check, diff: no difference was found; verify: no damage)
   1   training failed; the traceback of the worker that failed first is printed last
       or it was interrupted before its last step was saved; the last line says which step is
-      (check: runs of the recipe differ or fail, or one that proves it could not take place;
-      diff: the runs differ; verify: there is damage)
+      (check: runs of the recipe differ or fail; diff: the runs differ; verify: there is damage)
   2   the command, the recipe or the run directory is not as expected; or what should look at a run
       cannot read it
   75  interrupted, and no step of this command is lost: the same command resumes

@@ -14,13 +14,12 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent.run_directory import rendezvous_config
 from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
+from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -161,20 +160,11 @@ def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) ->
     if is_plain:
         check_plain(options)
         return None, options.fresh
-    start, must_spawn = spawner.start, spawner.fork_no_more
-    declared = declared_identity(recipe, options.recipe_args, start, must_spawn)
-    return check_run_dir(options, declared, run, nproc)
+    return check_run_dir(options, declared_identity(spawner, recipe, options.recipe_args), run, nproc)
 
 
-def declared_identity(
-    recipe: Path,
-    arguments: tuple[str, ...],
-    start: Callable[[ProcessStart], Process] = SpawnedProcess,
-    must_spawn: Callable[[str], None] = lambda _reason: None,
-) -> Identity:
+def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
-
-    must_spawn: is given the reason if workers of this recipe cannot be forked.
 
     One that is killed (SIGKILL, as where memory is short) is started again, as a worker would be.
 
@@ -182,7 +172,7 @@ def declared_identity(
     `-- --help` does; CannotStart where it is killed each time.
     """
     for tries_left in reversed(range(KILLED_TRIES)):
-        found = _declared(recipe, arguments, start, must_spawn)
+        found = _declared(spawner, recipe, arguments)
         if found is not None:
             return found
         if tries_left:
@@ -194,32 +184,27 @@ def declared_identity(
     )
 
 
-def _declared(
-    recipe: Path,
-    arguments: tuple[str, ...],
-    start: Callable[[ProcessStart], Process],
-    must_spawn: Callable[[str], None],
-) -> Identity | None:
+def _declared(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Identity | None:
     """None where it was killed."""
     with scratch_folder("preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = folder / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
-        child = start(
+        child = spawner.start(
             ProcessStart(command=(str(recipe), *arguments), env=env, stdout=out.fileno(), stderr=_STDERR)
         )
         try:
             code = _exit_code(child)
         finally:
-            kill_session(child)
+            child.kill_session()
             child.forget()
         if code is None:
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"
             )
         if (reason := answer.with_suffix(environment.SPAWN)).exists():
-            must_spawn(reason.read_text())
-            return _declared(recipe, arguments, SpawnedProcess, must_spawn)
+            spawner.fork_no_more(reason.read_text())
+            return _declared(spawner, recipe, arguments)
         if answer.exists():
             return identity.parse(answer.read_bytes())
         out.seek(0)

@@ -1,25 +1,42 @@
 """The agent sleeps until a process may have exited, and learns each exit code.
 
-`Process` is all that the agent needs to know of a process that runs the recipe. This module has the
-processes that the agent spawns: they import everything themselves, which takes seconds. Those that
-the fork server forks are in spawner.py.
+A process that runs the recipe is a child of the fork server, whether that forked it or began it as
+a new interpreter (worker/fork_server.py). `ForkServerClient` is the agent's end of the connection.
+Each request ends in a process, whose exit code is reported, or in a reason. The server dies with
+the agent, and its processes die with it.
 """
 
-import io
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import IO
 
-from elastic.config import environment
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
-from elastic.system.processes import exit_code_of_child
+from elastic.system.clock import SystemClock
+from elastic.system.fork_protocol import Exited, Forget, FromServer, Ready, Refused, Started, StartRequest
+from elastic.system.json_lines import JsonLineSocket
+from elastic.system.processes import start_ticks
+from elastic.system.untrusted import decode, encode
+
+READY_LIMIT_S = 300.0
+FORK_LIMIT_S = 30.0
+ASK_EVERY_S = 0.1  # whether a wait is interrupted: no signal ends it
+_OUTPUT_TAIL_BYTES = 2000
+_CLOCK = SystemClock()
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,112 +49,213 @@ class ProcessStart:
     stderr: int
     store_fd: int | None = None  # the listening socket of the generation's store, if it serves that
 
+
+class ServerGone(CannotStart):
+    """The fork server has ended, or was ended because it did not answer."""
+
+
+class ForkServerClient:
+    """Connection to one fork server, which it also starts and ends."""
+
+    def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
+        """`start` is given the server's end of the connection, and a file for the output."""
+        ours, theirs = socket.socketpair()
+        self._connection = JsonLineSocket(ours)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are started
+        self._exit_codes: dict[int, int] = {}  # of workers, by pid
+        self._answers: deque[Ready | Started | Refused] = deque()
+        self.is_ready = False  # it has imported everything, and was seen to have
+        self.gpus: int | None = None  # that torch finds
+        # The server's; minus the number of the signal that ended it; None while it lives.
+        self.exit_code: int | None = None
+        try:
+            with stop_signals.blocked():
+                self._server = start(theirs, self._output)
+        except OSError as error:
+            raise CannotStart(f"no process can be started for the workers ({error})") from error
+        finally:
+            theirs.close()
+
+    @staticmethod
+    def spawn(recipe: Path | None) -> "ForkServerClient":
+        """Start a fork server as a new interpreter. Returns at once, while the server imports.
+
+        recipe: whose imports it imports; None for a server that imports nothing, and spawns.
+        """
+
+        def start(theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
+            words = ["elastic.worker.fork_server", str(recipe or ""), str(theirs.fileno()), str(os.getpid())]
+            return subprocess.Popen(
+                [sys.executable, "-P", "-u", "-m", *words],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        return ForkServerClient(start)
+
     @property
-    def fds(self) -> list[int]:
-        return [self.stdout, self.stderr, *([] if self.store_fd is None else [self.store_fd])]
+    def pid(self) -> int:
+        return self._server.pid
+
+    def start(self, start: ProcessStart, interrupted: Callable[[], bool] = never) -> "Process":
+        """A process that runs by now. Raises CannotStart; ServerGone also when `interrupted()`."""
+        self.wait_ready(interrupted)
+        store = [] if start.store_fd is None else [start.store_fd]
+        request = StartRequest(command=start.command, env=dict(start.env), serves_store=bool(store))
+        try:
+            self._connection.send(
+                encode(request), [start.stdout, start.stderr, *store], timeout_s=FORK_LIMIT_S
+            )
+        except OSError as error:
+            self.kill()
+            raise ServerGone(f"it took no request ({error})") from error
+        answer = self._answer(FORK_LIMIT_S, interrupted)
+        if isinstance(answer, Refused):
+            raise CannotStart(answer.reason)
+        if answer is None:
+            self.kill()  # a late answer would mean a worker that no agent watches
+            raise ServerGone("it did not answer before this node had to leave")
+        assert isinstance(answer, Started)
+        return Process(self, answer.pid, start_ticks(answer.pid), answer.spawned)
+
+    def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
+        """Return once the server has imported everything. Raises ServerGone.
+
+        Returns earlier when `interrupted()`; the server then imports on, and `is_ready` is false.
+        """
+        if not self.is_ready and (hello := self._answer(READY_LIMIT_S, interrupted)) is not None:
+            assert isinstance(hello, Ready)
+            self.is_ready, self.gpus = True, hello.gpus
+
+    def exit_code_of(self, pid: int) -> int | None:
+        """The exit code of a worker; None while it runs.
+
+        Workers die with the server, so all of them have exited once the server has.
+        """
+        self._receive()
+        return self._exit_codes.get(pid, None if self.exit_code is None else -signal.SIGKILL)
+
+    def forget(self, pid: int) -> None:
+        """No signal is sent to this worker any more; it is reaped."""
+        if self.exit_code is None:
+            with suppress(OSError):  # a server that is gone has left its workers to be reaped
+                self._connection.send(encode(Forget(pid=pid)), timeout_s=FORK_LIMIT_S)
+
+    def fileno(self) -> int:
+        """Readable when the server has sent something."""
+        return self._connection.fileno()
+
+    def kill(self) -> None:
+        """End the server, and with it its workers."""
+        if self.exit_code is None:  # otherwise its pid may belong to another process by now
+            self._server.kill()
+            self.exit_code = self._server.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._connection.close()
+        self._output.close()
+
+    def _answer(self, limit_s: float, interrupted: Callable[[], bool]) -> Ready | Started | Refused | None:
+        """The server's next one; None when `interrupted()` before.
+
+        Raises ServerGone if the server exits or takes too long.
+        """
+        deadline = _CLOCK.monotonic() + limit_s
+        while True:
+            self._receive()
+            if self._answers:
+                return self._answers.popleft()
+            if self.exit_code is not None:
+                raise ServerGone(f"it ended{self._output_tail()}")
+            if interrupted():
+                return None
+            left_s = deadline - _CLOCK.monotonic()
+            if left_s <= 0:
+                # A late answer would mean a worker that no agent watches. It dies with the server.
+                self.kill()
+                raise ServerGone(f"it did not answer within {limit_s:.0f} s{self._output_tail()}")
+            self._connection.wait(min(left_s, ASK_EVERY_S))
+
+    def _receive(self) -> None:
+        """Take in the messages that have arrived, without waiting."""
+        if self.exit_code is not None:
+            return
+        try:
+            for line in self._connection.receive():
+                message: FromServer = decode(FromServer, line, what="a message of the fork server")
+                if isinstance(message, Exited):
+                    self._exit_codes[message.pid] = message.code
+                    continue
+                if isinstance(message, Started):
+                    # An earlier worker had the number, which the kernel gives again once that one
+                    # is reaped: this worker would seem to have ended as that one did.
+                    self._exit_codes.pop(message.pid, None)
+                self._answers.append(message)
+            has_ended = self._connection.has_ended
+        except (OSError, ValueError):
+            has_ended = True
+        if has_ended:
+            self.kill()
+
+    def _output_tail(self) -> str:
+        size_bytes = os.fstat(self._output.fileno()).st_size
+        tail = os.pread(self._output.fileno(), _OUTPUT_TAIL_BYTES, max(0, size_bytes - _OUTPUT_TAIL_BYTES))
+        text = tail.decode(errors="replace").strip()
+        return f"; it printed last: {text}" if text else ""
 
 
-class Process(Protocol):
-    """A process that leads a session of its own."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A child of the fork server that leads a session of its own.
 
-    @property
-    def pid(self) -> int: ...
+    spawned: why it was not forked, "" where nothing is imported; None if it was.
+    """
 
-    @property
-    def keeps_number(self) -> bool:
-        """False where another process has its number, as after the death of its parent."""
+    server: ForkServerClient
+    pid: int
+    start_ticks: int | None
+    spawned: str | None
 
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs.
 
-        The process keeps its number until `forget`, unless its parent dies.
+        The process keeps its number until `forget`, unless the server dies.
         """
-
-    def exit_fd(self) -> int:
-        """Readable once the process may have exited; valid until `poll` has returned a code."""
+        return self.server.exit_code_of(self.pid)
 
     def forget(self) -> None:
         """No signal follows: once it has exited, its number may be given to another process."""
+        self.server.forget(self.pid)
 
-    def kill_parent(self) -> None:
-        """End the parent of a process that does not exit though killed, so that `poll` answers."""
+    def kill_session(self) -> None:
+        """SIGKILL to the process and to all that it started, unless they left its process group.
 
-
-class SpawnedProcess(subprocess.Popen[bytes]):
-    """A child of the agent that begins as a new interpreter and runs the recipe.
-
-    Raises CannotStart.
-    """
-
-    def __init__(self, start: ProcessStart) -> None:
-        try:
-            with stop_signals.blocked(stop_signals.WARNINGS):
-                super().__init__(
-                    [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
-                    env={**start.env, **environment.store_variable(start.store_fd)},
-                    pass_fds=start.fds[2:],
-                    stdin=subprocess.DEVNULL,
-                    stdout=start.stdout,
-                    stderr=start.stderr,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise CannotStart(f"no process can be started ({error})") from error
-        try:
-            self._exit = io.FileIO(os.pidfd_open(self.pid))  # Linux 5.3
-        except OSError as error:
-            self.kill()
-            self.wait()
-            raise CannotStart(f"a process that was started cannot be watched ({error})") from error
-        self._code: int | None = None
-
-    @property
-    def keeps_number(self) -> bool:
-        return True
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            self._code = exit_code_of_child(self.pid)
-            if self._code is not None:
-                self._exit.close()
-        return self._code
-
-    def forget(self) -> None:
-        super().poll()
-
-    def exit_fd(self) -> int:
-        return self._exit.fileno()
-
-    def kill_parent(self) -> None:
-        """The parent is this agent: there is nothing left to try. Raises TimeoutError."""
-        raise TimeoutError(
-            f"expected process {self.pid} to end when it was killed, found it alive; its device or file system hangs"
-        )
+        Not after `forget`: the number may be another's by then.
+        """
+        # A dead server's workers die too, and any process may reap them: the number may be
+        # another's.
+        if self.server.exit_code is not None and start_ticks(self.pid) not in (self.start_ticks, None):
+            return
+        # Data-loading processes may outlive the leader, so the group is killed whether or not the
+        # leader still runs. Until all of them are reaped, the kernel gives its number to no other
+        # process.
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+            return
+        # There is no such group. Either everything has exited, or the process was forked so
+        # recently that it has not called setsid yet.
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
     """Return when one of the processes may have exited, or after `timeout_s`."""
     exits = select.poll()
-    for process in processes:
-        exits.register(process.exit_fd(), select.POLLIN)
+    for process in processes:  # valid until `poll` has returned a code
+        exits.register(process.server.fileno(), select.POLLIN)
     exits.poll(timeout_s * 1000)
-
-
-def kill_session(process: Process) -> None:
-    """SIGKILL to the process and to all that it started, unless they left its process group.
-
-    Not after `forget`: the number may be another's by then.
-    """
-    # Data-loading processes may outlive the leader, so the group is killed whether or not the
-    # leader still runs. Until all of them are reaped, the kernel gives its number to no other
-    # process.
-    if not process.keeps_number:
-        return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-        return
-    # There is no such group. Either everything has exited, or the process was forked so recently
-    # that it has not called setsid yet.
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)

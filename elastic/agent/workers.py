@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elastic.agent.own_failures import OwnFailures, first_failure, was_sigkilled
 from elastic.agent.settings import Settings
-from elastic.agent.worker_process import Process, ProcessStart, kill_session, wait_any_exit
+from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
 from elastic.config.environment import AgentLink, variables
 from elastic.errors import (
     EXIT_AGAIN,
@@ -174,7 +174,7 @@ class NodeWorkers:
         self.poll()
         self.killed.update(self.running)
         for process in self._processes.values():
-            kill_session(process)
+            process.kill_session()
         began_s, report_s = self._clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
         while self.running:
             self.wait(LAST_REPORT_WAIT_S)
@@ -183,7 +183,7 @@ class NodeWorkers:
             for process in [self._processes[rank] for rank in self.running]:
                 is_unreported = waited_s >= report_s and has_exited(process.pid)
                 if waited_s >= within_s or is_unreported:
-                    process.kill_parent()
+                    process.server.kill()
         for process in self._processes.values():
             process.forget()
 

@@ -20,6 +20,7 @@ from elastic.check.plan import (
     AGAIN,
     CALM,
     CALM_SECONDS,
+    FEWEST_STEPS,
     GRADIENT,
     GRADIENT_LIMIT,
     LEAST_STEPS,
@@ -54,14 +55,11 @@ class Result(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The outcome of the whole check. UNPROVED: no difference was found, but a run could not take
-    place.
-    """
+    """The outcome of the whole check."""
 
     EXACT = "exact"
     DIFFERS = "differs"
     FAILED = "failed"
-    UNPROVED = "not proved"
     REFUSED = "refused"
     STOPPED = "stopped"
 
@@ -95,10 +93,9 @@ class Checked:
     """steps: how many steps were compared, the first ones, of steps_of_run.
 
     notes: what the calm run said that is exact and perhaps not meant. ignored: names of logged
-    values that differ between two equal commands. unproved: what keeps the verdict from being
-    exact though nothing differed. not_compared: what the check says nothing about. cause: what
-    usually makes the first proof fail that failed, None where its failure says it. error: why
-    nothing was compared, or no more, None where all was.
+    values that differ between two equal commands. not_compared: what the check says nothing about.
+    cause: what usually makes the first proof fail that failed, None where its failure says it.
+    error: why nothing was compared, or no more, None where all was.
     """
 
     recipe: str
@@ -109,7 +106,6 @@ class Checked:
     proofs: list[Proof] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    unproved: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     cause: str | None = None
     error: str | None = None
@@ -146,6 +142,11 @@ def _calm(options: CheckOptions, runs: Runs) -> Ended:
         raise RecipeFailed(
             f"{calm.words}\nthe calm run by one worker ended with {_ending(calm)} after {len(calm.lines)} steps; nothing was compared{advice}"
         )
+    if len(calm.lines) < FEWEST_STEPS:
+        raise RecipeFailed(
+            f"expected a recipe of {FEWEST_STEPS} steps or more, found {len(calm.lines)}, which leave none between a beginning and a resume; "
+            "give it more data or epochs"
+        )
     return calm
 
 
@@ -162,23 +163,21 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
     # One step more shows whether the recipe ends the other runs where it ended the calm one.
     most = steps if calm.stopped is None else steps + 1
     chains = launches(steps, calm.lines[-1].shards, ends)
-    begun = [None if chain[0].left_out else runs.begin(chain, most) for chain in chains]
+    begun = [runs.begin(chain, most) for chain in chains]
     ignored = frozenset[str]()
     for chain, running in zip(chains, begun, strict=True):
-        found = [None] * len(chain) if running is None else runs.ended(running)
-        for launch, ended in zip(chain, found, strict=True):
+        for launch, ended in zip(chain, runs.ended(running), strict=True):
             if ended is None:
-                note = launch.left_out or _RUN_BEFORE
-                add(Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=note))
+                add(
+                    Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=_RUN_BEFORE)
+                )
                 continue
             if launch.proof == AGAIN:
                 ignored = unsteady_values(expected, ended.lines)
             add(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
     bad = next((each for each in proofs if each.is_bad), None)
     differs = next((each for each in proofs if each.result is Result.DIFFERS), None)
-    unproved = [f"{each.proof} ({each.left_out})" for chain in chains for each in chain if each.is_gap]
-    verdict = Verdict.UNPROVED if unproved else Verdict.EXACT
-    verdict = verdict if bad is None else Verdict(bad.result)
+    verdict = Verdict.EXACT if bad is None else Verdict(bad.result)
     return Checked(
         recipe=options.recipe,
         result=verdict,
@@ -188,7 +187,6 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
         proofs=proofs,
         notes=[note for line in calm.lines for note in line.notes],
         ignored=sorted(ignored),
-        unproved=unproved,
         not_compared=_not_compared(calm, steps, ends, proofs),
         cause=None if differs is None else USUAL_CAUSE[differs.proof],
     )

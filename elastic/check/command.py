@@ -118,7 +118,5 @@ def _conclusion(found: Checked) -> str:
             return f"exact, but the first gradient was not compared: {same}"
         case Verdict.EXACT:
             return f"exact: {same}"
-        case Verdict.UNPROVED:
-            return f"not proved, though nothing differed: these runs did not take place: {'; '.join(found.unproved)}"
         case _:
             return "not exact" if found.cause is None else f"not exact: {found.cause}"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 LEAST_STEPS = 6
+FEWEST_STEPS = 3  # one before and after each end
 CALM_SECONDS = 4.0
 
 
@@ -17,9 +18,7 @@ class Launch:
     """One command. leave_at: the step after which its node is told to leave.
 
     proof: what a first difference in its steps disproves. resumes: it goes on in the run directory
-    of the launch before it. ends: the exit codes that it must end with. left_out: why the recipe
-    does not allow it, as the end of a sentence. is_gap: so that a proof is missing, which a user of
-    the recipe would need; false where the recipe can never meet what it would show.
+    of the launch before it. ends: the exit codes that it must end with.
     """
 
     proof: str
@@ -29,8 +28,6 @@ class Launch:
     resumes: bool = False
     ends: tuple[int, ...] = (0,)
     gradient: bool = False
-    left_out: str = ""
-    is_gap: bool = False
 
 
 CALM = "calm"
@@ -43,10 +40,6 @@ KILLED = "a killed worker"
 DRAINED = "drained, and resumed by others"
 CHECKPOINT = "from a checkpoint alone"
 KILLED_NODE = (-9, 137)
-KILL_STEPS = 2  # a step before the kill
-DRAIN_STEPS = 3  # one before and after each end
-MOST_WORKERS = 3
-
 
 # What a difference shows, and what usually makes it.
 _RESTART = (
@@ -70,36 +63,23 @@ USUAL_CAUSE = {
 def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[Launch]]:
     """Chains of launches; those of one chain share a run directory, in their order.
 
-    steps: how many each of them trains in the end. shards: no run can have more workers. ends: the
-    steps among them after which another epoch begins.
+    steps: how many each of them trains in the end, FEWEST_STEPS or more. shards: no run can have
+    more workers. ends: the steps among them after which another epoch begins.
     """
     two, three = min(2, shards), min(3, shards)
     chains = [[Launch(proof=AGAIN, workers=1)]]
     chains += [[Launch(proof=MORE_WORKERS, workers=w)] for w in sorted({two, three} - {1})]
-    if shards < MOST_WORKERS:
-        reason = f"the run has {shards} shard{'s' * (shards > 1)}, and so {shards} worker{'s' * (shards > 1)} at most"
-        chains.append([Launch(proof=MORE_WORKERS, workers=shards + 1, left_out=reason)])
     kills = "; ".join(f"step {step} rank {two - 1} backward: kill" for step in _kills(steps, ends))
     leave = _nearest(range(1, steps - 1), steps // 2, ends)
     killed_node = ("--faults", f"step {max(leave + 1, _late(steps))} node 0: kill")
     faults = ("--snapshot-every", "1", "--faults", kills)
-    chains.append(_if_enough(KILL_STEPS, steps, [Launch(proof=KILLED, workers=two, options=faults)]))
+    chains.append([Launch(proof=KILLED, workers=two, options=faults)])
     drained = [
         Launch(proof=DRAINED, workers=two, leave_at=leave, ends=(75,)),
         Launch(proof=DRAINED, workers=three, resumes=True, options=killed_node, ends=KILLED_NODE),
         Launch(proof=CHECKPOINT, workers=1, resumes=True),
     ]
-    chains.append(_if_enough(DRAIN_STEPS, steps, drained))
-    return chains
-
-
-def _if_enough(least: int, steps: int, chain: list[Launch]) -> list[Launch]:
-    """The chain; or each of its proofs, left out, where it takes more steps."""
-    if steps >= least:
-        return chain
-    reason = f"it takes {least} steps, and there {'is' if steps == 1 else 'are'} {steps}"
-    proofs = dict.fromkeys(launch.proof for launch in chain)
-    return [Launch(proof=proof, workers=1, left_out=reason, is_gap=True) for proof in proofs]
+    return [*chains, drained]
 
 
 def _kills(steps: int, ends: Collection[int]) -> list[int]:

@@ -5,7 +5,7 @@ its place is reached again because steps are replayed. Kills at random intervals
 they are repeated.
 
 One fault a line, or several separated by semicolons; `#` begins a comment. docs/faults.md explains
-the places and the actions, which `_PLACES` and `_ACTIONS` list.
+the places and the actions, which `_FORMS` lists.
 
 A plan holds no fault that a process cannot inject into itself or into the processes of its node: no
 cut network, no full disk, no lost machine. The tests in containers (tests/cluster) do those.
@@ -111,48 +111,43 @@ class Fault:
     action: Action
 
 
-_COUNT, _INDEX = "[1-9][0-9]{0,11}", "[0-9]{1,12}"
-_DECIMAL = r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
-# How actions are written, for people and as a pattern.
-_ACTIONS = {
-    "kill": "kill",
-    "raise": "raise",
-    "exit C (0 to 255)": "exit (?P<amount>[0-9]{1,3})",
-    "hang": "hang",
-    "pause Ns (above 0)": f"pause (?P<amount>{_DECIMAL})s",
-    "slow Kx (K above 1) [for M steps]": f"slow (?P<amount>{_DECIMAL})x(?: for (?P<steps>{_COUNT}) steps?)?",
-    f"flip [{'|'.join(FLIP_TARGETS)}]": f"flip(?: (?P<target>{'|'.join(FLIP_TARGETS)}))?",
-    "terminate": "terminate",
-    "kill uploader": "kill uploader",
-}
 # Of amounts: more than the first number, up to the second.
 _RANGES = {Kind.EXIT: (-1.0, 255.0), Kind.PAUSE: (0.0, inf), Kind.SLOW: (1.0, inf)}
-_OF_WORKERS, _OF_NODES = [*_ACTIONS][:5], ["kill", "pause Ns (above 0)", "terminate"]
-# How places are written, and the actions that each of them has.
-_PLACES = {
-    f"step N [rank R] [{'|'.join(STEP_POINTS)}]": (
+_COUNT, _INDEX, _DECIMAL = "[1-9][0-9]{0,11}", "[0-9]{1,12}", r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
+_PAUSE = f"pause (?P<pause>{_DECIMAL})s"
+_OF_NODES = f"kill|terminate|{_PAUSE}"
+_OF_WORKERS = f"kill|raise|hang|exit (?P<exit>[0-9]{{1,3}})|{_PAUSE}"
+_OF_STEPS = (
+    f"{_OF_WORKERS}|slow (?P<slow>{_DECIMAL})x(?: for (?P<steps>{_COUNT}) steps?)?"
+    f"|flip(?: (?P<flip>{'|'.join(FLIP_TARGETS)}))?"
+)
+# How lines are written, for people, and as a pattern of the place and one of the action.
+_FORMS = {
+    "step N [rank R] [POINT]: kill, raise, exit C, hang, pause Ns, slow Kx [for M steps] or flip [TARGET]": (
         f"step (?P<number>{_COUNT})(?: rank (?P<who>{_INDEX}))?(?: (?P<point>{'|'.join(STEP_POINTS)}))?",
-        [*_ACTIONS][:7],
+        _OF_STEPS,
     ),
-    "step N node K": (f"step (?P<number>{_COUNT}) (?P<point>node) (?P<who>{_INDEX})", _OF_NODES),
-    f"checkpoint N {'|'.join(SAVE_POINTS)}": (
+    "step N node K: kill, pause Ns or terminate": (
+        f"step (?P<number>{_COUNT}) (?P<point>node) (?P<who>{_INDEX})",
+        _OF_NODES,
+    ),
+    f"checkpoint N {'|'.join(SAVE_POINTS)}: kill uploader or pause Ns": (
         f"checkpoint (?P<number>{_COUNT}) (?P<point>{'|'.join(SAVE_POINTS)})",
-        ["kill uploader", "pause Ns (above 0)"],
+        f"kill uploader|{_PAUSE}",
     ),
-    "generation N rank R restore": (
+    "generation N rank R restore: kill, raise, exit C, hang or pause Ns": (
         f"generation (?P<number>{_COUNT}) rank (?P<who>{_INDEX}) (?P<point>restore)",
         _OF_WORKERS,
     ),
-    "generation N node K rendezvous": (
+    "generation N node K rendezvous: kill, pause Ns or terminate": (
         f"generation (?P<number>{_COUNT}) node (?P<who>{_INDEX}) (?P<point>rendezvous)",
         _OF_NODES,
     ),
+    "every N±Ms: kill random worker, seed S": (
+        f"(?P<every>every) (?P<period>{_DECIMAL})(?:±(?P<jitter>{_DECIMAL}))?s",
+        f"kill random worker, ?seed (?P<seed>{_INDEX})",
+    ),
 }
-_EVERY = "every N±Ms: kill random worker, seed S (N above 0, M at most N)"
-
-
-class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line is known
-    """The forms that were expected, and what was found."""
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -160,63 +155,47 @@ def parse(text: str) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
         for part in line.split("#")[0].split(";"):
-            words = " ".join(part.split())
-            if not words:
+            if not (words := " ".join(part.split())):
                 continue
-            try:
-                fault = _fault(words)
-                if any((each.trigger, each.action) == (fault.trigger, fault.action) for each in faults):
-                    raise _Wrong(["each fault once"], words)
-            except _Wrong as wrong:
-                expected, found = wrong.args
+            if (fault := _fault(words)) is None:
+                forms = [form for form in _FORMS if form.split()[0] == words.split()[0]]
                 raise UsageError(
-                    f"fault plan, line {number}: expected {' or '.join(expected)}, found {found!r} in {words!r}; docs/faults.md has the language"
-                ) from None
+                    f"fault plan, line {number}: expected {' or '.join(forms or ['step, checkpoint, generation or every'])}, "
+                    f"found {words!r:.100}; docs/faults.md has the language"
+                )
             faults.append(fault)
     return tuple(faults)
 
 
-def _fault(line: str) -> Fault:
-    place, action = (part.strip() for part in line.partition(":")[::2])
-    first = place.partition(" ")[0]
-    if first == "every":
-        return Fault(text=line, trigger=_intervals(place, action), action=Action(kind=Kind.KILL))
-    for pattern, actions in _PLACES.values():
-        if at := re.fullmatch(pattern, place):
-            return _struck(line, at.groupdict(), action, actions)
-    forms = [form for form in _PLACES if form.startswith(f"{first} ")]
-    raise _Wrong(forms or ["step N ...", "checkpoint N ...", "generation N ...", "every N±Ms"], place)
-
-
-def _intervals(place: str, action: str) -> AtIntervals:
-    span = re.fullmatch(f"every ({_DECIMAL})(?:±({_DECIMAL}))?s", place)
-    seed = re.fullmatch(f"kill random worker, ?seed ({_INDEX})", action)
-    if span is None or seed is None or not 0 <= float(span[2] or 0) <= float(span[1]) > 0:
-        raise _Wrong([_EVERY], f"{place}: {action}")
-    return AtIntervals(period_s=float(span[1]), jitter_s=float(span[2] or 0), seed=int(seed[1]))
-
-
-def _struck(line: str, at: dict[str, str | None], words: str, forms: Sequence[str]) -> Fault:
-    """forms: of the actions that this place has. words: of the action."""
-    found = next((match for form in forms if (match := re.fullmatch(_ACTIONS[form], words))), None)
-    if found is None:
-        raise _Wrong(forms, words)
-    given = found.groupdict()
-    kind, amount, steps = Kind(words.partition(" ")[0]), float(given.get("amount") or 0), given.get("steps")
-    above, most = _RANGES.get(kind, (-1.0, 0.0))
-    if not above < amount <= most:
-        raise _Wrong(forms, words)
-    target, point = "", at.get("point") or STEP_POINTS[0]
-    if kind is Kind.FLIP:
-        # The target says where: a gradient as it is computed, other memory after the update.
-        target = given.get("target") or FLIP_TARGETS[0]
-        place = "forward" if target == "gradient" else "optimizer"
-        if at["point"] not in (None, place):
-            raise _Wrong([f"no point, or {place}, where {target} is flipped"], point)
-        point = place
-    trigger = At(point=point, number=int(at["number"] or 0), who=int(at.get("who") or 0))
-    action = Action(kind=kind, amount=amount, steps=None if steps is None else int(steps), target=target)
-    return Fault(text=line, trigger=trigger, action=action)
+def _fault(words: str) -> Fault | None:
+    """None for a line that has none of the forms, or a number out of its range."""
+    for place, action in _FORMS.values():
+        if (found := re.fullmatch(f"{place} ?: ?(?P<action>{action})", words)) is None:
+            continue
+        given = found.groupdict()
+        if given.get("every"):
+            every = AtIntervals(
+                period_s=float(given["period"]), jitter_s=float(given["jitter"] or 0), seed=int(given["seed"])
+            )
+            is_possible = 0 <= every.jitter_s <= every.period_s > 0
+            return Fault(text=words, trigger=every, action=Action(kind=Kind.KILL)) if is_possible else None
+        kind = Kind(given["action"].partition(" ")[0])
+        amount = float(given.get(kind.value) or 0) if kind in _RANGES else 0.0
+        above, most = _RANGES.get(kind, (-1.0, 0.0))
+        target, point = "", given.get("point") or STEP_POINTS[0]
+        if kind is Kind.FLIP:
+            # The target says where: a gradient as it is computed, other memory after the update.
+            target = given["flip"] or FLIP_TARGETS[0]
+            point = "forward" if target == "gradient" else "optimizer"
+        if not above < amount <= most or given.get("point") not in (None, point):
+            return None
+        steps = None if not given.get("steps") else int(given["steps"])
+        return Fault(
+            text=words,
+            trigger=At(point=point, number=int(given["number"]), who=int(given.get("who") or 0)),
+            action=Action(kind=kind, amount=amount, steps=steps, target=target),
+        )
+    return None
 
 
 def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_plain: bool = False) -> None:
@@ -240,32 +219,11 @@ def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_pla
             )
 
 
-# Why a place may not have been reached in a run that is complete.
-_WHY = {
-    "backward": "a step whose gradients are made by hand has no backward",
-    "snapshot": "there was no snapshot after that step; --snapshot-every 1 takes one after each",
-    "after-snapshot": "there was no snapshot after that step; --snapshot-every 1 takes one after each",
-    NODE: "no such node finished that step or a later one with this plan",
-    RESTORE: "that generation did not come with this plan, or had no such rank",
-    RENDEZVOUS: "that generation did not come with this plan, or had no such node",
-}
-_WHY |= dict.fromkeys(SAVE_POINTS, "that step was not saved; --save-every says which are")
-_NO_RANK = "no such rank trained that step with this plan"
-
-
 def unreached(faults: Sequence[Fault], last_step: int) -> list[str]:
-    """A line for each of these faults, which struck nothing in a complete run, and perhaps why.
+    """A line for each of these faults, which struck nothing in a complete run.
 
     A drill whose fault never happened proves nothing, and its run looks as if it had withstood it.
     """
-    lines = [f"no fault struck: {fault.text} ({_reason(fault.trigger, last_step)})" for fault in faults]
-    others = len(lines) - _MOST_NAMED
-    return lines[:_MOST_NAMED] + [f"no fault struck of {others} more lines of the plan"] * (others > 0)
-
-
-def _reason(at: At | AtIntervals, last_step: int) -> str:
-    if isinstance(at, AtIntervals):
-        return "the run ended before its first time, or no such worker was running then"
-    if at.point not in (RESTORE, RENDEZVOUS) and at.number > last_step:
-        return f"the run ended after step {last_step}"
-    return f"no such point was reached: {_WHY.get(at.point, _NO_RANK)}"
+    shown = [f"no fault struck: {fault.text} (not reached in {last_step} steps)" for fault in faults]
+    others = len(faults) - _MOST_NAMED
+    return shown[:_MOST_NAMED] + [f"no fault struck of {others} more lines of the plan"] * (others > 0)

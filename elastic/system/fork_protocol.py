@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkRequest:
+class StartRequest:
     """From the agent. The descriptors of the worker's stdout and stderr travel with it, and that of
     the socket on which the worker serves the generation's store, if it does.
     """
@@ -31,26 +31,27 @@ class Forget:
     pid: int
 
 
-FromAgent = ForkRequest | Forget  # all that the agent sends
+FromAgent = StartRequest | Forget  # all that the agent sends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The fork server has imported everything; sent once, before anything else."""
 
-    gpus: int  # how many torch finds
+    gpus: int | None  # how many torch finds; None where it imports nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forked:
-    """One answer to a request: the worker runs."""
+class Started:
+    """One answer to a request: the worker runs. spawned: why it was not forked; None if it was."""
 
     pid: int
+    spawned: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The other answer to a request: no worker can be forked."""
+    """The other answer to a request: no process can be started."""
 
     reason: str
 
@@ -64,4 +65,4 @@ class Exited:
 
 
 # All that the fork server sends. No two messages have the same keys, so each names itself.
-FromServer = Ready | Forked | Refused | Exited
+FromServer = Ready | Started | Refused | Exited

@@ -29,7 +29,7 @@ from elastic.train.loop.build import WorkerParts
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
-from elastic.worker import inherited
+from elastic.worker import preload
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -51,7 +51,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     refuse.own_group()
     refuse.early_draws()
     launch = environment.read()
-    inherited.tell(launch)
+    preload.tell(launch)
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(

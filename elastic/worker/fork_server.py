@@ -2,7 +2,9 @@
 
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
 elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`, where the descriptor is this end of a
-socket pair. Messages are in elastic/system/fork_protocol.py.
+socket pair. Messages are in elastic/system/fork_protocol.py. Where it may not fork, it starts the
+worker as a new interpreter, which imports everything itself. Without a recipe (an empty text) it
+imports nothing, and starts every worker so.
 
 What may be in a process that is forked from, and what may not:
 
@@ -21,8 +23,8 @@ What may be in a process that is forked from, and what may not:
   generators itself (main.py).
 
 Threads, CUDA, process groups and the user's modules are checked before every fork, because any
-installed package may bring them in when it is imported. If a check fails, the agent spawns its
-workers instead.
+installed package may bring them in when it is imported. If a check fails, the worker is spawned,
+which takes seconds.
 
 The fork server dies with the agent, and its workers die with it. It does not restart itself, and
 knows nothing of generations.
@@ -33,6 +35,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 import weakref
@@ -47,18 +50,18 @@ from elastic.system import stop_signals
 from elastic.system.fork_protocol import (
     Exited,
     Forget,
-    Forked,
-    ForkRequest,
     FromAgent,
+    FromServer,
     Ready,
     Refused,
+    Started,
+    StartRequest,
 )
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import die_with_parent, exit_code_of_child, thread_count
 from elastic.system.untrusted import decode, encode
-from elastic.worker import inherited
 from elastic.worker.main import run_recipe
-from elastic.worker.preload import Preloaded, preload
+from elastic.worker.preload import Preloaded, begin, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
@@ -69,16 +72,18 @@ IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
 @dataclass(slots=True, kw_only=True)
 class ForkServer:
     agent: JsonLineSocket
-    preloaded: Preloaded
+    preloaded: Preloaded | None  # None where nothing was imported
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
     workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
     ended: set[int] = field(default_factory=set)  # pids of those that exited and are not reaped
     forgotten: set[int] = field(default_factory=set)  # those that are reaped once they exit
+    # By pid; kept because subprocess reaps the process of one that is garbage.
+    spawned: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def serve(self) -> None:
         """Return when the agent is gone. Requests and exits of workers both wake `poll`."""
-        self._send(Ready(gpus=count_gpus()))
+        self._send(Ready(gpus=None if self.preloaded is None else count_gpus()))
         while True:
             # `select` would refuse descriptors above 1023, and imports may have as many files open.
             poll = select.poll()
@@ -98,10 +103,10 @@ class ForkServer:
                 if self.agent.has_ended:
                     return
 
-    def _serve_request(self, request: ForkRequest) -> None:
+    def _serve_request(self, request: StartRequest) -> None:
         outputs = [self.agent.take_fd() for _ in OUTPUTS]
         store = self.agent.take_fd() if request.serves_store else None
-        self._send(self._fork(request, outputs, store))
+        self._send(self._start(request, outputs, store))
         for descriptor in outputs if store is None else [*outputs, store]:
             os.close(descriptor)
 
@@ -121,38 +126,63 @@ class ForkServer:
         if pid in self.ended:
             self.ended.remove(pid)
             self.forgotten.remove(pid)
-            os.waitpid(pid, 0)
+            if (process := self.spawned.pop(pid, None)) is None:
+                os.waitpid(pid, 0)
+            else:
+                process.wait()
 
-    def _fork(self, request: ForkRequest, outputs: list[int], store: int | None) -> Forked | Refused:
+    def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started | Refused:
         """Returns in the parent alone."""
-        obstacle = fork_obstacle(self.preloaded)
-        if obstacle is not None:
-            return Refused(reason=obstacle)
-        parent = os.getpid()
+        obstacle = "" if self.preloaded is None else fork_obstacle(self.preloaded)
         try:
-            with stop_signals.blocked(stop_signals.WARNINGS):
-                pid = os.fork()
-                if not pid:
-                    self._become_worker(request, outputs, store, parent)
+            if obstacle is None:
+                pid = self._fork(request, outputs, store)
+            else:
+                pid = self._spawn(request, outputs, store)
         except OSError as error:
-            return Refused(reason=f"fork failed: {error}")
+            return Refused(reason=f"no process can be started ({error})")
         # If this raises, the fork server ends, and so does the worker that it could not watch.
         self.workers[os.pidfd_open(pid)] = pid
-        return Forked(pid=pid)
+        return Started(pid=pid, spawned=obstacle)
 
-    def _become_worker(
-        self, request: ForkRequest, outputs: list[int], store: int | None, parent: int
-    ) -> NoReturn:
-        # The edge of a process: an exception that passed here would make the worker a second fork
-        # server.
-        try:
-            die_with_parent(parent)
-            self._release()
-            become_worker(request, outputs, store, self.import_output, self.preloaded)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(EXIT_FAILED)
+    def _spawn(self, request: StartRequest, outputs: list[int], store: int | None) -> int:
+        words = [sys.executable, "-P", "-u", "-m", "elastic.worker.main", str(os.getpid()), *request.command]
+        with stop_signals.blocked():  # the worker unblocks them
+            # What is ignored stays so in another program, and handlers become the default.
+            for number in stop_signals.ALL:
+                is_ignored = self.signals[number] is signal.SIG_IGN
+                signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+            try:
+                process = subprocess.Popen(
+                    words,
+                    env=request.env | environment.store_variable(store),
+                    pass_fds=[] if store is None else [store],
+                    stdin=subprocess.DEVNULL,
+                    stdout=outputs[0],
+                    stderr=outputs[1],
+                    start_new_session=True,
+                )
+            finally:
+                stop_signals.ignore()
+        self.spawned[process.pid] = process
+        return process.pid
+
+    def _fork(self, request: StartRequest, outputs: list[int], store: int | None) -> int:
+        assert self.preloaded is not None
+        parent = os.getpid()
+        with stop_signals.blocked(stop_signals.WARNINGS):
+            if pid := os.fork():
+                return pid
+            # The edge of a process: an exception that passed here would make the worker a second
+            # fork server.
+            try:
+                die_with_parent(parent)
+                self._release()
+                become_worker(request, outputs, store, self.import_output, self.preloaded)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(EXIT_FAILED)
 
     def _release(self) -> None:
         """In the worker: give up the fork server's session, signal handlers and descriptors."""
@@ -164,12 +194,12 @@ class ForkServer:
         for pidfd in self.workers:
             os.close(pidfd)
 
-    def _send(self, message: Ready | Forked | Refused | Exited) -> None:
+    def _send(self, message: FromServer) -> None:
         self.agent.send(encode(message), timeout_s=None)
 
 
 def become_worker(
-    request: ForkRequest,
+    request: StartRequest,
     outputs: list[int],
     store: int | None,
     import_output: bytes,
@@ -184,7 +214,7 @@ def become_worker(
         os.write(2, import_output)  # as if this process had done the importing
     environment.replace(request.env | environment.store_variable(store))
     recipe, *arguments = request.command
-    inherited.begin(preloaded)
+    begin(preloaded)
     run_recipe(recipe, arguments)
 
 
@@ -221,12 +251,14 @@ def count_gpus() -> int:
 def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
     die_with_parent(int(agent_pid))  # before anything else: importing takes seconds
-    import_and_serve(Path(recipe), int(descriptor))
+    import_and_serve(Path(recipe) if recipe else None, int(descriptor))
     os._exit(EXIT_COMPLETE)
 
 
-def import_and_serve(recipe: Path, descriptor: int) -> None:
-    """descriptor: of the connection to the agent, whose end is the end of the service."""
+def import_and_serve(recipe: Path | None, descriptor: int) -> None:
+    """recipe: None to import nothing, and to spawn. descriptor: of the connection to the agent; its
+    end is the end of the service.
+    """
     before = {number: signal.getsignal(number) for number in stop_signals.ALL}
     stop_signals.ignore()  # its death would be the death of workers that are to finish their step
     # Importing makes many objects and drops few: collecting them takes a tenth of its time.
@@ -235,7 +267,7 @@ def import_and_serve(recipe: Path, descriptor: int) -> None:
     with closing(
         JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS) + 1)
     ) as agent:
-        preloaded = preload(recipe)
+        preloaded = None if recipe is None else preload(recipe)
         # A package may have set a handler of its own while it was imported. A worker that imports
         # for itself would keep it, so forked workers get it back; this process ignores the signal
         # again.

@@ -1,13 +1,13 @@
 """A worker runs the recipe as `__main__`, never outlives its agent, and reports how it failed.
 
-It is forked from the fork server, or spawned as `python -m elastic.worker.main RECIPE
+It is forked from the fork server, or spawned by it as `python -m elastic.worker.main PARENT RECIPE
 ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it, also one that uses
 none of this library.
 
-The order of the first steps matters. A spawned worker asks to die with its agent before it imports
-anything else, because importing takes seconds in which the agent may die. Nothing here imports
-torch, whose import may depend on settings of the recipe's first lines. Standard output is replaced
-before the first line of the recipe may print.
+The order of the first steps matters. A spawned worker asks to die with the fork server before it
+imports anything else, because importing takes seconds in which the fork server may die. Nothing
+here imports torch, whose import may depend on settings of the recipe's first lines. Standard output
+is replaced before the first line of the recipe may print.
 
 The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
 objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort
@@ -54,12 +54,8 @@ _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiff
 
 def main() -> None:
     """Entry point of a spawned worker."""
-    launch = environment.read()
-    if launch.agent is not None:
-        die_with_parent(launch.agent.pid)
-    elif launch.preflight is not None:
-        die_with_parent(os.getppid())
-    recipe, *arguments = sys.argv[1:]
+    parent, recipe, *arguments = sys.argv[1:]
+    die_with_parent(int(parent))
     run_recipe(recipe, arguments)
 
 

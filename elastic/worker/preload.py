@@ -1,15 +1,19 @@
 """The fork server imports installed modules for its workers, and never runs a module of the user's.
 
 The difference decides what a worker may inherit. An installed module is the same for every worker
-and stays the same until the agent notices a new installation and replaces the fork server. A module
-of the user's is read here only for its imports: it is run by each worker, under that worker's
-environment and as it is on the disk at that time.
+as long as the command runs. A module of the user's is read here only for its imports: it is run by
+each worker, under that worker's environment and as it is on the disk at that time.
 
 That does not make all imports safe. An installed package may import a module by a name that a file
 of the user's also has, and Python keeps one module for each name. So after the imports two things
 are checked: no module was loaded from outside the installed folders, and no file beside the recipe
 has the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no
-worker is forked.
+worker is forked. And a recipe may change a variable, or put a folder in front of an inherited
+module, after plain python would have run the module under the change: `elastic.start` compares once
+(`tell`). A preflight that finds a change has the agent spawn all workers, which inherit nothing. A
+worker that finds one where the preflight found none says so. It does not know whether the change
+came before the import: then the workers are spawned in vain. It does not see finders, or stand-ins
+that a recipe puts into `sys.modules`.
 
 The imports are found by reading the script and its local modules. Only statements that run when a
 module is imported count: what a function imports when it is called is not found. An import that is
@@ -21,51 +25,26 @@ import ast
 import importlib
 import importlib.util
 import os
-import re
 import site
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import resolve_name
-from itertools import accumulate
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 
 import elastic
+from elastic.config import environment
 
 # torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
 # itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
 # which numpy imports when it is first used.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start", "numpy.random")
-MAX_LOCAL_MODULES = 1000
+MOST_FILES = 5000  # that are looked for; most of them are not there
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
-    """`import module`, or `from module import name`, where `name` may be a submodule."""
-
-    module: str
-    name: str | None = None
-
-    @property
-    def modules(self) -> list[str]:
-        """All modules that it may run: the enclosing packages, the module, and what it names."""
-        modules = [*accumulate(self.module.split("."), "{}.{}".format)]
-        return modules if self.name is None else [*modules, f"{self.module}.{self.name}"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalModule:
-    """A module that is not installed; without text where there is none, or none to read.
-
-    Relative imports in its text are relative to `package`.
-    """
-
-    source: bytes = b""
-    package: str = ""
+Import = tuple[str, str]  # `import module`, with no name, or `from module import name`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +60,7 @@ class Preloaded:
         # A spawned worker would import a file of the recipe's folder instead of a module of its
         # name that is loaded here.
         origin = self.hides(self.folder)
-        return (
-            None
-            if origin is None
-            else f"{origin} has the name of an installed module that is imported already"
-        )
+        return origin and f"{origin} has the name of an installed module that is imported already"
 
     def hides(self, folder: Path) -> str | None:
         """A file in this folder that has the name of a module which is loaded; None for none."""
@@ -102,7 +77,8 @@ class Preloaded:
 
 def preload(recipe: Path) -> Preloaded:
     """Import what every worker needs, and what the recipe and its local modules import."""
-    folder = recipe.resolve().parent
+    recipe = recipe.resolve()
+    recipe.read_bytes()  # the reason of a recipe that cannot be read is shown
     # Modules imported before this point are the same in every process, because the interpreter or
     # the agent imported them. The only risk they carry is a file beside the recipe with the same
     # name, which `conflict` looks for. So `uninstalled` below counts only the modules that are
@@ -112,14 +88,16 @@ def preload(recipe: Path) -> Preloaded:
     # A worker has the recipe's folder there, so the search for local modules needs it too. The
     # imports must not have it: with the folder on the path, an installed package that imports a
     # common name, `utils` for example, would run the user's module of that name in this process.
-    sys.path[: len(own)] = [str(folder)]
-    found = find_imports(recipe.read_bytes(), locate)
+    sys.path[: len(own)] = [str(recipe.parent)]
+    found = find_imports(recipe)
     del sys.path[0]
-    for wanted in [*(Import(module=name) for name in ALWAYS), *found]:
+    for module, name in [*((module, "") for module in ALWAYS), *found]:
         # An import that fails here fails in the worker too. There its traceback is in the worker's
         # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
-            _import(wanted)
+            imported = importlib.import_module(module)
+            if name and not hasattr(imported, name):
+                importlib.import_module(f"{module}.{name}")
     sys.path[:0] = own
     names = sys.modules.keys() - {"__main__", "__mp_main__"}
     places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -131,40 +109,82 @@ def preload(recipe: Path) -> Preloaded:
     }
     installed = [*installed_folders(), *map(os.path.realpath, elastic.__path__)]
     uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
-    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled))
+    return Preloaded(folder=recipe.parent, files=files, uninstalled=tuple(uninstalled))
 
 
-def _import(wanted: Import) -> None:
-    module = importlib.import_module(wanted.module)
-    if wanted.name is not None and not hasattr(module, wanted.name):
-        importlib.import_module(f"{wanted.module}.{wanted.name}")
+def find_imports(recipe: Path) -> list[Import]:
+    """The imports of installed modules that running the recipe leads to, in about their order.
+
+    Local modules are looked for on sys.path, and read in their turn, each once.
+    """
+    found: dict[Import, None] = {}
+    read: set[Path] = set()
+    left = deque([recipe])
+    while left and len(read) < MOST_FILES:
+        file = left.popleft()
+        if file in read:
+            continue
+        read.add(file)
+        inner: list[Path] = []
+        for level, module, name in _imports_of(file):
+            parts = [part for part in (*module.split("."), name) if part]
+            if level:
+                inner += _files_below(file.parents[min(level, len(file.parents)) - 1], parts)
+            elif (folders := _local_folders(parts[0])) is None:
+                found[module, name] = None
+            else:
+                inner += [each for folder in folders for each in _files_below(folder, parts)]
+        left.extendleft(reversed(inner))
+    return list(found)
 
 
-def locate(name: str) -> LocalModule | None:
-    """Find a module without running it, nor the packages around it; None if it is installed.
+def _imports_of(file: Path) -> Iterator[tuple[int, str, str]]:
+    """The level, module and name of each import that running the file runs; level 0 is absolute.
+
+    A file that is missing or not Python imports nothing here; the worker raises the error.
+    """
+    try:
+        left: deque[ast.AST] = deque(ast.parse(file.read_bytes()).body)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    while left:
+        inner: Iterable[ast.AST] = ()
+        match left.popleft():
+            case ast.Import(names=names):
+                yield from ((0, alias.name, "") for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                yield from ((level, module or "", alias.name.strip("*")) for alias in names)
+            case ast.If(test=test, orelse=otherwise) if "TYPE_CHECKING" in ast.unparse(test):
+                inner = otherwise
+            case (ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler()) as statement:
+                inner = ast.iter_child_nodes(statement)
+            case _:
+                pass
+        left.extendleft(reversed([*inner]))
+
+
+def _files_below(folder: Path, parts: Sequence[str]) -> list[Path]:
+    """Where the files are that an import of the parts' module runs, with the packages around it."""
+    places = [folder.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
+    return [each for place in places for each in (place.with_suffix(".py"), place / "__init__.py")]
+
+
+def _local_folders(name: str) -> list[Path] | None:
+    """The folders in which a module or package of this name lies; None if it is installed.
 
     Modules of the interpreter and of this library count as installed.
     """
-    top, *inner = name.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec, such as __main__
-        return LocalModule()
-    if spec is not None and _is_installed(spec):
+        return []
+    if spec is None:
+        return []
+    places = list(spec.submodule_search_locations or filter(None, [spec.origin]))
+    is_installed = places and all(is_inside(os.path.realpath(place), installed_folders()) for place in places)
+    if is_installed or name == "elastic" or spec.origin in ("built-in", "frozen"):
         return None
-    for part in inner:
-        spec = spec and PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
-    if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-        with suppress(OSError):
-            return LocalModule(source=Path(spec.origin).read_bytes(), package=spec.parent or "")
-    return LocalModule()  # absent, a namespace, or compiled
-
-
-def _is_installed(spec: ModuleSpec) -> bool:
-    if spec.name == "elastic" or spec.origin in ("built-in", "frozen"):
-        return True
-    places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or [])
-    return bool(places) and all(is_inside(os.path.realpath(place), installed_folders()) for place in places)
+    return [Path(place).parent for place in places]
 
 
 def installed_folders() -> set[str]:
@@ -178,62 +198,46 @@ def is_inside(file: str, folders: Iterable[str]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def find_imports(source: bytes, locate: Callable[[str], LocalModule | None]) -> list[Import]:
-    """The imports of installed modules that running `source` leads to, in about their order.
-
-    `locate` finds the module of a name, and returns None if it is installed. Local modules are read
-    in their turn, each once and at most MAX_LOCAL_MODULES of them.
-    """
-    found: dict[Import, None] = {}
-    read: set[str] = set()
-    left = deque(parse_imports(source, ""))
-    while left:
-        wanted = left.popleft()
-        if locate(wanted.modules[0]) is None:
-            found[wanted] = None
-            continue
-        inner: list[Import] = []
-        for name in wanted.modules:
-            if name not in read and len(read) < MAX_LOCAL_MODULES and (module := locate(name)) is not None:
-                read.add(name)
-                inner += parse_imports(module.source, module.package)
-        left.extendleft(reversed(inner))
-    return list(found)
+# What the recipe does to what it has inherited.
 
 
-def parse_imports(source: bytes, package: str) -> list[Import]:
-    """What a module's own text imports when it runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What a forked process began with."""
 
-    Text that is not Python imports nothing here; the worker raises the error.
-    """
-    try:
-        left: deque[ast.AST] = deque(ast.parse(source).body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    found: list[Import] = []
-    while left:
-        statement = left.popleft()
-        inner: Iterable[ast.AST] = ()
-        match statement:
-            case ast.Import(names=names):
-                found += [Import(module=alias.name) for alias in names]
-            case ast.ImportFrom(module=module, names=names, level=level):
-                with suppress(ImportError):  # above the topmost package
-                    base = resolve_name("." * level + (module or ""), package)
-                    found += [Import(module=base, name=None if a.name == "*" else a.name) for a in names]
-            case ast.If(test=test, orelse=otherwise) if _is_skipped(test):
-                inner = otherwise
-            case ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler():
-                inner = ast.iter_child_nodes(statement)
-            case _:
-                pass
-        left.extendleft(reversed([*inner]))
-    return found
+    preloaded: Preloaded
+    variables: dict[str, str]
+    path: tuple[str, ...]
 
 
-def _is_skipped(test: ast.expr) -> bool:
-    """Whether the test is false when a module is imported.
+_begun: list[Inherited] = []  # of this process; empty in one that was spawned
 
-    `TYPE_CHECKING` is never true when code runs, and `__name__` is "__main__" in the script alone.
-    """
-    return bool(re.fullmatch(r"([\w.]+\.)?TYPE_CHECKING|__name__ == '__main__'", ast.unparse(test)))
+
+def begin(preloaded: Preloaded) -> None:
+    _begun[:] = [Inherited(preloaded=preloaded, variables=environment.variables(), path=tuple(sys.path))]
+
+
+def change() -> str:
+    """What has changed since the first line of the recipe, as a clause; empty for nothing."""
+    for began in _begun:
+        before, now = began.variables, environment.variables()
+        if names := [name for name in before | now if before.get(name) != now.get(name)]:
+            return (
+                f"{', '.join(names)} changed before elastic.start; set it in the environment of the command"
+            )
+        for folder in sys.path:
+            if folder not in began.path and (origin := began.preloaded.hides(Path(folder))):
+                return (
+                    f"the recipe adds {folder} to sys.path, and {origin} has the name of an installed module"
+                )
+    return ""
+
+
+def tell(launch: environment.Launch) -> None:
+    """At elastic.start."""
+    if not (found := change()):
+        return
+    if launch.preflight is not None:
+        Path(launch.preflight).with_suffix(environment.SPAWN).write_text(found)
+    else:
+        print(f"this worker was forked before: {found}, and all workers are spawned", file=sys.stderr)

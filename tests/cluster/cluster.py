@@ -20,8 +20,7 @@ from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import pid_outside
 from supervised import remove
 
-from elastic.agent.spawner import ForkServerClient
-from elastic.agent.worker_process import ProcessStart
+from elastic.agent.worker_process import ForkServerClient, ProcessStart
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
@@ -109,7 +108,7 @@ class Cluster:
             "ENTER_FOLDER": self._start_folder,
         } | ({"ENTER_COLD": "yes"} if is_cold else {})
         with printed.open("xb") as out:
-            process = self._warm.fork(
+            process = self._warm.start(
                 ProcessStart(
                     command=(str(ENTER), *words), env={**env, **how}, stdout=out.fileno(), stderr=out.fileno()
                 )

@@ -43,7 +43,7 @@ from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
 
-from elastic.agent.spawner import ForkServerClient
+from elastic.agent.worker_process import ForkServerClient
 from elastic.config import interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError

@@ -24,8 +24,7 @@ import run_records
 import torch.distributed.run
 from browser import Browser, Page
 
-from elastic.agent.spawner import ForkedProcess, ForkServerClient
-from elastic.agent.worker_process import ProcessStart
+from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
 from elastic.cli import main
 from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
@@ -72,7 +71,7 @@ class AgentProcess(Protocol):
 class ForkedAgent:
     """An agent that the fork server forked, with the methods of subprocess.Popen."""
 
-    def __init__(self, words: list[str], process: ForkedProcess) -> None:
+    def __init__(self, words: list[str], process: Process) -> None:
         self.args = words
         self.pid = process.pid
         self._process = process
@@ -86,7 +85,7 @@ class ForkedAgent:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
-            select.select([self._process.exit_fd()], [], [], left_s)
+            select.select([self._process.server.fileno()], [], [], left_s)
         self._process.forget()
         return code
 
@@ -190,7 +189,7 @@ class Drill:
         def fork(out: IO[bytes]) -> AgentProcess:
             to = out.fileno() if console is None else console
             start = ProcessStart(command=(str(AGENT), *words), env=self._env(env), stdout=to, stderr=to)
-            return ForkedAgent(words, self.fork_server.fork(start))
+            return ForkedAgent(words, self.fork_server.start(start))
 
         return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 

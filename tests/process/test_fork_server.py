@@ -5,10 +5,8 @@ outlives the fork server or the agent.
 import errno
 import json
 import os
-import resource
 import select
 import signal
-import site
 import subprocess
 import sys
 import tempfile
@@ -19,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import spawner as spawner_module
-from elastic.agent.spawner import ForkedProcess, ForkServerClient, Spawner, installed_code
-from elastic.agent.worker_process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
+from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import ForkServerClient, ProcessStart, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter
 from elastic.errors import CannotStart
@@ -102,6 +99,11 @@ class Node:
         self.reported: list[str] = []
         self.logs = 0
         self.spawner = Spawner(self.recipe, self.reported.append)
+        self.spawns = Spawner(self.recipe, self.reported.append, forks=False)
+
+    def close(self) -> None:
+        self.spawner.close()
+        self.spawns.close()
 
     def is_beside(self, text: str) -> None:
         """Write the local module that the recipe imports."""
@@ -111,10 +113,6 @@ class Node:
     def server(self):
         assert self.spawner._server is not None
         return self.spawner._server
-
-    @property
-    def fork_server_pid(self) -> int:
-        return self.server.pid
 
     def runs(self, start, *arguments, env=None):
         """Run to the end; returns the exit code and what the process printed after PRINTED."""
@@ -181,7 +179,7 @@ def pinned(tmp_path_factory, fork_server):
 def node(pinned, tmp_path_factory):
     """Shared: importing takes seconds. `forget_reports` runs before each test."""
     node = Node(tmp_path_factory.mktemp("node"))
-    with closing(node.spawner):
+    with closing(node):
         yield node
 
 
@@ -211,7 +209,7 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
     variables = {"ONLY_HERE": "x" * 100_000, "LINES": "a\nb"}
     forked, spawned = (
         node.runs(start, "show", "--a", "b c", "", env=variables)
-        for start in (node.spawner.start, SpawnedProcess)
+        for start in (node.spawner.start, node.spawns.start)
     )
     assert forked[0] == spawned[0] == 0
     assert forked[1].splitlines()[1:] == spawned[1].splitlines()[1:] == ["to stderr"]
@@ -231,7 +229,7 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
 )
 def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
     """Exit codes, a traceback that begins at the recipe, and signals that end the worker itself."""
-    forked, spawned = (node.runs(start, *words) for start in (node.spawner.start, SpawnedProcess))
+    forked, spawned = (node.runs(start, *words) for start in (node.spawner.start, node.spawns.start))
     assert forked == spawned
     assert forked[0] == code
     assert not node.reported
@@ -265,7 +263,7 @@ def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
         shadow.unlink()
         node.is_beside("VALUE = 1")
     workers = node.workers("exit", "5")
-    assert isinstance(workers._processes[0], ForkedProcess)
+    assert workers._processes[0].spawned is None
     workers.kill(None)
 
 
@@ -279,7 +277,7 @@ def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_wh
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         node = Node(tmp_path)
-        with closing(node.spawner):
+        with closing(node):
             for _ in range(2):
                 assert node.runs(node.spawner.start, "exit", "6") == (6, "")
     assert [line for line in node.reported if "1 threads" in line] == node.reported
@@ -292,8 +290,8 @@ def test_a_fork_server_that_fails_while_it_imports_is_quoted_and_not_restarted(p
     node.spawner.close()
     late = node.folder / "late.py"
     node.spawner, node.recipe = Spawner(late, node.reported.append), late
-    with closing(node.spawner):
-        dies(node.fork_server_pid)
+    with closing(node):
+        dies(node.server.pid)
         late.write_text("raise SystemExit(9)")
         for _ in range(2):
             assert node.runs(node.spawner.start)[0] == 9
@@ -308,29 +306,29 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
     The workers of that generation are spawned, those of the next are forked.
     """
     node = Node(tmp_path)
-    with closing(node.spawner):
-        os.kill(node.fork_server_pid, signal.SIGKILL)
+    with closing(node):
+        os.kill(node.server.pid, signal.SIGKILL)
         for _ in range(2):  # workers of one generation
             assert node.runs(node.spawner.start, "exit", "7")[0] == 7
-        assert node.server.exit_code is not None
         node.spawner.renew()
-        assert node.runs(node.spawner.start, "exit", "7")[0] == 7
-        assert node.server.exit_code is None
+        workers = node.workers("exit", "7")
+        assert workers._processes[0].spawned is None
+        workers.kill(None)
     assert [line.partition(":")[0] for line in node.reported] == [
         "workers are spawned, which takes seconds, and not forked from the fork server",
         "the fork server died; another one is started",
     ]
 
 
-def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(node, monkeypatch):
+def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(node):
     """It ignores what a scheduler sends to every process.
 
     Then it gets SIGKILL, and the wait for its workers ends by itself.
     """
     for number in stop_signals.ALL:
-        os.kill(node.fork_server_pid, number)
+        os.kill(node.server.pid, number)
     workers, pids = node.stand(2)
-    first = node.fork_server_pid
+    first = node.server.pid
     os.kill(first, signal.SIGKILL)
     workers.wait(FOR_EVER_S)
     assert workers.poll()
@@ -339,22 +337,10 @@ def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(nod
     assert not workers.killed
     for pid in pids:
         dies(pid)
-    # This library's own files may be edited while its tests run.
-    monkeypatch.setattr(spawner_module, "installed_code", lambda: node.spawner._code)
     node.spawner.renew()
-    assert node.fork_server_pid != first
+    assert node.server.pid != first
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     assert node.reported == ["the fork server died; another one is started"]
-
-
-def test_a_worker_whose_log_cannot_be_created_runs_without_one(node):
-    """A file is where the folder of the logs belongs; a full disk refuses in the same way."""
-    (node.folder / f"logs-{node.logs + 1}").touch()
-    workers = node.workers("exit", "4", size=2)
-    while workers.running:
-        workers.wait(FOR_EVER_S)
-        workers.poll()
-    assert workers.exit_codes == {0: 4, 1: 4}
 
 
 def test_where_a_worker_cannot_be_started_those_before_it_are_killed(node, monkeypatch):
@@ -377,10 +363,10 @@ def test_where_a_worker_cannot_be_started_those_before_it_are_killed(node, monke
     assert failure.from_outside
 
 
-def test_a_node_that_can_start_no_fork_server_spawns_and_tries_again_later(node, monkeypatch):
-    """Neither a fork server nor a worker gets a process, until one does."""
-    os.kill(node.fork_server_pid, signal.SIGKILL)
-    dies(node.fork_server_pid)
+def test_a_node_that_can_start_no_process_tries_again_later(node, monkeypatch):
+    """Neither a fork server nor a worker gets one, until both do."""
+    os.kill(node.server.pid, signal.SIGKILL)
+    dies(node.server.pid)
     assert node.server.exit_code_of(0) is not None
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "_execute_child", no_process)
@@ -390,10 +376,9 @@ def test_a_node_that_can_start_no_fork_server_spawns_and_tries_again_later(node,
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     node.spawner.renew()
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
-    assert node.server.exit_code is None
     reported = [line.partition(" (")[0] for line in node.reported if "spawned" not in line]
     died = "the fork server died; another one is started"
-    assert reported == [died, "no process can be started to fork the workers from", died]
+    assert reported == [died, "no process can be started for the workers", died]
 
 
 def no_process(*_words, **_options):
@@ -445,11 +430,11 @@ def test_a_worker_that_exited_keeps_its_number_until_its_session_is_killed(node,
             stdout=log.fileno(),
             stderr=log.fileno(),
         )
-        process = node.spawner.start(start) if is_forked else SpawnedProcess(start)
+        process = (node.spawner if is_forked else node.spawns).start(start)
     while process.poll() is None:
         wait_any_exit([process], FOR_EVER_S)
     assert state_of(process.pid) == "Z"
-    kill_session(process)
+    process.kill_session()
     assert (process.poll(), state_of(process.pid)) == (0, "Z")
     process.forget()
     while state_of(process.pid) == "Z":
@@ -464,19 +449,7 @@ def state_of(pid):
         return ""
 
 
-def test_a_worker_that_does_not_lead_its_session_yet_is_killed():
-    """A real process without a group of its own stands for one that was forked a moment ago."""
-    process = subprocess.Popen([sys.executable, "-c", "import signal\nwhile True: signal.pause()"])
-
-    class Young:
-        pid, keeps_number = process.pid, True
-        poll = staticmethod(process.poll)
-
-    kill_session(Young)
-    assert process.wait() == -signal.SIGKILL
-
-
-def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number_now(node, monkeypatch):
+def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number_now(node):
     """A process of another session stands for one that was given the number of the dead worker,
     which was reaped. What the worker left in its own session is ended.
     """
@@ -485,12 +458,11 @@ def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(["cat"], start_new_session=True, **pipes) as stranger:
         node.server.kill()
-        kill_session(replace(worker, pid=stranger.pid))
+        replace(worker, pid=stranger.pid).kill_session()
         assert stranger.communicate(b"it lives")[0] == b"it lives"
-    kill_session(worker)
+    worker.kill_session()
     for pid in pids:
         dies(pid)
-    monkeypatch.setattr(spawner_module, "installed_code", lambda: node.spawner._code)
     node.spawner.renew()
 
 
@@ -501,7 +473,7 @@ from elastic.agent.worker_process import ProcessStart, wait_any_exit
 from elastic.agent.spawner import Spawner
 recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
 spawner = Spawner(recipe, print)
-print(spawner.fork_server_pid, flush=True)
+print(spawner._server.pid, flush=True)
 if sys.argv[3] == "ready":
     with log.open("xb") as out:
         command, env = (str(recipe), "stand-alone"), os.environ | {"RANK": "0"}
@@ -512,29 +484,6 @@ if sys.argv[3] == "ready":
 while True:
     signal.pause()
 """
-
-
-MANY_FILES = """
-import os
-for _ in range(1100):
-    os.open(os.devnull, os.O_RDONLY)
-"""
-
-
-def test_a_worker_is_forked_where_more_than_1023_files_are_open(pinned, tmp_path):
-    """A package opens them while the fork server imports."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    (tmp_path / "sitecustomize.py").write_text(AT_START + MANY_FILES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
-        try:
-            node = Node(tmp_path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
-        with closing(node.spawner):
-            assert node.runs(node.spawner.start, "exit", "6")[0] == 6
-    assert not node.reported
 
 
 def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monkeypatch):
@@ -574,7 +523,7 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
         for folder in (tmp_path, drill.folder):
             (folder / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
-    code, printed = node.runs(SpawnedProcess, "show")
+    code, printed = node.runs(node.spawns.start, "show")
     assert code == 0 and str(tmp_path) not in json.loads(printed.splitlines()[0])["path"]
     with closing(ForkServerClient.spawn(node.recipe)) as server:
         server.wait_ready()
@@ -592,26 +541,3 @@ def test_ctrl_c_during_the_imports_leaves_no_process(drill):
     agent.ends_with(130)
     drill.all_are_gone()
     assert not drill.run.local.exists()
-
-
-def test_installing_a_package_renews_the_fork_server_and_cached_byte_code_does_not(
-    node, tmp_path, monkeypatch
-):
-    """A folder of packages that the test owns stands in for the real one; `renew` is called after
-    each change.
-    """
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(spawner_module.elastic, "__path__", [])  # its files may be edited while the tests run
-    (tmp_path / "old").mkdir()
-    monkeypatch.setattr(node.spawner, "_code", installed_code())
-    first = node.fork_server_pid
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "old" / "__pycache__").mkdir()
-    node.spawner.renew()
-    assert (node.fork_server_pid, node.reported) == (first, [])
-    (tmp_path / "old-2.0.dist-info").mkdir()
-    node.spawner.renew()
-    assert node.fork_server_pid != first
-    dies(first)
-    assert node.runs(node.spawner.start, "exit", "3") == (3, "")
-    assert node.reported == ["installed code has changed; the fork server imports it again"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hostile import bomb
 
-from elastic.agent.spawner import ForkServerClient
+from elastic.agent.worker_process import ForkServerClient
 from elastic.checkpoint import record as commit_record
 from elastic.checkpoint.record import commit_name
 from elastic.system.addresses import node_address

@@ -91,16 +91,6 @@ def steps_of(clock, count, slowdowns, taken):
         yield step
 
 
-def test_a_slow_rank_is_slow_by_its_factor_for_its_number_of_steps():
-    """From the step after the injection on, and not a step longer."""
-    clock = FakeClock()
-    slowdown, taken = Slowdown(clock), []
-    for step in steps_of(clock, 9, [slowdown], taken):
-        if step == 3:
-            slowdown.slow_down(Action(kind=Kind.SLOW, amount=2.5, steps=4))
-    assert taken == [1, 1, 1, 2.5, 2.5, 2.5, 2.5, 1, 1]
-
-
 def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
     """Each waits for the other in every step; a slowdown that multiplied that as well would grow
     without end.

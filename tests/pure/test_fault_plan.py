@@ -70,33 +70,35 @@ def test_a_plan_of_every_kind_of_line():
     assert parse("# nothing\n ; ;") == ()
 
 
-@pytest.mark.parametrize(
-    ("line", "expected", "found"),
-    [
-        ("kill rank 1", "step N ... or checkpoint N", "kill rank 1"),
-        (f"step {'9' * 5000}: kill", "step N [rank R]", f"step {'9' * 5000}"),
-        ("step 0: kill", "step N [rank R]", "step 0"),
-        ("step 40 upload: kill", "[forward|backward", "step 40 upload"),
-        ("step 40", "kill or raise or exit C", ""),
-        ("step 40: exit 256", "exit C (0 to 255)", "exit 256"),
-        ("step 40: pause 0s", "pause Ns (above 0)", "pause 0s"),
-        ("step 40: slow 1x", "slow Kx (K above 1)", "slow 1x"),
-        ("step 40 mid-sum: flip", "no point, or optimizer", "mid-sum"),
-        ("step 40 node 1: flip", "kill or pause Ns", "flip"),
-        ("checkpoint 40 upload: kill", "kill uploader or pause", "kill"),
-        ("generation 2 rank 1: kill", "generation N rank R restore or", "generation 2 rank 1"),
-        ("every 5±10s: kill random worker, seed 7", "M at most N", "every 5±10s: kill random worker, seed 7"),
-        ("every 5s: kill random node, seed 1", "seed S", "every 5s: kill random node, seed 1"),
-        ("step 2 rank 0 forward: kill", "each fault once", "step 2 rank 0 forward: kill"),
+WRONG = {
+    "step": [
+        f"step {'9' * 5000}: kill",
+        "step 0: kill",
+        "step 40 upload: kill",
+        "step 40",
+        "step 40: exit 256",
+        "step 40: pause 0s",
+        "step 40: slow 1x",
+        "step 40 mid-sum: flip",
+        "step 40 node 1: flip",
+        "step 40 rank 1: terminate",
     ],
-)
-def test_a_wrong_line_is_refused_with_its_number(line, expected, found):
+    "checkpoint": ["checkpoint 40 upload: kill"],
+    "generation": ["generation 2 rank 1: kill", "generation 2 rank 1 restore: flip"],
+    "every": ["every 5±10s: kill random worker, seed 7", "every 5s: kill random node, seed 1"],
+    "step, checkpoint": ["kill rank 1"],
+}
+
+
+@pytest.mark.parametrize(("expected", "lines"), WRONG.items())
+def test_a_wrong_line_is_refused_with_its_number(expected, lines):
     """Between valid faults, after a comment and a semicolon: the message counts lines."""
-    with pytest.raises(UsageError) as caught:
-        parse(f"# a drill\nstep 1: kill; step 2: kill\nstep 3: raise; {line}\nstep 2: kill")
-    said, _, rest = str(caught.value).partition(", found ")
-    assert said.startswith("fault plan, line 3: expected ") and expected in said
-    assert rest.startswith(f"{found!r} in {line!r}")
+    for line in lines:
+        with pytest.raises(UsageError) as caught:
+            parse(f"# a drill\nstep 1: kill; step 2: kill\nstep 3: raise; {line}\nstep 2: kill")
+        said, _, rest = str(caught.value).partition(", found ")
+        assert said.startswith(f"fault plan, line 3: expected {expected}")
+        assert rest.startswith(f"'{line}"[:99])
 
 
 @given(st.text(max_size=40) | st.text("step 0123456789:rankodelwxvy±.,;#\n-", max_size=40))
@@ -146,23 +148,10 @@ def test_drawn_waits_and_victims_are_within_their_bounds_and_differ(seed):
     assert drawn[0] != drawn[1] and len(set(drawn[0])) == 60
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("step 9: kill", "the run ended after step 8"),
-        ("step 8 backward: kill", "made by hand"),
-        ("step 8: kill", "no such rank"),
-        ("step 8 snapshot: kill", "--snapshot-every 1"),
-        ("checkpoint 8 upload: kill uploader", "--save-every"),
-        ("generation 9 rank 0 restore: kill", "that generation"),
-        ("every 20s: kill random worker, seed 7", "before its first time"),
-    ],
-)
-def test_a_fault_that_struck_nothing_is_told_with_its_line_and_why(line, why):
-    (said,) = unreached(parse(line), 8)
-    assert said.startswith(f"no fault struck: {line} (") and why in said
-    many = unreached(parse("\n".join(f"step {9 + n}: kill" for n in range(9))), 8)
-    assert len(many) == 7 and many[-1] == "no fault struck of 3 more lines of the plan"
+def test_faults_that_struck_nothing_are_told():
+    said = unreached(parse("\n".join(f"step {9 + n}: kill" for n in range(9))), 8)
+    assert len(said) == 7 and said[0] == "no fault struck: step 9: kill (not reached in 8 steps)"
+    assert said[-1] == "no fault struck of 3 more lines of the plan"
 
 
 def test_the_document_has_valid_plans_and_explains_every_point():

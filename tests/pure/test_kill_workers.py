@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import workers as node_workers
 from elastic.agent.workers import KILL_WAIT_S, LAST_REPORT_WAIT_S, REPORT_WAIT_S, NodeWorkers
 from elastic.system.processes import has_exited
 from elastic.testing.fakes import FakeClock
@@ -17,6 +16,7 @@ class Unreported:
     def __init__(self, pid, clock):
         self.pid, self._clock = pid, clock
         self.parent_killed_s = None
+        self.server = SimpleNamespace(kill=self.kill_parent)
 
     def poll(self):
         return None if self.parent_killed_s is None else -9
@@ -26,6 +26,8 @@ class Unreported:
 
     def forget(self):
         pass
+
+    kill_session = forget
 
 
 def exited_child():
@@ -38,9 +40,8 @@ def exited_child():
 
 
 @pytest.fixture
-def killed_after(monkeypatch):
+def killed_after():
     """After how many seconds the fork server is killed for a worker with this pid."""
-    monkeypatch.setattr(node_workers, "kill_session", lambda _process: None)
 
     def measure(pid, *, is_last):
         clock, said = FakeClock(), []

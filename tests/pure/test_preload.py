@@ -1,136 +1,133 @@
-"""The imports of a script are found in its text: no line of it runs, and no import that would run
-is missed.
+"""What a fork server may import is found in the text of a script, and what its workers may inherit
+is compared with what the script does.
 """
 
-import ast
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.worker.preload import Import, LocalModule, find_imports, is_inside, parse_imports
+from elastic.worker import preload
+from elastic.worker.preload import Preloaded, find_imports, is_inside
 
-NAMES = st.sampled_from(["a", "b", "c", "a.b", "a.b.c", "d.e"])
-SIMPLE = st.sampled_from(
-    ["x = 1", "print('import a')", "def f():\n    import never", "class C:\n    import never"]
-)
-
-
-@st.composite
-def import_lines(draw):
-    """One statement and what it imports."""
-    module, name = draw(NAMES), draw(st.sampled_from(["x", "y", "*"]))
-    if draw(st.booleans()):
-        return f"import {module} as m", [Import(module=module)]
-    return f"from {module} import {name}", [Import(module=module, name=None if name == "*" else name)]
-
-
-def _block(inner):
-    return "\n".join("    " + line for text, _ in inner for line in text.splitlines()) or "    pass"
-
-
-def _all(*blocks):
-    return [found for block in blocks for _, wanted in block for found in wanted]
-
-
-@st.composite
-def compounds(draw, inner):
-    """A statement with bodies, and what those of them import that run when a module is imported."""
-    one, two, three = (draw(st.lists(inner, max_size=3)) for _ in range(3))
-    match draw(st.sampled_from(["if", "never", "main", "try", "with"])):
-        case "if":
-            return f"if x:\n{_block(one)}\nelif y:\n{_block(two)}\nelse:\n{_block(three)}", _all(
-                one, two, three
-            )
-        case "never":
-            test = draw(st.sampled_from(["TYPE_CHECKING", "typing.TYPE_CHECKING"]))
-            return f"if {test}:\n{_block(one)}\nelse:\n{_block(two)}", _all(two)
-        case "main":
-            return f"if __name__ == '__main__':\n{_block(one)}", []
-        case "try":
-            text = f"try:\n{_block(one)}\nexcept ImportError:\n{_block(two)}\nfinally:\n{_block(three)}"
-            return text, _all(one, two, three)
-        case _:
-            return f"with x:\n{_block(one)}", _all(one)
+TEXTS = {
+    "recipe.py": """
+import json as js, pkg.sub
+from pkg.sub import mod
+try:
+    import zlib
+except ImportError:
+    import bz2
+if x:
+    from csv import *
+elif y:
+    with z:
+        import xml.dom
+if typing.TYPE_CHECKING:
+    import never
+else:
+    import calendar
+def f():
+    import never
+class C:
+    import never
+import recipe, no_such_module_anywhere, broken, elastic.errors
+""",
+    "pkg/__init__.py": "import wave",
+    "pkg/sub/__init__.py": "from . import mod\nfrom .. import other",
+    "pkg/sub/mod.py": "from ..deep.er import thing\nfrom ......... import above",
+    "pkg/other.py": "import decimal",
+    "pkg/deep/er.py": "from xml.sax import *",
+    "broken.py": "import never\ndef f(:",
+}
 
 
-STATEMENTS = st.recursive(SIMPLE.map(lambda text: (text, [])) | import_lines(), compounds, max_leaves=12)
-
-
-@given(st.lists(STATEMENTS, max_size=6))
-def test_imports_are_those_of_the_statements_that_run_at_import(body):
-    """Modules are put together from statements whose imports are known; functions, classes and
-    guarded bodies hold imports that do not count.
+def test_imports_are_those_that_run_with_the_recipe_and_its_local_modules(tmp_path, monkeypatch):
+    """Local packages are read with all that encloses them, in cycles and by relative imports too;
+    what is missing or broken imports nothing. No line runs.
     """
-    source = "\n".join(text for text, _ in body)
-    ast.parse(source)
-    found, expected = parse_imports(source.encode(), ""), _all(body)
-    assert sorted(found, key=repr) == sorted(expected, key=repr)
+    for name, text in TEXTS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find_imports(tmp_path / "recipe.py")
+    assert found[0] == ("json", "") and len(found) == len(set(found))
+    assert set(found) == {
+        *((name, "") for name in ("json", "zlib", "bz2", "csv", "xml.dom", "calendar", "elastic.errors")),
+        *((name, "") for name in ("wave", "decimal", "xml.sax")),
+    }
+
+
+names = st.sampled_from("abcdef")
+installed = st.sampled_from(["json", "wave", "csv"])
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdefXYZ"), max_size=5), max_size=6
-    ),
-    st.lists(st.sampled_from("abcdefXYZ"), max_size=4),
+    st.dictionaries(names, st.lists(names | installed, max_size=5)), st.lists(names | installed, max_size=4)
 )
 def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, first):
-    """Lower-case modules are local, upper-case ones installed; cycles and missing modules are
-    common.
-
-    The twin closes the set step by step.
-    """
-
-    def find(name):
-        if name.isupper():
-            return None
-        if name not in local:
-            return LocalModule()
-        return LocalModule(source="\n".join(f"import {inner}" for inner in local[name]).encode(), package="")
-
-    reached = set(first)
+    """Cycles and missing modules are common. The twin closes the set step by step."""
+    local = {f"local_{name}": [_named(each) for each in inner] for name, inner in local.items()}
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.syspath_prepend(folder)
+        for name, inner in (local | {"recipe": [_named(each) for each in first]}).items():
+            Path(folder, f"{name}.py").write_text("\n".join(f"import {each}" for each in inner))
+        found = [module for module, _ in find_imports(Path(folder, "recipe.py"))]
+    reached = {_named(each) for each in first}
     for _ in local:
         reached |= {inner for name in reached for inner in local.get(name, [])}
-    source = "\n".join(f"import {name}" for name in first).encode()
-    found = [wanted.module for wanted in find_imports(source, find)]
-    assert len(found) == len(set(found))
-    assert set(found) == {name for name in reached if name.isupper()}
+    assert sorted(found) == sorted(name for name in reached if not name.startswith("local_"))
 
 
-def test_enclosing_packages_submodules_and_relative_imports_are_read():
-    """`from pkg.sub import mod` runs three files, and each imports others by another kind of
-    relative import.
-    """
-    texts = {
-        "pkg": ("import T1", "pkg"),
-        "pkg.sub": ("from . import mod\nfrom .. import other", "pkg.sub"),
-        "pkg.sub.mod": ("from ..deep.er import thing\nfrom .... import above", "pkg.sub"),
-        "pkg.other": ("import T2", "pkg"),
-        "pkg.deep": ("", "pkg.deep"),
-        "pkg.deep.er": ("from T3.part import *", "pkg.deep"),
-    }
-
-    def find(name):
-        if name.startswith("T"):
-            return None
-        text, package = texts.get(name, (None, ""))
-        return LocalModule() if text is None else LocalModule(source=text.encode(), package=package)
-
-    found = find_imports(b"from pkg.sub import mod", find)
-    assert set(found) == {Import(module="T1"), Import(module="T2"), Import(module="T3.part")}
-
-
-def test_text_that_is_not_python_imports_nothing():
-    """The worker raises the error."""
-    assert (
-        parse_imports(b"import a\ndef f(:", "")
-        == parse_imports(b"import a\x00", "")
-        == parse_imports(b"\xff\xfe", "")
-        == []
-    )
+def _named(name):
+    return f"local_{name}" if len(name) == 1 else name
 
 
 def test_a_module_counts_as_outside_only_if_its_file_is_in_none_of_the_folders():
     """A folder whose name begins like an allowed one is not inside it."""
-    folders = ["/lib/site", "/lib/other"]
     files = ["/lib/site/a.py", "/lib/site", "/lib/other/d.py", "/home/me/b.py", "/lib/site-mine/c.py"]
-    assert [file for file in files if not is_inside(file, folders)] == files[3:]
+    assert [file for file in files if not is_inside(file, ["/lib/site", "/lib/other"])] == files[3:]
+
+
+@pytest.fixture
+def forked(tmp_path, monkeypatch):
+    """A process that has inherited a module `numbers` from elsewhere. pytest changes a variable
+    between this fixture and the test, which does not count.
+    """
+    monkeypatch.setattr(preload, "_begun", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(preload.environment, "variables", lambda: {**os.environ, "PYTEST_CURRENT_TEST": ""})
+    preload.begin(Preloaded(folder=tmp_path, files={"numbers": "/installed/numbers.py"}, uninstalled=()))
+    return tmp_path
+
+
+def test_a_process_that_changed_nothing_says_nothing(forked):
+    sys.path.insert(0, str(forked))
+    (forked / "own.py").touch()
+    assert preload.change() == ""
+
+
+@pytest.mark.parametrize(("name", "value"), [("HF_HOME", "1"), ("PATH", None)])
+def test_a_variable_that_is_set_or_removed_is_named_and_told(forked, monkeypatch, name, value):
+    """By a preflight to its agent. A process that was spawned has inherited nothing."""
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    assert preload.change().startswith(f"{name} changed")
+    answer = forked / "run.json"
+    monkeypatch.setenv("ELASTIC_PREFLIGHT", str(answer))
+    preload.tell(preload.environment.read())
+    assert name in answer.with_suffix(preload.environment.SPAWN).read_text()
+    preload._begun.clear()
+    assert preload.change() == ""
+
+
+def test_a_folder_that_hides_an_inherited_module_is_named(forked):
+    (forked / "numbers.py").touch()
+    sys.path.insert(0, str(forked))
+    assert "numbers.py has the name of an installed module" in preload.change()

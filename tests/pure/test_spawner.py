@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import spawner as spawner_module
+from elastic.agent import worker_process
 from elastic.agent.agent import NodeAgent
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.spawner import ForkServerClient, Spawner
-from elastic.agent.worker_process import ProcessStart
+from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import ForkServerClient, ProcessStart
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.system.fork_protocol import Exited, Forked, Ready
+from elastic.system.fork_protocol import Exited, Ready, Started
 from elastic.system.json_lines import to_line
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
@@ -81,7 +81,7 @@ class Questions:
 
 @pytest.fixture
 def importing(monkeypatch):
-    monkeypatch.setattr(spawner_module, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(worker_process, "ASK_EVERY_S", 0.0)
     server = ImportingServer()
     yield server
     server.connection.close()
@@ -105,12 +105,12 @@ def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(i
     anyone has read that it began.
     """
     client, start = ForkServerClient(importing.start), ProcessStart(command=(), env={}, stdout=1, stderr=2)
-    importing.says(Ready(gpus=0), Forked(pid=8), Exited(pid=8, code=0))
-    first = client.fork(start)
+    importing.says(Ready(gpus=0), Started(pid=8, spawned=None), Exited(pid=8, code=0))
+    first = client.start(start)
     assert first.poll() == 0
     first.forget()
-    importing.says(Forked(pid=8), *([Exited(pid=8, code=3)] if ends else []))
-    assert client.fork(start).poll() == (3 if ends else None)
+    importing.says(Started(pid=8, spawned=None), *([Exited(pid=8, code=3)] if ends else []))
+    assert client.start(start).poll() == (3 if ends else None)
     client.close()
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_is_asked_to_leave_waits_for_no_new_fork_server(importing, m
     monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(importing.start))
     spawner.renew(questions)
     assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
-    assert spawner.fork_server_pid == importing.pid
+    assert spawner._server.pid == importing.pid
     spawner.close()
 
 

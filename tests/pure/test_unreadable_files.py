@@ -10,13 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent import spawner
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.set_aside import set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.spawner import Spawner
 from elastic.agent.watchdog import dump_stacks
 from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
@@ -111,18 +109,6 @@ def test_a_run_whose_events_cannot_be_read_is_complete_and_says_so(run, stale, c
     assert end(1) == 1
     assert "training failed: why; step 4" in capsys.readouterr().err
     assert not has_recorded_end(run)
-
-
-def test_a_fork_server_goes_on_where_the_installed_code_cannot_be_listed(tmp_path, stale, monkeypatch):
-    """As while a package is being replaced; a new fork server would take seconds."""
-    monkeypatch.setattr(spawner.site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(spawner.elastic, "__path__", [])
-    said, server = [], SimpleNamespace(exit_code=None, close=lambda: said.append("closed"))
-    monkeypatch.setattr(spawner.ForkServerClient, "spawn", lambda _: server)
-    spawns = Spawner(tmp_path / "recipe.py", said.append)
-    stale.is_on = True
-    spawns.renew()
-    assert said == []
 
 
 def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):

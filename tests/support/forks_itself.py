@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from elastic.agent.spawner import ForkServerClient
+from elastic.agent.worker_process import ForkServerClient
 from elastic.system import stop_signals
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.worker import fork_server
@@ -36,7 +36,7 @@ class Fork:
 
 
 def fork_or_spawn(
-    recipe: Path, spawn: Callable[[Path], ForkServerClient] = ForkServerClient.spawn
+    recipe: Path | None, spawn: Callable[[Path | None], ForkServerClient] = ForkServerClient.spawn
 ) -> ForkServerClient:
     if thread_count() > 1:
         return spawn(recipe)
