@@ -2,8 +2,8 @@
 
 A file may appear, a command of the user's may exit with 0, and the metadata service of a cloud may
 say so. Each source has a thread that asks it again and again, so that none delays training or
-another. An existing file is a notice even if it is empty. A source that gives no answer is reported
-once and asked again; nothing else happens.
+another. An existing file is a notice even if it is empty. That a source gives no answer is said
+once, and it is asked again; nothing else happens.
 
 A cloud is a row of a table: what is asked, and how the answer is read. Its service is asked
 directly, at an address that only its machines reach: a proxy would ask the service of its own
@@ -28,8 +28,8 @@ from elastic.system.untrusted import decode, fits, parse_json, pattern
 
 # The shortest notice is of thirty seconds.
 FILE_EVERY_S, CLOUD_EVERY_S, COMMAND_EVERY_S = 0.04, 2.0, 5.0
-OUTAGE_ASKS = 3  # that fail in a row; one alone is no news where others were answered
 COMMAND_S = 10.0
+ANSWER_S = 5.0  # of each wait for bytes
 KILLED_WITHIN_S = 5.0  # of the context's end: a command that runs
 ANSWER_LIMIT_BYTES = 1024 * 1024
 ADDRESS = "169.254.169.254"  # of all three clouds
@@ -95,7 +95,7 @@ def watch(
 
     wait: sleeps for some seconds, and is true, at once, when nothing is to be asked any more.
     """
-    failures, has_answered, is_reported = 0, False, False
+    is_reported = False
     while not wait(0.0):
         try:
             if (reason := source.ask()) is not None and not wait(0.0):
@@ -103,17 +103,12 @@ def watch(
                 return
         # The edge of a thread: without a further try the node would train on, deaf to notices.
         except Exception as error:
-            failures += 1
-            if not is_reported and failures == (OUTAGE_ASKS if has_answered else 1):
-                is_reported = True
+            if not is_reported:
                 why = f"{type(error).__name__}: {error}"
                 report(
                     f"no notice of {source.name} can be heard ({why}); it is asked again, and training goes on"
                 )
-        else:
-            if is_reported:
-                report(f"{source.name} answers now")
-            failures, has_answered, is_reported = 0, True, False
+            is_reported = True
         if wait(source.every_s):
             return
 
@@ -163,16 +158,15 @@ class Cloud:
     read: Callable[[str, str], str | None]
     first: tuple[str, str, Mapping[str, str]] | None = None
     none_status: int | None = None
-    answer_s: float = 5.0
 
     def ask(self, host: str) -> str | None:
         first = ""
         if self.first is not None:
-            status, first = _request(host, self.answer_s, *self.first)
+            status, first = _request(host, *self.first)
             if status != HTTPStatus.OK or not fits(first, _SHORT_TEXT):
                 raise ValueError(f"HTTP {status} for {self.first[1]}")
         headers = {name: value.format(first) for name, value in self.headers.items()}
-        status, text = _request(host, self.answer_s, "GET", self.path, headers)
+        status, text = _request(host, "GET", self.path, headers)
         if status == self.none_status:
             return None
         if status != HTTPStatus.OK:
@@ -188,11 +182,9 @@ def cloud_source(name: CloudName, environ: Mapping[str, str]) -> Source:
     return Source(name=named, ask=partial(cloud.ask, host), every_s=CLOUD_EVERY_S)
 
 
-def _request(
-    host: str, answer_s: float, method: str, path: str, headers: Mapping[str, str]
-) -> tuple[int, str]:
-    """The status and the text of the answer. answer_s: the limit of each wait for bytes."""
-    with closing(HTTPConnection(host, timeout=answer_s)) as connection:
+def _request(host: str, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """The status and the text of the answer."""
+    with closing(HTTPConnection(host, timeout=ANSWER_S)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         body = answer.read(ANSWER_LIMIT_BYTES + 1)
@@ -273,7 +265,8 @@ CLOUDS: dict[CloudName, Cloud] = {
         headers={"Metadata-Flavor": "Google"},
         read=_read_gcp,
     ),
-    # The first request of a VM switches its events on, which takes up to two minutes.
+    # The first request of a VM switches its events on; those of the next two minutes may get no
+    # answer in time.
     "azure": Cloud(
         name="Azure",
         variable="AZURE_METADATA_SERVICE_ENDPOINT",
@@ -285,6 +278,5 @@ CLOUDS: dict[CloudName, Cloud] = {
         path="/metadata/scheduledevents?api-version=2020-07-01",
         headers={"Metadata": "true"},
         read=_read_azure,
-        answer_s=130.0,
     ),
 }

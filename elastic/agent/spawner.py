@@ -96,9 +96,9 @@ class Spawner:
         self._say(reason)
 
     def _replace(self, recipe: Path | None) -> None:
+        server = ForkServerClient.spawn(recipe)
         self._server.close()
-        self._server = ForkServerClient.spawn(recipe)
-        self._imports = recipe is not None
+        self._server, self._imports = server, recipe is not None
 
     def _say(self, reason: str) -> None:
         if reason != self._said:

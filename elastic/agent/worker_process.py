@@ -72,7 +72,7 @@ class ForkServerClient:
             with stop_signals.blocked():
                 self._server = start(theirs, self._output)
         except OSError as error:
-            raise CannotStart(f"no process can be started for the workers ({error})") from error
+            raise CannotStart(f"no process can be started ({error})") from error
         finally:
             theirs.close()
 

@@ -75,7 +75,8 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
 
     Raises NoHardLinks, or OSError.
     """
-    with _written(path, data, fsync=fsync, draft=draft) as written:
+    with _draft(path, draft) as written:
+        _write(written, data, fsync=fsync)
         try:
             os.link(written, path)
         except FileExistsError:
@@ -105,7 +106,8 @@ def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = 
     It is always a new file: a process that has the old one open can no longer change what the name
     stands for. `draft` and fsync are those of `create_whole`.
     """
-    with _written(path, data, fsync=fsync, draft=draft) as written:
+    with _draft(path, draft) as written:
+        _write(written, data, fsync=fsync)
         written.replace(path)
     if fsync:
         sync_folder(path.parent)
@@ -116,38 +118,16 @@ def new_file(path: Path, *, replaces: bool) -> Iterator[BinaryIO]:
     """A file to write, which gets the name once the context ends without an error, and is durable.
 
     replaces: in place of what had the name. Otherwise FileExistsError is raised where it is taken
-    by then. A crash may leave a draft beside it. Raises OSError.
+    by then. A crash may leave a draft beside it, or an empty file. Raises OSError.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with _draft(path) as draft:
         with draft.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if replaces:
-            draft.replace(path)
-        else:
-            _rename_new(draft, path)
+        path.touch(exist_ok=replaces)  # by this the name is ours, on any file system
+        draft.replace(path)
         sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _rename_new(draft: Path, path: Path) -> None:
-    """Raises FileExistsError. Where there are no hard links, another process may create the file
-    between the look and the rename.
-    """
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        if not _are_one_file(draft, path):  # as in create_whole
-            raise
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-        draft.rename(path)
 
 
 def overwrite(path: Path, data: bytes) -> None:
@@ -178,12 +158,9 @@ def link_over(source: Path, path: Path) -> None:
 
     It survives a power cut.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with _draft(path) as draft:
         os.link(source, draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)  # a rename to another name of the same file does nothing
+        draft.replace(path)  # which does nothing where both are names of one file
     sync_folder(path.parent)
 
 
@@ -234,19 +211,22 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
+def _write(draft: Path, data: bytes, *, fsync: bool) -> None:
+    with draft.open("xb", buffering=0) as file:
+        write_all(file.fileno(), data)
+        if fsync:
+            os.fsync(file.fileno())
+
+
 @contextmanager
-def _written(path: Path, data: bytes, *, fsync: bool, draft: Path | None) -> Iterator[Path]:
-    """A draft of `path` beside it, which is gone afterwards."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if draft is None else draft
+def _draft(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """A name beside `path`, which is free, and is again afterwards."""
+    draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # Another user who may write to the folder could put a link under the draft's name if that can
     # be guessed. The link itself is removed, and an exclusive open does not follow a link that
     # comes in the very next moment.
     draft.unlink(missing_ok=True)
     try:
-        with draft.open("xb", buffering=0) as file:
-            write_all(file.fileno(), data)
-            if fsync:
-                os.fsync(file.fileno())
         yield draft
     finally:
         draft.unlink(missing_ok=True)

@@ -378,7 +378,7 @@ def test_a_node_that_can_start_no_process_tries_again_later(node, monkeypatch):
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     reported = [line.partition(" (")[0] for line in node.reported if "spawned" not in line]
     died = "the fork server died; another one is started"
-    assert reported == [died, "no process can be started for the workers", died]
+    assert reported == [died, "no process can be started", died]
 
 
 def no_process(*_words, **_options):

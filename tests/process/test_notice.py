@@ -48,7 +48,7 @@ def test_a_notice_of_a_cloud_drains_and_the_same_command_resumes(drill, undistur
         drill.shut(10)
         agent = drill.start("--notice", "aws", env=where)
         drill.stands(10, ranks=1)
-        drill.waits_for(lambda: "answers now" in agent.output, "an answer without a notice")
+        drill.waits_for(lambda: "HTTP 503" in agent.output and len(server.requests) > 2, "another request")
         assert drill.events("drain_requested") == []
         server.take_away()
         asked = drill.happens("drain_requested")

@@ -70,17 +70,8 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeyp
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_new_file_appears_once_it_is_whole_and_takes_no_name_that_is_taken(
-    tmp_path, monkeypatch, has_links
-):
-    """Also on a file system without hard links. Another process creates the file meanwhile."""
-    if not has_links:
-
-        def link(*_paths, **_options):
-            raise OSError(errno.EPERM, "no hard links")
-
-        monkeypatch.setattr(os, "link", link)
+def test_a_new_file_appears_once_it_is_whole_and_takes_no_name_that_is_taken(tmp_path):
+    """Another process creates the file meanwhile."""
     path = tmp_path / "file"
     with new_file(path, replaces=False) as file:
         file.write(b"first")
