@@ -1,51 +1,128 @@
 """A node's changes get into the group by compare-and-set, alone or with those of other nodes.
 
+If a thousand nodes wrote themselves into the group at once, each version would have one winner, and
+all others would try again: half a million tries, each with the whole group in it. So a node of a
+wide group leaves a short request beside the group first and pauses for a random time. If its change
+is not in the group by then, the node writes it, and with it, in one version, those of all requests
+that it finds, by the transitions as they are. No node has a part of its own in this, so none is
+missed when it dies. (The idea is that of flat combining: Hendler, Incze, Shavit and Tzafrir, 2010.)
+A request names the group and generation that it is about, so that it is void in the next.
+
 It does not promise that a change is made once: one whose outcome is unknown is tried again, and
 transitions are such that this does no harm.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from enum import Enum
+from zlib import crc32
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, OrdersByGeneration
-from elastic.rendezvous.combiner import Combiner
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, OrdersByGeneration
 from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.membership import GroupPolicy, width
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.requests import Request, Verb, settings_digest
 from elastic.system.clock import Clock
+from elastic.system.untrusted import encode, fits, parse_number
 
-REQUEST_POLL_S = 0.02
 CHANGE_TRIES = 200
 # After a lost compare-and-set a node waits up to this at random, and twice as long after each
 # further one: of many nodes that write at once, few then try at the same time.
 BACKOFF_S = 0.002
 LONGEST_BACKOFF_S = 0.5
+# After a request a node waits at random, up to this for each node of the group: of all that want
+# something at one moment a few write.
+CALL_S = 0.001  # what a call is taken to last at least
+CALLS_PER_NODE = 0.2
+# Where the policy's limit stands for a number that is not known, no few nodes wait for long.
+LONGEST_WAIT_S = 1.0
+LONGEST_OF_KEEP_ALIVE = 0.5
+
+
+class Verb(Enum):
+    JOIN = "join"
+    DONE = "done"
+    WITHDRAW = "withdraw"  # other members have the node's newest state
+
+
+def request_text(verb: Verb, group: Group, node: Node) -> str:
+    """Short, because some backends keep it in the name of a file."""
+    return f"{verb.value} {_about(group)} {node.nproc} {node.port} {node.address}"
+
+
+def _about(group: Group) -> str:
+    """A request is void in another generation, and once nodes with other settings have taken the
+    group over: they keep the number of its generation.
+    """
+    return f"{group.generation}.{crc32(repr(group.settings).encode()):08x}"
+
+
+def granted(
+    group: Group, requests: Mapping[str, str], *, dead: AbstractSet[str], is_member: bool = True
+) -> Group:
+    """The group with what live nodes request of its generation, by node id.
+
+    Those of one moment come in the order of their names, which gives neighbours neighbouring ranks.
+    is_member: whether the writer is one. A newcomer takes members for alive that it has just begun
+    to watch, and a node that withdraws would leave its state to them. Of a member's belief it may
+    be sure of one: the member that writes is alive.
+    """
+    about = _about(group)
+    for name, text in sorted(requests.items()):
+        match None if name in dead else _parsed(name, text, about):
+            case [Verb.JOIN, node]:
+                group = transitions.join(group, node)
+            case [Verb.DONE, _]:
+                group = transitions.done(group, generation=group.generation, node_id=name)
+            case [Verb.WITHDRAW, _] if is_member:
+                group = transitions.withdraw(group, name, alive=group.member_ids - dead, is_shared=True)
+            case _:
+                pass
+    return group
+
+
+def _parsed(name: str, text: str, about: str) -> tuple[Verb, Node] | None:
+    """None for another group, and for anything but a request: any process can write there."""
+    match text.split(" ", 4):
+        case [word, found, nproc_text, port_text, address] if found == about:
+            nproc, port = parse_number(nproc_text), parse_number(port_text)
+            verb = next((each for each in Verb if each.value == word), None)
+        case _:
+            return None
+    if verb is None or nproc is None or port is None:
+        return None
+    node = Node(id=name, address=address, nproc=nproc, port=port)
+    # With another one in the group, no node could read the group.
+    return (verb, node) if fits(encode(node), Node) else None
 
 
 class GroupWriter:
+    """pause_s: how long to wait before the next poll, drawn at random, so that the nodes of a group
+    do not write at the same moment.
+    """
+
     def __init__(
-        self, backend: Backend, me: Node, observer: GroupObserver, combiner: Combiner, *, clock: Clock
+        self,
+        backend: Backend,
+        me: Node,
+        policy: GroupPolicy,
+        observer: GroupObserver,
+        *,
+        keep_alive_s: float,
+        clock: Clock,
     ) -> None:
+        self.pause_s = 0.0
         self._backend = backend
         self._me = me
+        self._policy = policy
         self._observer = observer
-        self._combiner = combiner
+        self._longest_s = min(LONGEST_WAIT_S, keep_alive_s * LONGEST_OF_KEEP_ALIVE)
         self._clock = clock
         self._lost_tries = 0  # of compare-and-set, in a row
-        self._is_unfenced = False  # a node that has read the request to join may be about to write
-
-    @property
-    def backoff_s(self) -> float:
-        """How long to wait before the next try, drawn at random; 0 unless the last one was lost."""
-        if not self._lost_tries:
-            return 0.0
-        return min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) * random.random()  # noqa: S311
-
-    @property
-    def wait_s(self) -> float:
-        """How long until this node is to write what others may write for it; may be infinite."""
-        return self._combiner.wait_s
+        self._request = ""  # what this node has left, or may have left
+        self._may_be_written = False  # a node that has read it may be about to write
 
     def set(self, version: int | None, group: Group) -> bool:
         """Make `group` the successor of `version` unless another node was faster."""
@@ -54,94 +131,109 @@ class GroupWriter:
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
             self._observer.keep(group)
-        else:
-            self._combiner.has_lost()
         self._lost_tries = 0 if is_set else self._lost_tries + 1
+        longest_s = min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) if self._lost_tries else 0.0
+        self.pause_s = longest_s * random.random()  # noqa: S311
         return is_set
 
     def evict(self, version: int | None, group: Group, *, step: int = 0) -> Group | None:
-        """Try to remove the dead nodes; where nodes combine their writes, at a random time, so that
-        a few do. None before that, and if another node was faster.
-        """
-        is_combined = self._combiner.is_for(group)
-        if is_combined and not self._combiner.is_due(group):
-            return None
+        """Try to remove the dead nodes; None if another node was faster."""
         evicted = transitions.evict(group, alive=self._observer.alive, step=step)
-        if is_combined:
-            self._combiner.take_back_of_dead()
+        with suppress(BackendFailed):
+            # The next writer may be new here, and would put them into the group again.
+            for name in self._observer.dead & self._requests(group).keys():
+                self._combined.request(name, "")
         return evicted if self.set(version, evicted) else None
 
-    def has_failed(self) -> None:
-        """The backend does not answer: the wait begins again once it does."""
-        self._combiner.has_lost()
-
-    def take_back(self) -> None:
-        """What this node waited for has happened, or is not wanted any more."""
-        self._combiner.take_back()
-
-    def join(self, version: int | None, group: Group) -> bool:
-        """Try to wait for the next generation; False: another node may write that first."""
+    def join(self, version: int | None, group: Group) -> None:
+        """Try to wait for the next generation, or let another node write that for a moment."""
         # Heartbeat first, then the name: otherwise the others could see a node without a heartbeat
         # and count its silence.
-        if not self._lost_tries and not self._combiner.is_joining:
+        if not self._lost_tries and not self._request:
             self._backend.beat(self._me.id)
-        wish = self._wish(Verb.JOIN, group)
-        if self._combiner.is_for(group):
-            if not self._combiner.request(group, wish):
-                return False
-            group = self._combiner.with_all(group, wish)
-        self.set(version, wish.apply(group, dead=frozenset()))
-        return True
+        if not self._has_asked(Verb.JOIN, group):
+            self.set(version, transitions.join(self._with_others(group), self._me))
 
-    def change(self, transition: Callable[[Group], Group]) -> Group:
-        """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
+    def change(
+        self,
+        transition: Callable[[Group], Group],
+        verb_in: Callable[[Group], Verb | None] = lambda _group: None,
+    ) -> Group:
+        """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES.
+
+        verb_in: what another node may write in a group for this one.
+        """
+        # A node that has read an earlier request, as that to join, may be about to write it. It
+        # cannot any more once the version that it read is not the newest; and none that reads a
+        # later one finds it. So this node writes a version, also where it changes nothing. That is
+        # remembered where a call fails in between: the next try needs it, too.
+        self._may_be_written = self._may_be_written or bool(self._request)
+        self._cancel()
         for _ in range(CHANGE_TRIES):
             version, group = self._observer.poll()
             changed = transition(group)
-            if changed == group or self.set(version, changed):
+            is_done = changed == group and not self._may_be_written
+            verb = None if changed == group else verb_in(group)
+            if verb is not None and self._has_asked(verb, group):
+                self._clock.sleep(self.pause_s)
+                continue
+            if verb is not None:
+                changed = transition(self._with_others(group))
+            if is_done or self.set(version, changed):
+                self._may_be_written = False
+                self.take_back()
                 return changed
-            self._clock.sleep(self.backoff_s)
-        raise self._out_of_tries()
-
-    def change_by(self, verb_in: Callable[[Group], Verb], *, generation: int | None = None) -> Group:
-        """As `change`, for what another node may write where nodes combine their writes.
-
-        verb_in: the wanted verb in a group, as it is then. generation: the only one in which it is
-        wanted, None for the present one.
-        """
-        # A node that has read the request to join may be about to write it. It cannot any more once
-        # the version that it read is not the newest; and none that reads a later one finds it. This
-        # is remembered where a call fails in between: the next try needs it, too.
-        if self._combiner.is_joining:
-            self._is_unfenced = True
-            self._combiner.cancel()
-        read_by_it = self._observer.poll()[0] if self._is_unfenced else None
-        lost = 0
-        while lost < CHANGE_TRIES:
-            version, group = self._observer.poll()
-            is_fenced = not self._is_unfenced or version != read_by_it
-            wish = self._wish(verb_in(group), group, generation)
-            changed = wish.apply(group, dead=self._observer.dead)
-            is_done = changed == group
-            if not is_done and self._combiner.is_for(group):
-                if not self._combiner.request(group, wish):
-                    self._clock.sleep(min(REQUEST_POLL_S, self._combiner.wait_s))
-                    continue
-                changed = self._combiner.with_all(group, wish)
-            if (is_done and is_fenced) or self.set(version, changed):
-                self._is_unfenced = False
-                self._combiner.take_back()
-                return changed
-            lost += 1
-            self._clock.sleep(self.backoff_s)
-        raise self._out_of_tries()
-
-    def _wish(self, verb: Verb, group: Group, generation: int | None = None) -> Request:
-        about = group.generation if generation is None else generation
-        digest = settings_digest(group.settings)
-        return Request(verb=verb, node=self._me, generation=about, settings=digest)
-
-    def _out_of_tries(self) -> BackendFailed:
-        return BackendFailed(
+            self._clock.sleep(self.pause_s)
+        raise BackendFailed(
             f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
         )
+
+    def take_back(self) -> None:
+        """What this node wanted is done, or not wanted any more. Tried again if it fails."""
+        with suppress(BackendFailed):
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._request:
+            self._combined.request(self._me.id, "")
+            self._request = ""
+
+    def _has_asked(self, verb: Verb, group: Group) -> bool:
+        """Whether this node has just left a request, and is to pause."""
+        text = request_text(verb, group, self._me)
+        if not self._is_wide(group) or text == self._request:
+            return False
+        began_s = self._clock.monotonic()
+        # A call that fails may have left the request all the same, to be taken back.
+        self._request = text
+        try:
+            self._combined.request(self._me.id, text)
+        except BackendFailed:
+            # A folder may have no room, or none for so long a name: then this node writes.
+            return False
+        call_s = max(CALL_S, self._clock.monotonic() - began_s)
+        spread_s = min(width(group, self._policy) * CALLS_PER_NODE * call_s, self._longest_s)
+        self.pause_s = spread_s * random.random()  # noqa: S311
+        return True
+
+    def _with_others(self, group: Group) -> Group:
+        """The group with all that is requested; without, if requests cannot be read."""
+        requests: Mapping[str, str] = {}
+        with suppress(BackendFailed):
+            requests = self._requests(group)
+        is_member = self._me.id in group.member_ids
+        requests = {**requests, self._me.id: self._request}
+        return granted(group, requests, dead=self._observer.dead, is_member=is_member)
+
+    def _requests(self, group: Group) -> Mapping[str, str]:
+        return self._combined.requests() if self._is_wide(group) else {}
+
+    def _is_wide(self, group: Group) -> bool:
+        """Whether nodes combine their writes in this group."""
+        is_able = isinstance(self._backend, CollectsRequests)
+        return is_able and width(group, self._policy) >= self._combined.combines_from
+
+    @property
+    def _combined(self) -> CollectsRequests:
+        assert isinstance(self._backend, CollectsRequests)
+        return self._backend

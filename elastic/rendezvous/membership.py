@@ -165,3 +165,11 @@ def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
     """Whether live members of the open generation have reported each other unreachable."""
     gone = excluded(group, alive=alive) if group.open else frozenset[str]()
     return bool(gone) and not gone.isdisjoint(group.member_ids)
+
+
+def width(group: Group, policy: GroupPolicy) -> int:
+    """How many nodes may want to write at once. Before the first generation of a start that is not
+    known, and the policy's limit stands for it.
+    """
+    named = len(group.members) + len(group.waiting)
+    return named if group.members else max(named, policy.max_nodes)

@@ -16,14 +16,12 @@ from functools import partial
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, observer, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.combiner import Combiner
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.group_writer import GroupWriter
+from elastic.rendezvous.group_writer import GroupWriter, Verb
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.reachability import PartitionDetector, ProbeCounters
-from elastic.rendezvous.requests import Verb, width
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
@@ -183,8 +181,9 @@ class Rendezvous:
             has_begun=min_generation > 0 if has_begun is None else has_begun,
             partition_detector=self._partition_detector,
         )
-        combiner = Combiner(backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock)
-        self._writer = GroupWriter(backend, me, self._observer, combiner, clock=clock)
+        self._writer = GroupWriter(
+            backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
+        )
         self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
         self._due_close: Callable[[Group], Group] | None = None
@@ -219,8 +218,6 @@ class Rendezvous:
                         raise GroupEnded(EXIT_COMPLETE, str(error)) from error
                     looked_s = self._clock.monotonic()
                 generation, self._is_waiting = None, True
-                # A write that is due does not shorten the pause: polls would follow each other.
-                self._writer.has_failed()
             if generation is not None:
                 return generation
             # After an action of this node its next one is often possible at once: no pause then. In
@@ -228,9 +225,9 @@ class Rendezvous:
             # training.
             if self._is_waiting:
                 soon_s = 0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S
-                self._clock.sleep(min(max(soon_s, self.poll_s), self._writer.wait_s))
+                self._clock.sleep(max(soon_s, self.poll_s))
             else:
-                self._clock.sleep(self._writer.backoff_s)
+                self._clock.sleep(self._writer.pause_s)
         raise Interrupted
 
     def poll_join(self) -> Generation | None:
@@ -268,9 +265,9 @@ class Rendezvous:
             case GroupAction.WAIT:
                 pass
             case GroupAction.JOIN:
-                self._is_waiting = not self._writer.join(version, group)
+                self._writer.join(version, group)
             case GroupAction.EVICT:
-                self._is_waiting = not self._writer.evict(version, group)
+                self._writer.evict(version, group)
             case GroupAction.FORM:
                 # A node that slept may be alone with an old state of the group: what others did
                 # since then is in the run directory.
@@ -334,7 +331,7 @@ class Rendezvous:
         not for the node that forms the next generation.
         """
         group = self._observer.newest
-        nodes = width(group, self._policy)
+        nodes = membership.width(group, self._policy)
         if self._observer.leads or nodes <= observer.ALL_WATCH_ALL:
             return 0.0
         return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S)
@@ -382,8 +379,15 @@ class Rendezvous:
         If no node goes on with the state, this node keeps its place until `leave`, and must save
         its state before.
         """
-        group = self._writer.change_by(
-            lambda group: Verb.WITHDRAW_SHARED if is_shared(group.generation) else Verb.WITHDRAW
+
+        def withdrawn(group: Group) -> Group:
+            alive = group.member_ids - self._observer.dead
+            return transitions.withdraw(
+                group, self._me.id, alive=alive, is_shared=is_shared(group.generation)
+            )
+
+        group = self._writer.change(
+            withdrawn, lambda group: Verb.WITHDRAW if is_shared(group.generation) else None
         )
         keeps_place = self._me.id in group.member_ids
         return Withdrawal(
@@ -393,11 +397,12 @@ class Rendezvous:
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
-        return self._writer.change_by(lambda _group: Verb.LEAVE)
+        return self._writer.change(lambda group: transitions.leave(group, self._me.id))
 
     def done(self) -> Group:
         """All workers of this node finished; the last member to report it completes the run."""
-        return self._writer.change_by(lambda _group: Verb.DONE, generation=self._entered)
+        done = partial(transitions.done, generation=self._entered, node_id=self._me.id)
+        return self._writer.change(done, lambda _group: Verb.DONE)
 
     def report_commit(self, step: int) -> Group:
         """A checkpoint of this step is committed, whichever generation it was saved in."""

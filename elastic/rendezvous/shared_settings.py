@@ -30,12 +30,12 @@ class RunKey:
 
     run_id: equal for two runs that are begun with the same command; empty for a script without the
     library. uid: random, of the run directory; empty where there is none, as under torchrun. title:
-    for messages only.
+    for messages only. The text of a value has the fields that are compared.
     """
 
     run_id: Name = ""
     uid: Name = ""
-    title: Name = field(default="", compare=False)
+    title: Name = field(default="", compare=False, repr=False)
 
 
 ANY_RUN = RunKey()
@@ -46,7 +46,7 @@ class SharedSettings:
     """place: the token of the record by which this group meets (meeting_place.py); not compared."""
 
     run: RunKey
-    place: Name = field(default="", compare=False)
+    place: Name = field(default="", compare=False, repr=False)
     min_nodes: Annotated[int, bounds(lowest=1, below=10**9)]
     max_nodes: Count
     keep_alive_s: _Seconds

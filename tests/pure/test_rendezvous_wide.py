@@ -1,27 +1,33 @@
-"""Wide groups: who watches whom, how nodes combine their writes, and a twin of which each node
-watches all others and writes for itself.
+"""Wide groups: who watches whom, and how nodes combine their writes; requests that come late, of
+nodes that died or left, that cannot be read, or get lost. In a twin each node watches all others
+and writes for itself.
 """
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_world import POLL_S, WideBackend, World, other_settings, parsed
+from rendezvous_world import POLL_S, WideBackend, World, parsed
 
-from elastic.rendezvous import observer, requests, transitions
+from elastic.errors import StoreFailed
+from elastic.rendezvous import observer, transitions
+from elastic.rendezvous.backends.backend import BackendFailed, CollectsRequests
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
-from elastic.rendezvous.requests import Request, Verb, settings_digest
+from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.testing.fakes import FakeClock
 
 KEEP_ALIVE_S = 2.0
 POLICY = GroupPolicy(min_nodes=1, max_nodes=64, last_call_s=1.0, timeout_s=1e9)
-
-
-def node(name: str, **fields: int) -> Node:
-    return Node(id=name, address="::1", **({"nproc": 1} | fields))
 
 
 def names_of(count: int) -> list[str]:
@@ -47,92 +53,52 @@ def test_each_node_watches_few_and_is_watched_by_as_many(count: int) -> None:
     assert not any(name in watched_by(name, nodes) for name in nodes)
 
 
-def test_a_node_that_the_group_does_not_name_watches_its_place() -> None:
-    """It takes the place in the ring that it will have, and who watches whom there stays."""
-    nodes = frozenset(names_of(60))
-    assert watched_by("spare", nodes) == watched_by("spare", nodes | {"spare"})
-
-
-NONE = settings_digest(None)
+ABOUT = request_text(Verb.JOIN, Group(), Node(id="a", address="a", nproc=1)).split()[1]
 texts = st.text(alphabet="abc-.: é", min_size=1, max_size=5)
-wished = st.builds(
-    Request,
-    verb=st.sampled_from(Verb),
-    node=st.builds(Node, id=texts, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535)),
-    generation=st.integers(0, 3),
-    settings=st.sampled_from([NONE, "0badc0de"]),
-)
+nodes = st.builds(Node, id=texts, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535))
+wished = st.tuples(st.sampled_from(Verb), st.integers(0, 3), nodes)
 
 
-@given(wished, st.integers(0, 3))
-def test_a_request_reads_back_for_its_settings_and_generation_alone(
-    request: Request, generation: int
+@given(st.lists(wished, max_size=8, unique_by=lambda each: each[2].id), st.sets(texts), st.booleans())
+def test_one_version_has_what_nodes_would_write_one_by_one(
+    wishes: list[tuple[Verb, int, Node]], dead: set[str], is_member: bool
 ) -> None:
-    """The group may be in another generation than the one that it was left in, or another run's."""
-    found = Request.parse(request.node.id, request.text, Group(generation=generation))
-    is_about = generation == request.generation and request.settings == NONE
-    assert found == (request if is_about else None)
-
-
-@pytest.mark.parametrize("words", [["run=2"], ["uid=2"], ["min=2"], ["max=7"], ["keep_alive=3"]], ids=str)
-def test_a_request_is_void_once_nodes_with_other_settings_have_the_group(words: list[str]) -> None:
-    """They take it over with its number of generations. A node that they refuse has requested to
-    join, and stands still while they come.
+    """The twin lets each live node make its own transition, in the order of names; what is wanted
+    of another generation is void.
     """
-    made = world(3, combines_from=2)
-    made.tick(10.0)
-    made.start("late")
-    while "late" not in made.backend.requests():
-        made.poll("late")
-    assert "late" not in made.group.waiting_ids
-    for name in list(made.machines):
-        made.kill(name)
-    made.start("stranger", other_settings(made.settings, words))
-    for name in ("z1", "z2", "z3"):
-        made.start(name, other_settings(made.settings, words))
-    made.tick(20.0)
-    assert made.group.open and made.group.member_ids == {"stranger", "z1", "z2", "z3"}
-    assert all("late" not in parsed(value).waiting_ids for value in made.backend.history())
+    members = tuple(Node(id=name, address="::1", nproc=1) for name in ("a", "b", "c"))
+    group = twin = Group(generation=1, open=True, endpoint="a:1", members=members)
+    for verb, number, node in sorted(wishes, key=lambda each: each[2].id):
+        if number != 1 or node.id in dead:
+            continue
+        if verb is Verb.JOIN:
+            twin = transitions.join(twin, node)
+        elif verb is Verb.DONE:
+            twin = transitions.done(twin, generation=1, node_id=node.id)
+        elif is_member:
+            twin = transitions.withdraw(twin, node.id, alive=twin.member_ids - dead, is_shared=True)
+    left = {
+        node.id: request_text(verb, replace(group, generation=number), node) for verb, number, node in wishes
+    }
+    written = granted(group, left, dead=dead, is_member=is_member)
+    assert written == twin
+    assert granted(written, left, dead=dead, is_member=is_member) == written, "to ask twice is to ask once"
 
 
 @given(st.text(max_size=20) | st.lists(st.text(max_size=4), max_size=8).map(" ".join))
-def test_a_text_that_is_no_request_is_none(text: str) -> None:
-    """Anyone can write there."""
-    assert Request.parse("a", text, Group()) is None
-    for hostile in (
-        f"join 0 {NONE} -1 0 a",
-        f"join 0 {NONE} 1 {10**19} a",
-        f"end 0 {NONE} 1 0 a",
-        f"join 0 {NONE} 1 0",
-        f"join 0 {NONE} 1 65536 a",
-        f"join 0 {NONE} 1 0 a\tb",
-    ):
-        assert Request.parse("a", hostile, Group()) is None
-
-
-@given(st.lists(wished, max_size=8, unique_by=lambda each: each.node.id), st.sets(texts))
-def test_one_version_has_what_the_nodes_would_have_written_one_by_one(
-    wishes: list[Request], dead: set[str]
-) -> None:
-    """The twin lets each live node make its own transition, in the order of names."""
-    group = Group(generation=1, members=tuple(node(name) for name in ("a", "b", "c")))
-    twin = group
-    for wish in sorted(wishes, key=lambda each: each.node.id):
-        name = wish.node.id
-        if wish.generation != 1 or wish.settings != NONE or name in dead:
-            continue
-        if wish.verb is Verb.JOIN:
-            twin = transitions.join(twin, wish.node)
-        elif wish.verb is Verb.DONE:
-            twin = transitions.done(twin, generation=1, node_id=name)
-        elif wish.verb is Verb.LEAVE:
-            twin = transitions.leave(twin, name)
-        else:
-            shared = wish.verb is Verb.WITHDRAW_SHARED
-            twin = transitions.withdraw(twin, name, alive=twin.member_ids - dead, is_shared=shared)
-    written = requests.apply_all(group, wishes, dead=dead)
-    assert written == twin
-    assert requests.apply_all(written, wishes, dead=dead) == written, "to ask twice is to ask once"
+def test_a_text_that_is_no_request_is_void(text: str) -> None:
+    """Any process can write there."""
+    assert granted(Group(), {"a": f"join {ABOUT} 1 0 a"}, dead=set()).waiting
+    hostile = (
+        "join 0 -1 0 a",
+        f"join 0 1 {10**19} a",
+        "end 0 1 0 a",
+        "join 0 1 0",
+        "join 0 1 65536 a",
+        "join 0 1 0 a\tb",
+    )
+    for each in (text, *(line.replace(" 0", f" {ABOUT}", 1) for line in hostile)):
+        assert granted(Group(), {"a": each}, dead=set()) == Group()
 
 
 def world(count: int, combines_from: int = 17) -> World:
@@ -172,12 +138,9 @@ def watched_place(order: list[str], at: int) -> list[str]:
 
 LOSSES: dict[str, Callable[[list[str]], list[str]]] = {
     "one": lambda order: [order[17]],
-    "the first": lambda order: [order[0]],
     "the first tenth": lambda order: order[:5],
-    "a tenth in the middle": lambda order: order[20:25],
     "one with all that watch it": lambda order: watched_place(order, 9),
     "the first with all that watch it": lambda order: watched_place(order, 0),
-    "half": lambda order: order[::2],
     "all but one": lambda order: [*order[:29], *order[30:]],
 }
 
@@ -207,45 +170,197 @@ def test_a_wide_group_loses_nodes_as_its_twin_does(loss: str, monkeypatch: pytes
     assert times[0] <= times[1] + KEEP_ALIVE_S
 
 
-@given(st.integers(0, 2**32), st.sampled_from([20, 35, 50]))
-@settings(max_examples=4)
-def test_a_wide_group_survives_a_random_storm(seed: int, count: int) -> None:
-    """Nodes die, come and leave, writers die in the middle of a write, answers are lost, listings
-    are old. Then it is calm: all that live are in one generation, and numbers only grew.
+class FaultyBackend(WideBackend):
+    """reads: requests can be read. loses_answers: a request is left, and the node learns that it
+    was not.
     """
-    random.seed(seed)
-    made = world(count)
-    backend = made.backend
-    assert isinstance(backend, WideBackend)
-    started = count
-    for _ in range(12):
-        event = random.choice(["kill", "ring", "start", "leave", "dies", "lost", "old", "fail", "calm"])
-        live = [name for name, m in made.running.items() if not m.is_leaving]
-        inside = [name for name in live if made.machines[name].generation is not None]
-        if event == "kill":
-            for name in random.sample(live, min(max(0, len(live) - 1), random.choice([1, 2, count // 10]))):
-                made.kill(name)
-        elif event == "ring" and len(live) > 2 * WATCHED:
-            for name in watched_place(live, 0):
-                made.machines.pop(name, None)
-        elif event == "start" and len(live) < POLICY.max_nodes:
-            started += 1
-            made.start(f"x{started}")
-        elif event == "leave" and len(live) > 1:
-            made.leave(live[-1])
-        elif event == "fail" and inside:
-            made.fail(inside[0], step=1)
-        elif event == "dies":
-            backend.dies = random.choice(["before", "after"])
-        elif event == "lost":
-            backend.lost_answers = 2
-        elif event == "old":
-            backend.old_requests = backend.requests()
-        made.tick(random.choice([POLL_S, 1.0, 3.0]))
-    backend.dies, backend.lost_answers, backend.old_requests = "", 0, None
-    if not made.running:
-        return
-    made.tick(8 * KEEP_ALIVE_S + transitions.restart_pause_s(made.group))
-    assert made.group.open and made.group.member_ids == set(made.running)
-    numbers = [Group.parse(value).generation for value in backend.history()]
-    assert numbers == sorted(numbers)
+
+    reads, loses_answers = True, False
+
+    def request(self, node_id: str, text: str) -> None:
+        super().request(node_id, text)
+        if self.loses_answers and text:
+            raise BackendFailed("no answer")
+
+    def requests(self) -> dict[str, str]:
+        if not self.reads:
+            raise BackendFailed("the folder of requests cannot be read")
+        return super().requests()
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[World, FaultyBackend]]:
+    """Makes groups in which three nodes are many, and each watches one."""
+    monkeypatch.setattr(observer, "ALL_WATCH_ALL", 2)
+    monkeypatch.setattr(observer, "WATCHED", 1)
+
+    def made(names: str, min_nodes: int = 1) -> tuple[World, FaultyBackend]:
+        backend = FaultyBackend()
+        policy = GroupPolicy(min_nodes=min_nodes, max_nodes=8, last_call_s=1.0, timeout_s=60.0)
+        few_nodes = World(policy=policy, keep_alive_s=KEEP_ALIVE_S, backend=backend)
+        for name in names:
+            few_nodes.start(name)
+        return few_nodes, backend
+
+    return made
+
+
+Few = Callable[..., tuple[World, FaultyBackend]]
+
+
+def wish(made: World, name: str, verb: Verb) -> str:
+    """What this node would request of the group as it is now."""
+    return request_text(verb, made.group, Node(id=name, address=name, nproc=1, port=1))
+
+
+def test_nodes_that_cannot_read_requests_write_for_themselves(few: Few) -> None:
+    """All else works, as with a folder of requests that belongs to another user."""
+    made, backend = few("abcde")
+    backend.reads = False
+    made.tick(10.0)
+    assert made.group.member_ids == set("abcde") and made.group.open
+    made.leave("c")
+    assert "c" not in made.group.member_ids
+
+
+def test_a_request_whose_answer_was_lost_is_taken_back(few: Few) -> None:
+    """The call fails and has left the request all the same."""
+    made, backend = few("abc")
+    backend.loses_answers = True
+    made.tick(10.0)
+    assert made.group.open and len(made.group.members) == 3
+    assert backend.requests() == {}
+
+
+def test_a_newcomer_lets_no_node_go_that_may_be_the_last(few: Few) -> None:
+    """All members but one are dead. It asks to leave its state to them, before it knows, and a node
+    that has just come, to which all are alive, writes for others.
+    """
+    made, backend = few("abcd")
+    made.tick(10.0)
+    for name in ("b", "c", "d"):
+        made.kill(name)
+    backend.request("a", wish(made, "a", Verb.WITHDRAW))
+    made.machines["a"].is_frozen = True
+    made.start("new")
+    while "new" not in made.group.waiting_ids:
+        made.clock.sleep(0.01)
+        made.poll("new")
+    assert made.group.open and "a" in made.group.member_ids
+
+
+def test_the_request_of_a_dead_node_brings_it_back_once(few: Few) -> None:
+    """It died when it had asked to join. The group waits for more nodes, and they come one by one:
+    each is new, and knows nothing of that death.
+    """
+    made, backend = few("abc", min_nodes=9)
+    made.tick(4.0)
+    backend.request("dead", wish(made, "dead", Verb.JOIN))
+    for name in ("d", "e", "f"):
+        made.start(name)
+        made.tick(5 * KEEP_ALIVE_S)
+        assert "dead" not in made.group.waiting_ids
+    there = ["dead" in parsed(value).waiting_ids for value in backend.history()]
+    assert sum(now and not before for before, now in pairwise(there)) == 1
+    assert backend.requests() == {}
+
+
+def fails_once(calls: list[int]) -> bool:
+    calls.append(1)
+    return len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", ["dir", "object store"])
+def test_a_request_whose_removal_failed_is_removed_by_the_next_try(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was forgotten, it named a node that had left, for all writers to find."""
+    calls: list[int] = []
+    ours: CollectsRequests
+    if kind == "dir":
+        ours = DirectoryBackend(tmp_path)
+        unlink = Path.unlink
+
+        def fail_unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.parent.name == "requests" and fails_once(calls):
+                raise OSError(5, "Input/output error")
+            unlink(path, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", fail_unlink)
+    else:
+        store = ObjectStoreBackend("memory://combined-writes")
+        delete = store._objects.delete
+
+        def fail_delete(name: str) -> None:
+            if fails_once(calls):
+                raise StoreFailed("503")
+            delete(name)
+
+        monkeypatch.setattr(store._objects, "delete", fail_delete)
+        ours = store
+    ours.request("a", "join")
+    with pytest.raises(BackendFailed):
+        ours.request("a", "")
+    ours.request("a", "")
+    assert ours.requests() == {}
+
+
+@pytest.mark.parametrize("kind", ["dir", "object store"])
+def test_a_live_node_removes_what_a_dead_one_has_requested(kind: str, tmp_path: Path) -> None:
+    """Nobody else would, and a writer that does not know of the death would find it."""
+    made: list[CollectsRequests] = [
+        DirectoryBackend(tmp_path) if kind == "dir" else ObjectStoreBackend("memory://of-the-dead")
+        for _ in range(2)
+    ]
+    made[0].request("de,ad [1]", "join")
+    made[0].request("de", "join")
+    made[1].request("de,ad [1]", "")
+    assert made[1].requests() == {"de": "join"}
+
+
+@pytest.mark.parametrize("what", ["done", "leave"])
+def test_nodes_whose_requests_are_too_long_for_a_file_go_on(what: str, tmp_path: Path) -> None:
+    """An address may be as long as a name of the domain name system, and with the rest of a request
+    too long for the name of a file.
+    """
+    clock = FakeClock()
+    policy = GroupPolicy(min_nodes=2, max_nodes=17, last_call_s=0.0, timeout_s=600.0)
+    made = [
+        Rendezvous(
+            DirectoryBackend(tmp_path, clock),
+            Node(id=f"n{number}", address="l" * 250, nproc=1),
+            policy,
+            keep_alive_s=KEEP_ALIVE_S,
+            clock=clock,
+            open_endpoint=lambda: "h:1",
+        )
+        for number in range(2)
+    ]
+    left = list(made)
+    for _ in range(1000):
+        clock.sleep(0.1)
+        for number, each in enumerate(made):
+            each._backend.beat(f"n{number}")
+        left = [each for each in left if each.poll_join() is None]
+        if not left:
+            break
+    if what == "leave":
+        assert made[1].leave().member_ids == {"n0"}
+    else:
+        assert [each.done().ended is not None for each in made] == [False, True]
+
+
+def test_a_request_in_a_folder_of_another_user_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be neither left nor removed there."""
+    ours = DirectoryBackend(tmp_path)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(BackendFailed):
+        ours.request("a", "join")
+    ours.request("a", "")
