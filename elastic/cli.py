@@ -9,15 +9,23 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from elastic.commands import command_parser, run_command, usage_of
 from elastic.config import environment, interpreter
-from elastic.config.option_variables import in_force, misspelt, values_of
-from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, training_parser
+from elastic.config.options import (
+    FLAGS,
+    OPTIONS_HELP,
+    VARIABLES,
+    asks_for,
+    parse,
+    split_recipe_args,
+    training_parser,
+    values_of,
+)
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
 from elastic.system.leave_deadline import LeavePage
@@ -147,10 +155,11 @@ def _version() -> str:
 def _train(words: list[str], commands: Iterable[str]) -> int:
     if (check := environment.read().check) is not None:
         die_with_parent(check.pid)
-    variables = {name: value for name, value in environment.variables_of_options().items() if value}
-    values = values_of(variables)
-    with _named(variables):
-        options = parse(words, values)
+    values = values_of(environment.variables())
+    flags = {word.partition("=")[0] for word in split_recipe_args(words)[0]}
+    if in_force := [f"{FLAGS[name]} by {VARIABLES[name]}" for name in values if FLAGS[name] not in flags]:
+        print(f"the environment sets {', '.join(in_force)}", flush=True)
+    options = parse(words, values)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
         raise UsageError(
             f"expected a recipe file or one of the commands {', '.join(commands)}, found {options.recipe!r}, which is not a file"
@@ -159,7 +168,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         supervisor.supervise(page, options.drain_signals)
-    _tell_of_variables(options, variables)
+    environment.drop_variables_of_options()
     from elastic.agent import preflight
     from elastic.agent.spawner import Spawner
     from elastic.report.monitors import check_monitoring, open_monitors
@@ -167,9 +176,8 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
     imports_library = preflight.imports_library(recipe)
-    with _named(variables):
-        preflight.check_command(options)
-        check_monitoring(options)
+    preflight.check_command(options)
+    check_monitoring(options)
     interpreter.pin_threads()
     interpreter.set_up_malloc()
     if said := interpreter.fix_hashing():
@@ -185,26 +193,6 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
             code = launch(options, spawner, monitor, page)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
     return code
-
-
-def _tell_of_variables(options: Options, variables: dict[str, str]) -> None:
-    """And take them out of the environment: a recipe may start another command."""
-    if named := in_force(options, values_of(variables)):
-        print(f"the environment sets {named}", flush=True)
-    for sentence in misspelt(environment.variables(), environment.NO_OPTIONS):
-        print(printable(sentence), flush=True)
-    environment.drop_variables_of_options()
-
-
-@contextlib.contextmanager
-def _named(variables: dict[str, str]) -> Iterator[None]:
-    """A mistake may be what one of them says, alone or beside the other options."""
-    try:
-        yield
-    except UsageError as error:
-        if not variables:
-            raise
-        raise UsageError(f"{error} (the environment has {', '.join(variables)})") from error
 
 
 if __name__ == "__main__":

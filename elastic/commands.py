@@ -18,7 +18,6 @@ from elastic.config import environment
 from elastic.config.listen_address import ListenAddress
 from elastic.config.options import (
     CheckOptions,
-    Inspection,
     WordParser,
     listen_address,
     split_recipe_args,
@@ -145,7 +144,7 @@ def _inspect(command: str, words: _Words, *runs: str) -> int:
     from elastic.report.commands import inspect
 
     with _looking():
-        return inspect(Inspection(command=command, runs=runs, as_json=words.json, html=words.html))
+        return inspect(command, *runs, as_json=words.json, html=words.html)
 
 
 def watch(words: _Words) -> int:

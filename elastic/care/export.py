@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 from elastic.checkpoint.find_parent import find
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
-from elastic.config.output_file import refuse_own
 from elastic.config.parent import Origin, Parent
+from elastic.config.run_dir import refuse_own
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header

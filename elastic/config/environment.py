@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from elastic.config.durations import Every
-from elastic.config.option_variables import VARIABLES
-from elastic.config.options import Options
+from elastic.config.options import VARIABLES, Options
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
@@ -31,7 +30,6 @@ AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
 CHECK = "ELASTIC_CHECK"
 STORE = "ELASTIC_STORE"
-NO_OPTIONS = frozenset({AGENT, PREFLIGHT, CHECK, STORE})
 RUN_DIR = "ELASTIC_RUN_DIR"
 FROM = "ELASTIC_FROM"
 SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
@@ -168,15 +166,10 @@ def store_variable(descriptor: int | None) -> dict[str, str]:
     return {} if descriptor is None else {STORE: str(descriptor)}
 
 
-def variables_of_options() -> dict[str, str]:
-    """Those that stand for options of the training command."""
-    return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
-
-
 def drop_variables_of_options() -> None:
     """Once they are read: a process that this one starts must not take them for its own options."""
-    for name in variables_of_options():
-        del os.environ[name]
+    for name in VARIABLES.values():
+        os.environ.pop(name, None)
 
 
 def variables() -> dict[str, str]:

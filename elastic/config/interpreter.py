@@ -4,21 +4,12 @@ Threads, string hashing and malloc: this process's children inherit these settin
 """
 
 import os
-from pathlib import Path
 
 from elastic.errors import UsageError
 
-LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-HUGETLB = "glibc.malloc.hugetlb=1"
-# Memory that is freed at the end of the heap stays the process's, up to 256 MiB, and arrays up to
-# 32 MiB lie in the heap: as far as glibc moves its own threshold, which these settings fix.
-KEEP_FREED = "glibc.malloc.mmap_threshold=33554432", "glibc.malloc.trim_threshold=268435456"
-MALLOC = ":".join((HUGETLB, *KEEP_FREED))
-# The older variables that set the same, which glibc passes over where GLIBC_TUNABLES has it.
-_OLDER = {
-    "glibc.malloc.mmap_threshold": "MALLOC_MMAP_THRESHOLD_",
-    "glibc.malloc.trim_threshold": "MALLOC_TRIM_THRESHOLD_",
-}
+# Large pages; and memory that is freed at the end of the heap stays the process's, up to 256 MiB,
+# and arrays up to 32 MiB lie in the heap: as far as glibc moves its own thresholds.
+MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 HASH_SEED = "PYTHONHASHSEED"
 
 
@@ -54,32 +45,14 @@ def fix_hashing() -> str:
 
 
 def set_up_malloc() -> None:
-    """Have malloc keep freed memory, in large pages.
+    """Have malloc keep freed memory, in large pages, unless the environment says how it works.
 
     A step frees what the next one allocates. By itself malloc gives the end of the heap back in
     between, and the kernel zeroes its pages anew: a step of ResNet-18 took 7 % longer. A large
     page costs one page fault in place of 512: a worker's first step is a quarter faster, and later
-    steps a tenth. glibc reads GLIBC_TUNABLES only when a process starts; before 2.35 it does not
-    know the large pages. Nothing happens with another C library. What the variable sets, stays,
-    and so does what MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ set.
+    steps a tenth. glibc reads GLIBC_TUNABLES only when a process starts, asks the kernel itself
+    whether there are large pages, and passes over names that it does not know; other C libraries
+    read none of it.
     """
-    tunables = [*filter(None, os.environ.get("GLIBC_TUNABLES", "").split(":"))]
-    known = {each.partition("=")[0] for each in tunables}
-    known |= {name for name, older in _OLDER.items() if older in os.environ}
-    try:
-        is_glibc = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
-    except (OSError, ValueError):
-        return
-    wanted = (*_large_pages(), *KEEP_FREED) if is_glibc else ()
-    missing = [each for each in wanted if each.partition("=")[0] not in known]
-    if missing:
-        os.environ["GLIBC_TUNABLES"] = ":".join([*tunables, *missing])
-
-
-def _large_pages() -> tuple[str, ...]:
-    """Where the kernel gives them on request; elsewhere asking changes nothing."""
-    try:
-        mode = LARGE_PAGES.read_text()
-    except (OSError, ValueError):
-        return ()
-    return (HUGETLB,) if "[madvise]" in mode else ()
+    if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
+        os.environ.setdefault("GLIBC_TUNABLES", MALLOC)

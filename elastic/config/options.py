@@ -1,19 +1,22 @@
 """A command line becomes one valid value, or a UsageError: expected, found, what to do.
 
+Each option has a variable: `ELASTIC_MAX_NODES` for `--max-nodes`. An empty variable says nothing,
+as an absent one; what the command line gives counts more.
+
 Whether the recipe exists and the fault plan makes sense is checked where they are read. Nothing
 here reads files or the environment, prints or exits.
 """
+# ruff: noqa: RUF009 - each default is a field of its own
 
 import argparse
 import difflib
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import PurePath
-from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 from elastic.config.durations import Every, duration_s
 from elastic.config.listen_address import ListenAddress
@@ -22,6 +25,8 @@ from elastic.errors import UsageError
 from elastic.system import stop_signals
 
 T = TypeVar("T")
+Backend = Literal["dir", "c10d", "etcd"]
+Balance = Literal["auto", "off"]
 CloudName = Literal["aws", "gcp", "azure"]
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
@@ -133,15 +138,10 @@ def _reader(read: Callable[[str], T]) -> Callable[[str], T]:
     return named
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in words:
-            raise argparse.ArgumentTypeError(
-                f"expected {', '.join(words[:-1])} or {words[-1]}, found {text!r}"
-            )
-        return text
-
-    return read
+def _one_of(words: tuple[str, ...], text: str) -> str:
+    if text not in words:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(words[:-1])} or {words[-1]}, found {text!r}")
+    return text
 
 
 def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
@@ -154,13 +154,11 @@ def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
     return tuple(_WARNINGS[name] for name in dict.fromkeys(names))
 
 
-# The type of an option, and the function that reads its text.
-_AtLeastOne = Annotated[int, partial(whole, 1)]
-_Seconds = Annotated[float, _seconds]
 _ALWAYS = [each.name for each in stop_signals.END]
 _WARNINGS = {each.name.removeprefix("SIG"): each for each in stop_signals.WARNINGS}
 listen_address = _reader(ListenAddress.parse)
 state_of_run = _reader(Origin.parse)
+_at_least_one = partial(whole, 1)
 _save_every = partial(
     Every.parse, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto"
 )
@@ -173,7 +171,15 @@ _hang_timeout = partial(
     unit="s",
     expected="seconds above 0, a duration (60s, 10min), auto or off",
 )
-_EverySteps = Annotated[Every, _reader(_every_nth)]
+_AUTO = Every(kind="auto")
+
+
+def _option(default: Any, read: Callable[[str], object] = str, *, words: tuple[str, ...] = ()) -> Any:
+    """A field of Options. read: raises UsageError or argparse.ArgumentTypeError. words: the only
+    ones that it takes, which a shell completes.
+    """
+    read = partial(_one_of, words) if words else _reader(read)
+    return field(default=default, metadata={"read": read, "words": words or None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,43 +187,43 @@ class Options:
     """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
 
     Each field after the first two is an option: its name without the unit (and without the `_` that
-    keeps `from_` from being a keyword), its type with the function that reads it, and its default.
-    For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None leaves the choice to the agent.
+    keeps `from_` from being a keyword), its default and how it is read; a bool is a flag. For
+    `rdzv_endpoint`, `rdzv_id` and `local_addr`, None leaves the choice to the agent.
     """
 
     recipe: str
     recipe_args: tuple[str, ...] = ()
-    run_dir: str
+    run_dir: str = _option(MISSING)
     fresh: bool = False
-    from_: Annotated[Origin | None, state_of_run] = None
-    min_nodes: _AtLeastOne = 1
-    max_nodes: _AtLeastOne = 1
-    nproc_per_node: Annotated[int | Literal["auto"], _workers] = "auto"
-    rdzv_backend: Literal["dir", "c10d", "etcd"] = "dir"
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    max_restarts: Annotated[int, partial(whole, 0)] = 3
-    save_every: Annotated[Every, _reader(_save_every)] = Every(kind="auto")
-    keep: _AtLeastOne = 3
-    snapshot_every: _EverySteps = Every(kind="auto")
-    audit: _EverySteps = Every(kind="auto")
-    rehearse: _EverySteps = Every(kind="auto")
+    from_: Origin | None = _option(None, Origin.parse)
+    min_nodes: int = _option(1, _at_least_one)
+    max_nodes: int = _option(1, _at_least_one)
+    nproc_per_node: int | Literal["auto"] = _option("auto", _workers)
+    rdzv_backend: Backend = _option("dir", words=get_args(Backend))
+    rdzv_endpoint: str | None = _option(None)
+    rdzv_id: str | None = _option(None)
+    max_restarts: int = _option(3, partial(whole, 0))
+    save_every: Every = _option(_AUTO, _save_every)
+    keep: int = _option(3, _at_least_one)
+    snapshot_every: Every = _option(_AUTO, _every_nth)
+    audit: Every = _option(_AUTO, _every_nth)
+    rehearse: Every = _option(_AUTO, _every_nth)
     accept: bool = False
-    balance: Literal["auto", "off"] = "auto"
-    hang_timeout: Annotated[Every, _reader(_hang_timeout)] = Every(kind="auto")
-    grace_s: _Seconds = 30.0
-    drain_signals: Annotated[tuple[signal.Signals, ...], _drain_signals] = stop_signals.WARNINGS
-    notice: CloudName | None = None
-    notice_file: str | None = None
-    notice_command: str | None = None
-    faults: str | None = None
-    last_call_s: _Seconds = 2.0
-    join_window_s: _Seconds = 0.5
-    keep_alive_s: _Seconds = 2.0
-    rdzv_timeout_s: _Seconds = 600.0
-    local_addr: str | None = None
-    http: Annotated[ListenAddress | None, listen_address] = None
-    tensorboard: str | None = None
+    balance: Balance = _option("auto", words=get_args(Balance))
+    hang_timeout: Every = _option(_AUTO, _hang_timeout)
+    grace_s: float = _option(30.0, _seconds)
+    drain_signals: tuple[signal.Signals, ...] = _option(stop_signals.WARNINGS, _drain_signals)
+    notice: CloudName | None = _option(None, words=get_args(CloudName))
+    notice_file: str | None = _option(None)
+    notice_command: str | None = _option(None)
+    faults: str | None = _option(None)
+    last_call_s: float = _option(2.0, _seconds)
+    join_window_s: float = _option(0.5, _seconds)
+    keep_alive_s: float = _option(2.0, _seconds)
+    rdzv_timeout_s: float = _option(600.0, _seconds)
+    local_addr: str | None = _option(None)
+    http: ListenAddress | None = _option(None, ListenAddress.parse)
+    tensorboard: str | None = _option(None)
 
     @property
     def meeting_protocol(self) -> str:
@@ -236,26 +242,35 @@ FLAGS = {
     each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
     for each in fields(Options)[2:]
 }
+VARIABLES = {name: "ELASTIC_" + flag[2:].replace("-", "_").upper() for name, flag in FLAGS.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`.
+def values_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    """By field of Options, what the variables say. Raises UsageError."""
+    found = {}
+    for each in fields(Options)[2:]:
+        variable, read = VARIABLES[each.name], each.metadata.get("read", _switch)
+        if text := variables.get(variable):
+            try:
+                found[each.name] = read(text)
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(
+                    f"{variable}: {error}; correct or unset the variable, which stands for {FLAGS[each.name]}"
+                ) from None
+    return found
 
-    html: the file that gets the page of `report` or `diff`; None without `--html`.
-    """
 
-    command: str
-    runs: tuple[str, ...]
-    as_json: bool
-    html: str | None = None
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"expected 1 or 0, found {text!r}")
+    return text == "1"
 
 
 def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Options:
     """Read a training command line. Raises UsageError.
 
     Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
-    of options that the command line does not give (option_variables.py).
+    of options that the command line does not give (`values_of`).
     """
     ours, recipe_args = split_recipe_args(argv)
     found, rest = training_parser().parse_known_args(ours)
@@ -309,31 +324,13 @@ class WordParser(argparse.ArgumentParser):
 def training_parser() -> argparse.ArgumentParser:
     """A parser whose answer holds the options that were given, and no others."""
     parser = WordParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name, flag in FLAGS.items():
-        if (read := reader_of(name)) is None:
-            parser.add_argument(flag, dest=name, action="store_true")
+    for each in fields(Options)[2:]:
+        flag, of_value = FLAGS[each.name], each.metadata
+        if of_value:
+            parser.add_argument(flag, dest=each.name, type=of_value["read"], choices=of_value["words"])
         else:
-            parser.add_argument(flag, dest=name, type=read, choices=_only_words(name))
+            parser.add_argument(flag, dest=each.name, action="store_true")
     return parser
-
-
-def _only_words(name: str) -> tuple[str, ...] | None:
-    """The words that an option takes, which a shell completes; None where it takes others too."""
-    kind = get_type_hints(Options)[name]
-    parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
-    found = [each for each in parts if each is not NoneType]
-    return get_args(found[0]) if [get_origin(each) for each in found] == [Literal] else None
-
-
-def reader_of(name: str) -> Callable[[str], Any] | None:
-    """What reads the text of an option, and raises argparse.ArgumentTypeError; None for a flag."""
-    kind = get_type_hints(Options, include_extras=True)[name]
-    if kind is bool:
-        return None
-    if words := _only_words(name):
-        return _one_of(*words)
-    (read,) = getattr(kind, "__metadata__", (str,))
-    return cast("Callable[[str], Any]", read)
 
 
 def split_recipe_args(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """The folders and files at the top of a run directory have their names here.
 
-config/identity.py has that of `run.json`. Names inside a folder belong to the module that writes
+Names inside a folder belong to the module that writes
 there: checkpoint/record.py, the rendezvous backends, faults/inject.py, for events agent/launch.py,
 train/start.py and uploader/protocol.py, and for the parts of a remote run observe/upload_parts.py.
 
@@ -19,12 +19,13 @@ from typing import Any
 
 from elastic.errors import UsageError
 
+_IDENTITY = "run.json"  # of config/identity.py
 UID = "uid"  # observe/run_uid.py
 PLACE = "place"  # rendezvous/meeting_place.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
 OWN_NAMES = frozenset(
     {
-        "run.json",
+        _IDENTITY,
         UID,
         PLACE,
         "data.json",
@@ -145,3 +146,22 @@ def _is_there(path: Path) -> bool:
 
 def _name_of(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", url.replace("://", "-")).strip("-")
+
+
+def refuse_own(path: Path) -> None:
+    """Raises UsageError for a file of a command that has the name of a file of some run, also
+    through links.
+    """
+    try:
+        resolved = path.resolve()
+    except RuntimeError:  # links in a circle, which no write follows
+        return
+    for folder in resolved.parents:
+        first = resolved.relative_to(folder).parts[0]
+        # The local copies of a run at a URL, and a run of a script without the library, have `uid`
+        # alone.
+        is_run = any(_is_there(folder / name) for name in (_IDENTITY, UID))
+        if is_run and (first in OWN_NAMES or first.startswith(OWN_PREFIX)):
+            raise UsageError(
+                f"expected a FILE that is not a run's own, found {path} below {folder}, where {first} is; take another name"
+            )

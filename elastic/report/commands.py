@@ -12,7 +12,6 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
-from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
 from elastic.observe.log import read_events
@@ -35,21 +34,24 @@ from elastic.system.clock import SystemClock
 Answer = tuple[Any, Callable[[ModuleType], Any], bool]
 
 
-def inspect(inspection: Inspection) -> int:
-    """Do what the command line asks for, and return the exit code."""
-    runs = [RunDir.parse(text) for text in inspection.runs]
+def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) -> int:
+    """Do what a command line asks for that only reads runs, and return the exit code.
+
+    html: the file that gets the page of `report` or `diff`.
+    """
+    runs = [RunDir.parse(text) for text in urls]
     with ExitStack() as stack:
         try:
-            if inspection.command != "verify":  # it reads checkpoints where they are
+            if command != "verify":  # it reads checkpoints where they are
                 for run in runs:
                     check_url(run.url)
                 runs = [stack.enter_context(readable(run)) for run in runs]
-            if inspection.html is not None:
-                return _draw(inspection.html, runs)
-            found, shown, is_good = _COMMANDS[inspection.command](*runs)
+            if html is not None:
+                return _draw(html, runs)
+            found, shown, is_good = _COMMANDS[command](*runs)
         except OSError as error:
             raise unreadable(error) from error
-        if inspection.as_json:
+        if as_json:
             print(json.dumps(asdict(found), indent=2))
         else:
             from elastic.report import tables

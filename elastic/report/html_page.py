@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from elastic.config.output_file import refuse_own
+from elastic.config.run_dir import refuse_own
 from elastic.errors import UsageError
 from elastic.system.files import open_regular, replace_whole
 from elastic.system.untrusted import printable

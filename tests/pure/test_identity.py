@@ -40,13 +40,6 @@ def test_one_difference_is_named_and_changes_the_run_id(field):
     assert there.run_id != IDENTITY.run_id
 
 
-def test_all_differences_are_named_at_once():
-    """A user corrects a command once, not once for each field."""
-    with pytest.raises(UsageError) as caught:
-        check(replace(IDENTITY, **{field: value for field, (value, _) in OTHER.items()}), IDENTITY, "runs/x")
-    assert all(words in str(caught.value) for _, words in OTHER.values())
-
-
 def test_every_field_except_the_hash_of_the_recipe_is_compared():
     """A new field belongs in this table, or here if the result does not depend on it."""
     assert {field.name for field in fields(Identity)} - OTHER.keys() == {"recipe_sha256"}
@@ -66,18 +59,12 @@ def test_another_state_to_begin_from_is_another_run(other):
         check(there, ours, "runs/x")
 
 
-def test_a_parent_that_was_moved_is_the_same_parent():
-    """Nodes may have it mounted at different places."""
-    moved = replace(IDENTITY, parent=replace(PARENT, url="s3://bucket/first"))
-    assert moved.run_id == replace(IDENTITY, parent=PARENT).run_id
-    check(moved, replace(IDENTITY, parent=PARENT), "runs/x")
-
-
-def test_an_edited_recipe_is_the_same_run():
-    """Fixing a bug and resuming is the user's decision."""
-    edited = replace(IDENTITY, recipe_sha256="cd" * 32)
-    check(edited, IDENTITY, "runs/x")
-    assert edited.run_id == IDENTITY.run_id
+def test_an_edited_recipe_and_a_parent_that_was_moved_are_the_same_run():
+    """Fixing a bug and resuming is the user's decision; nodes may mount the parent elsewhere."""
+    ours = replace(IDENTITY, parent=PARENT)
+    same = replace(ours, recipe_sha256="cd" * 32, parent=replace(PARENT, url="s3://bucket/first"))
+    check(same, ours, "runs/x")
+    assert same.run_id == ours.run_id
 
 
 @given(st.lists(st.text()).map(tuple), st.integers(), st.sampled_from([None, PARENT]))
@@ -87,15 +74,7 @@ def test_an_identity_reads_back_as_it_was_written(arguments, seed, parent):
     assert parse(ours.to_json()) == ours
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"{}",
-        b'{"arguments": 5}',
-        IDENTITY.to_json()[:-20],
-        b'{"arguments": [], "more": 1}',
-    ],
-)
+@pytest.mark.parametrize("text", [b'{"arguments": [], "more": 1}', IDENTITY.to_json()[:-20]])
 def test_a_damaged_identity_is_refused_with_what_to_do(text):
     """A truncated file, another program's file: never a traceback."""
     with pytest.raises(UsageError, match=r"run\.json.*--fresh"):

@@ -7,8 +7,6 @@ import pytest
 from elastic.config import interpreter
 from elastic.errors import UsageError
 
-KEPT = ":".join(interpreter.KEEP_FREED)
-
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
@@ -35,37 +33,17 @@ def test_a_malformed_number_of_threads_is_refused(bare, value):
         interpreter.pin_threads()
 
 
-@pytest.mark.parametrize(
-    ("mode", "before", "after"),
-    [
-        ("always [madvise] never", None, f"glibc.malloc.hugetlb=1:{KEPT}"),
-        (
-            "always [madvise] never",
-            "glibc.malloc.check=3",
-            f"glibc.malloc.check=3:glibc.malloc.hugetlb=1:{KEPT}",
-        ),
-        ("always [madvise] never", "glibc.malloc.hugetlb=0", f"glibc.malloc.hugetlb=0:{KEPT}"),
-        (
-            "always [madvise] never",
-            "glibc.malloc.trim_threshold=1:glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=2",
-            None,
-        ),
-        ("[always] madvise never", None, KEPT),
-        (
-            "always madvise [never]",
-            "glibc.malloc.mmap_threshold=2",
-            f"glibc.malloc.mmap_threshold=2:{interpreter.KEEP_FREED[1]}",
-        ),
-    ],
-)
-def test_children_get_the_settings_of_malloc_that_help(bare, tmp_path, mode, before, after):
-    """A second call changes nothing."""
-    (tmp_path / "enabled").write_text(mode)
-    bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "enabled")
-    bare.setenv("GLIBC_TUNABLES", before or "")
-    for _ in range(2):
-        interpreter.set_up_malloc()
-    assert os.environ["GLIBC_TUNABLES"] == (after or before or "")
+@pytest.mark.parametrize("name", ["", "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_malloc_works_as_the_environment_says_else_with_our_settings(bare, name):
+    """glibc passes over the older variables where GLIBC_TUNABLES is set."""
+    for each in ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        bare.setenv(each, "")
+        bare.delenv(each)
+    if name:
+        bare.setenv(name, "4096")
+    interpreter.set_up_malloc()
+    expected = {"": interpreter.MALLOC, "GLIBC_TUNABLES": "4096"}.get(name)
+    assert os.environ.get("GLIBC_TUNABLES") == expected
 
 
 @pytest.mark.parametrize(
@@ -80,15 +58,3 @@ def test_all_workers_hash_strings_alike(bare, found, says):
     assert said.startswith(says) and bool(said) == bool(says)
     assert os.environ["PYTHONHASHSEED"] == "0"
     assert interpreter.fix_hashing() == ""
-
-
-@pytest.mark.parametrize("older", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_what_older_variables_of_malloc_set_stays(bare, tmp_path, older):
-    """glibc passes over such a variable where GLIBC_TUNABLES has the same setting."""
-    bare.setattr(interpreter, "LARGE_PAGES", tmp_path / "none")
-    bare.setenv("GLIBC_TUNABLES", "")
-    bare.setenv(older, "4096")
-    interpreter.set_up_malloc()
-    name = older.removeprefix("MALLOC_").strip("_").lower()
-    assert os.environ["GLIBC_TUNABLES"] in interpreter.KEEP_FREED
-    assert name not in os.environ["GLIBC_TUNABLES"]

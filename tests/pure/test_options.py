@@ -1,5 +1,6 @@
-"""A command line becomes the options that it spells, or one sentence about its mistake."""
+"""A command line and variables become the options that they spell, or one sentence."""
 
+import os
 import re
 import signal
 from dataclasses import fields
@@ -8,8 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.cli import main
+from elastic.config import environment
 from elastic.config.durations import Every
-from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse
+from elastic.config.listen_address import ListenAddress
+from elastic.config.options import (
+    FLAGS,
+    OPTIONS_HELP,
+    VARIABLES,
+    Options,
+    asks_for,
+    parse,
+    values_of,
+)
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system.stop_signals import WARNINGS
@@ -21,79 +33,115 @@ seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 auto, off = st.just(Every(kind="auto")), st.just(Every(kind="off"))
 in_steps = st.integers(1, 10**9).map(lambda n: Every(kind="steps", value=float(n)))
 in_seconds = st.integers(1, 10**6).map(lambda n: Every(kind="seconds", value=n / 1000))
+few, text = st.integers(1, 99), st.none() | words
+VALUES = {
+    "run_dir": words,
+    "fresh": st.booleans(),
+    "accept": st.booleans(),
+    "from_": st.none() | words.map(lambda word: Origin.parse(f"{word}/")),
+    "min_nodes": st.integers(1, 9),
+    "max_nodes": st.integers(9, 99),
+    "nproc_per_node": st.just("auto") | few,
+    "rdzv_backend": st.sampled_from(["dir", "c10d", "etcd"]),
+    "rdzv_endpoint": words,
+    "rdzv_id": text,
+    "max_restarts": st.integers(0, 99),
+    "save_every": auto | in_steps | in_seconds,
+    "snapshot_every": auto | off | in_steps,
+    "audit": auto | off | in_steps,
+    "rehearse": auto | off | in_steps,
+    "balance": st.sampled_from(["auto", "off"]),
+    "keep": few,
+    "hang_timeout": auto | off | in_seconds,
+    "grace_s": seconds,
+    "drain_signals": st.lists(st.sampled_from(WARNINGS), unique=True).map(tuple),
+    "notice": st.sampled_from([None, "aws", "gcp", "azure"]),
+    "notice_file": text,
+    "notice_command": text,
+    "faults": text,
+    "last_call_s": seconds,
+    "join_window_s": seconds,
+    "keep_alive_s": seconds,
+    "rdzv_timeout_s": seconds,
+    "local_addr": text,
+    "http": st.none() | st.integers(0, 65535).map(lambda port: ListenAddress(host="h", port=port)),
+    "tensorboard": text,
+}
+all_options = st.builds(
+    Options, recipe=words, recipe_args=st.lists(st.text(max_size=5), max_size=4).map(tuple), **VALUES
+)
 
 
-@st.composite
-def all_options(draw) -> Options:
-    low, high = sorted(draw(st.tuples(st.integers(1, 99), st.integers(1, 99))))
-    backend = draw(st.sampled_from(["dir", "c10d", "etcd"]))
-    return Options(
-        recipe=draw(words),
-        recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
-        run_dir=draw(words),
-        fresh=draw(st.booleans()),
-        accept=draw(st.booleans()),
-        from_=draw(st.none() | words.map(lambda word: Origin.parse(f"{word}/"))),
-        min_nodes=low,
-        max_nodes=high,
-        nproc_per_node=draw(st.one_of(st.just("auto"), st.integers(1, 64))),
-        rdzv_backend=backend,
-        rdzv_endpoint=draw(st.none() | words if backend == "dir" else words),
-        rdzv_id=draw(st.none() | words),
-        max_restarts=draw(st.integers(0, 99)),
-        save_every=draw(auto | in_steps | in_seconds),
-        snapshot_every=draw(auto | off | in_steps),
-        audit=draw(auto | off | in_steps),
-        balance=draw(st.sampled_from(["auto", "off"])),
-        keep=draw(st.integers(1, 99)),
-        hang_timeout=draw(auto | off | in_seconds),
-        grace_s=draw(seconds),
-        drain_signals=tuple(draw(st.lists(st.sampled_from(WARNINGS), unique=True))),
-        notice=draw(st.sampled_from([None, "aws", "gcp", "azure"])),
-        notice_file=draw(st.none() | words),
-        notice_command=draw(st.none() | words),
-        faults=draw(st.none() | words),
-        last_call_s=draw(seconds),
-        join_window_s=draw(seconds),
-        keep_alive_s=draw(seconds),
-        rdzv_timeout_s=draw(seconds),
-        local_addr=draw(st.none() | words),
-    )
+def written(options: Options) -> dict[str, str | None]:
+    """By field, every option that is set, as a user would type it; None for a flag."""
+    found = {}
+    for name in FLAGS:
+        value = getattr(options, name)
+        if isinstance(value, tuple):
+            value = ",".join(each.name for each in value) or "none"
+        if value is not None and value is not False:
+            found[name] = None if value is True else str(value)
+    return found
 
 
-def flag(field: str) -> str:
-    return "--" + field.removesuffix("_s").rstrip("_").replace("_", "-")
-
-
-def _text(value: object) -> str:
-    return str(value) if not isinstance(value, tuple) else ",".join(each.name for each in value) or "none"
-
-
-def written(options: Options) -> list[list[str]]:
-    """Every option that is set, as a user would type it."""
-    flags = {"--fresh": options.fresh, "--accept": options.accept}
-    parts = [[each] for each, is_set in flags.items() if is_set]
-    for field in fields(Options):
-        value = getattr(options, field.name)
-        if field.name not in ("recipe", "recipe_args", "fresh", "accept") and value is not None:
-            parts.append([flag(field.name), _text(value)])
-    return parts
-
-
-@given(all_options(), st.randoms(use_true_random=False))
-def test_options_mean_the_same_in_any_order_before_or_after_the_recipe(options, random):
-    """All options are shuffled, with the recipe at a random place among them."""
-    parts = [*written(options), [options.recipe]]
+@given(all_options, st.randoms(use_true_random=False))
+def test_options_and_variables_mean_the_same_in_any_order(options, random):
+    """Some are variables; the others are shuffled, with the recipe at a random place among them.
+    Half of the options have another variable, which counts less.
+    """
+    variables, parts = {"ELASTIC_SEARCH": "x", "ELASTIC_KEEP": ""}, [[options.recipe]]
+    for name, value in written(options).items():
+        if random.random() < 0.3:
+            variables[VARIABLES[name]] = value or "1"
+        else:
+            parts.append([FLAGS[name]] if value is None else [FLAGS[name], value])
+    if ["--grace", str(options.grace_s)] in parts:
+        variables["ELASTIC_GRACE"] = "77"
     random.shuffle(parts)
     argv = [word for part in parts for word in part] + ["--", *options.recipe_args]
 
-    assert parse(argv) == options
+    assert parse(argv, values_of(variables)) == options
 
 
-def test_the_help_names_every_option_once_and_nothing_else():
+def test_the_help_and_the_variables_name_every_option_once():
     """A field of Options that lacks its line in the help fails here, and a line without a field."""
-    named = re.findall(r"^  (--\S+)", OPTIONS_HELP, re.MULTILINE)
-    assert sorted(named) == sorted(flag(field.name) for field in fields(Options)[2:])
+    flags = [
+        "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-") for each in fields(Options)[2:]
+    ]
+    assert sorted(re.findall(r"^  (--\S+)", OPTIONS_HELP, re.MULTILINE)) == sorted(flags)
+    assert list(FLAGS.values()) == flags and FLAGS.keys() == VARIABLES.keys() == VALUES.keys()
+    assert (VARIABLES["max_nodes"], VARIABLES["grace_s"]) == ("ELASTIC_MAX_NODES", "ELASTIC_GRACE")
+    assert (VARIABLES["run_dir"], VARIABLES["from_"]) == (environment.RUN_DIR, environment.FROM)
+    others = {environment.AGENT, environment.PREFLIGHT, environment.CHECK, environment.STORE}
+    assert not others & set(VARIABLES.values())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ELASTIC_MAX_NODES", "0", "expected a whole number of at least 1, found '0'"),
+        ("ELASTIC_FROM", "@3", "expected RUN"),
+        ("ELASTIC_FRESH", "true", "expected 1 or 0, found 'true'"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_variable(variable, value, says):
+    with pytest.raises(UsageError, match=f"{variable}: {re.escape(says)}.* which stands for --"):
+        values_of({variable: value})
+
+
+def test_a_variable_that_switches_off_a_flag_says_so():
+    assert parse(["a.py"], values_of({"ELASTIC_FRESH": "0"})) == parse(["a.py"])
+
+
+def test_a_check_and_what_it_starts_see_no_variable_of_an_option(monkeypatch):
+    """It compares runs of its own, each of which it starts with the options that it wants."""
+    seen = []
+    for name in VARIABLES.values():
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("ELASTIC_OTHER", "{}")
+    monkeypatch.setattr("elastic.check.command.run_check", lambda _: seen.append(dict(os.environ)) or 0)
+    assert main(["check", "a.py"]) == 0
+    assert not set(VARIABLES.values()) & seen[0].keys() and "ELASTIC_OTHER" in seen[0]
 
 
 @given(auto | off | in_steps | in_seconds)

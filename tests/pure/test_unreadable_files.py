@@ -19,7 +19,6 @@ from elastic.agent.watchdog import dump_stacks
 from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
-from elastic.config.options import Inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import WorkerStarted
@@ -161,7 +160,7 @@ def test_a_worker_reads_what_it_can_of_the_events_and_no_command_leaves_any_out(
     assert [each.node for each in read_rare(run.events, WorkerStarted)] == ["b"]
     runs = (run.url,) * (2 if command == "diff" else 1)
     with pytest.raises(UsageError, match=r"found: .*Stale file handle: .*a\.jsonl"):
-        inspect(Inspection(command=command, runs=runs, as_json=True))
+        inspect(command, *runs, as_json=True)
 
 
 # Path.glob finds nothing where permission is denied, and raises the other one.
