@@ -15,8 +15,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Protocol, Self
 
-from commands import command
-from machines import IDLE, UNPRIVILEGED, Machine, Machines
+from machines import IDLE, UNPRIVILEGED, Machine, Machines, command
 from namespaces import pid_outside
 from supervised import remove
 

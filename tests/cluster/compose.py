@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from commands import command, docker
-from engine import NoEngine, need_package
+from containers import BASE, NODE
 from etcd_servers import etcd_program
-from evidence import evidence
-from image import BASE, NODE, ROOT, mounts
-from oracle import Evidence, Injection
+from machines import ROOT, NoEngine, command, docker, mounts, need_package
+from oracle import Evidence, Injection, evidence
 from run_storage import reached
 from scenario_runner import ScenarioFailed
 from supervised import sweep

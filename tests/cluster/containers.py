@@ -1,13 +1,36 @@
-"""Machines that are Docker containers on one bridge."""
+"""Machines that are Docker containers on one bridge; or one sentence says why none can run here.
 
+If no engine runs and this process is root, an engine is installed from the distribution's packages
+and started. It ends with the run (supervised.py); installed packages stay. An engine on another
+machine is refused, because nodes share folders of this one.
+
+The nodes' image contains nothing of the project. If no image can be pulled, the base image is made
+of the distribution's packages. It is kept under a tag of its own, and made again only if that tag
+is removed.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
+from pathlib import Path
 
-from commands import docker
-from image import ROOT, mounts
-from machines import UNPRIVILEGED, Machine, free_subnet
+from machines import ROOT, UNPRIVILEGED, Machine, NoEngine, command, docker, free_subnet, mounts, need_package
 from supervised import sweep
+
+START_S = 60.0
+BASE, NODE = "elastic-train-base", "elastic-train-node"
+PULLED = "python:3.11-slim"
+# This package depends on all libraries that any Python interpreter may load, whatever the release
+# names them.
+INCLUDE = "python3"
+KEYRINGS = Path("/usr/share/keyrings")
+WASTE = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man")
 
 
 class Containers:
@@ -87,3 +110,79 @@ class Containers:
 
     def _name(self, name: str) -> str:
         return f"elastic-{self._id}-{name}"
+
+
+def engine() -> str:
+    """The version of the engine that answers, which is started where there is none."""
+    host = os.environ.get("DOCKER_HOST", "")
+    if host and not host.startswith("unix://"):
+        raise NoEngine(
+            f"expected an engine on this machine, found DOCKER_HOST={host}; its containers could not share folders of this machine. Unset it"
+        )
+    if version := _version():
+        return version
+    need_package("dockerd", "docker.io")
+    need_package("iptables", "iptables")
+    log = Path(tempfile.gettempdir()) / "dockerd.log"
+    with log.open("wb") as out:
+        daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and daemon.poll() is None:
+        if version := _version():
+            return version
+        time.sleep(0.2)
+    printed = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+    raise NoEngine(
+        f"expected dockerd to answer within {START_S:.0f} s, found: {printed or 'nothing printed'}"
+    )
+
+
+def _version() -> str:
+    try:
+        return docker("version", "--format", "{{.Server.Version}}", check=False)
+    except RuntimeError:
+        return ""
+
+
+def node_image() -> str:
+    """The tag of an image that can run this machine's interpreter.
+
+    Builds it if it is missing. Raises NoEngine.
+    """
+    if not docker("images", "--quiet", BASE):
+        _make_base()
+    words = ("--force-rm", "--target", "node", "--build-arg", f"BASE={BASE}", "--tag", NODE)
+    docker("build", *words, str(ROOT))
+    return NODE
+
+
+def _make_base() -> None:
+    print("making a base image of the distribution's packages; about a minute, once", flush=True)
+    need_package("debootstrap", "debootstrap")
+    release = platform.freedesktop_os_release()
+    codename = release.get("VERSION_CODENAME", "stable")
+    folder = Path(tempfile.mkdtemp(prefix="elastic-base-"))
+    keyring = KEYRINGS / f"{release['ID']}-archive-keyring.gpg"
+    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDE}"]
+    words += [f"--keyring={keyring}"] if keyring.exists() else []
+    try:
+        command(*words, codename, str(folder), *_mirror(codename))
+    except RuntimeError as error:
+        raise NoEngine(
+            f"expected a base system by debootstrap, found: {str(error)[-300:]}; "
+            f"or make one by hand: docker pull {PULLED} && docker tag {PULLED} {BASE}"
+        ) from error
+    # This machine's interpreter may be mounted below /root, and nodes run as another user.
+    (folder / "root").chmod(0o755)
+    for waste in WASTE:
+        shutil.rmtree(folder / waste, ignore_errors=True)
+    archive = subprocess.Popen(["tar", "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
+    subprocess.run(["docker", "import", "-", BASE], stdin=archive.stdout, check=True, capture_output=True)
+    if archive.wait():
+        raise NoEngine("tar could not read the base system that debootstrap made")
+
+
+def _mirror(codename: str) -> list[str]:
+    """The URL from which this machine installs packages of its release, where apt-get knows one."""
+    known = command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", check=False)
+    return [url for line in known.splitlines() for name, url in [line.split()] if name == codename][:1]

@@ -1,15 +1,24 @@
 """A machine has one first process in namespaces of its own, and an address; faults hit all of it.
 
-Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`.
+Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`. Either sees
+interpreter, packages and sources of this machine, read-only at their own paths: a change needs no
+new image, and no image needs a copy of torch.
 """
 
+import os
 import secrets
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Protocol
 
+import apt
+
+ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 1000
 # In the private range, and rarely used by home and company networks.
 SUBNETS = IPv4Network("10.208.0.0/12")
@@ -86,3 +95,49 @@ def free_subnet(take: Callable[[IPv4Network], object]) -> IPv4Network:
             continue
         return subnet
     raise RuntimeError(f"expected a free subnet in {SUBNETS}, found none in {NETWORK_TRIES} tries: {failure}")
+
+
+class NoEngine(Exception):  # noqa: N818 - a state of this machine; the caller decides whether it is an error
+    """No container can run here; the message says why and what to do."""
+
+
+def need_package(program: str, package: str) -> None:
+    """Install `package` if the program is missing. Raises NoEngine."""
+    if shutil.which(program) is None and os.geteuid() != 0:
+        raise NoEngine(f"expected the command {program}, found none; install {package}, or run this as root")
+    try:
+        apt.need(program, package, otherwise="install Docker by hand")
+    except apt.CannotInstall as error:
+        raise NoEngine(str(error)) from error
+
+
+def command(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+    """Raises RuntimeError if it fails and `check`, and if there is no such command."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=os.environ | (env or {})
+        )
+    except OSError as error:
+        raise RuntimeError(f"{words[0]}: {error}") from error
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def docker(*words: str, check: bool = True) -> str:
+    """The classic builder needs no plugin, and our Dockerfiles need no other."""
+    return command("docker", *words, check=check, env={"DOCKER_BUILDKIT": "0"})
+
+
+def mounts() -> list[Path]:
+    """Folders that a node needs: virtual environment, its base interpreter, and sources."""
+    base = Path(sys.base_prefix).resolve()
+    # The base image has the distribution's interpreter too, and nothing may be mounted over /usr.
+    ours = [] if base == Path("/usr") else [base]
+    # The scripts in a virtual environment name its path at installation, which may be a symbolic
+    # link.
+    return list(dict.fromkeys([*ours, Path(sys.prefix).resolve(), Path(sys.prefix), ROOT]))
+
+
+def interpreter() -> Path:
+    return Path(sys.prefix).resolve() / "bin" / "python"

@@ -18,10 +18,7 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from commands import command
-from engine import NoEngine, need_package
-from image import mounts
-from machines import IDLE, UNPRIVILEGED, Machine, free_subnet
+from machines import IDLE, UNPRIVILEGED, Machine, NoEngine, command, free_subnet, mounts, need_package
 from supervised import CGROUPS, sweep
 
 LIMIT_S = 30.0

@@ -6,13 +6,25 @@ gradients of all steps so far, must be that of the undisturbed run. What left no
 an event can be lost with the process that wrote it.
 """
 
+import json
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import run_records
+
+from elastic.checkpoint.catalog import list_commits, verify
+from elastic.config.run_dir import RunDir
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
+
 Record = dict[str, Any]
+HOUR_S = 3600
+AHEAD_S = {"jump": HOUR_S, "jump-back": -24 * HOUR_S}  # of a node's wall clock, after this fault
 
 # A save that is just being committed learns of a new generation a moment after it opens
 # (docs/guarantees.md, limits).
@@ -217,3 +229,73 @@ def _next_step_s(injection: Injection, metrics: Sequence[Record]) -> float:
     newer = [line for line in new if line["generation"] > injection.generation]
     first = next(iter(newer or new), None)
     return math.inf if first is None else max(0.0, float(first["time"]) - injection.time)
+
+
+# Evidence is read once: events of all nodes on one clock, and every checkpoint verified.
+
+
+def evidence(
+    run: RunDir,
+    samples: Path | None = None,
+    injections: Sequence[Injection] = (),
+    *,
+    damaged_steps: Collection[int] = (),
+) -> Evidence:
+    """Read everything that the run left behind, with the times of this machine's clock.
+
+    samples: folder to which the recipe wrote the samples of each step.
+    damaged_steps: checkpoints that a fault damaged on purpose.
+    """
+    store, clock = open_store(run.checkpoints_url), SystemClock()
+    records, _ = list_commits(store, clock)
+    now = time.time()
+    commits = [
+        {"step": record.step, "digest": record.digest, "created": true_time(record.created, now)}
+        for record in records
+    ]
+    return Evidence(
+        events=on_this_clock(run_records.events(run.events)),
+        metrics=[line | {"time": true_time(line["time"], now)} for line in run_records.lines(run.metrics)],
+        commits=commits,
+        damage=[asdict(damage) for damage in verify(store, clock)],
+        injections=injections,
+        samples=[] if samples is None else read_lines(samples),
+        damaged_steps=frozenset(damaged_steps),
+    )
+
+
+def on_this_clock(events: Sequence[Record]) -> list[Record]:
+    """By time, whatever the clocks of their nodes showed."""
+    now = time.time()
+    there = [event | {"time": true_time(event["time"], now)} for event in events]
+    return sorted(there, key=lambda event: float(event["time"]))
+
+
+def field(event: Record, key: str) -> Any:
+    return host(event) if key == "node" else event.get(key)
+
+
+def host(event: Record) -> str:
+    """The node's host name, which is the container's name: a node's id begins with it."""
+    return str(event["node"]).split("-", maxsplit=1)[0]
+
+
+def read_lines(folder: Path) -> list[Record]:
+    texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
+    # A rank may be killed in the middle of a line.
+    return [
+        json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")
+    ]
+
+
+def jump_of(written: float, now: float) -> str | None:
+    """Which jump a time shows that a node has written within the twelve hours before `now`."""
+    if written > now:
+        return "jump"
+    return "jump-back" if written < now - 12 * HOUR_S else None
+
+
+def true_time(written: float, now: float) -> float:
+    """The time of this machine's own clock, in seconds since 1970, at which a node wrote that."""
+    jump = jump_of(written, now)
+    return written if jump is None else written - AHEAD_S[jump]

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address
 
 from cluster import SHARED, Cluster, Launch
 from containers import Containers
-from image import interpreter
+from machines import interpreter
 
 COMMAND = (str(interpreter()), "-m", "elastic.cli")
 # Of one pod to the next of its name, in the subnet.

@@ -1,4 +1,4 @@
-"""`make cluster`: run every scenario on containers, and print one table.
+"""`make cluster`: run every scenario on containers, and print a line for each.
 
     python tests/cluster/run.py [NAME ...]    only these scenarios
     python tests/cluster/run.py --quick       one of each kind: what must pass before a merge
@@ -29,16 +29,11 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from cluster import ENTER, Cluster
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
-from containers import Containers
-from engine import NoEngine, engine
-from evidence import evidence
-from image import ROOT, node_image
-from machines import Machines
+from containers import Containers, engine, node_image
+from machines import ROOT, Machines, NoEngine
 from namespaces import Namespaces, need_namespaces
-from oracle import Evidence, Verdict, history, judge
+from oracle import Evidence, Verdict, evidence, history, judge
 from pods import PodCluster
-from rich.console import Console
-from rich.table import Table
 from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
@@ -126,7 +121,6 @@ def main() -> int:
             )
             results.append(result)
             print_result(result)
-        Console().print(_table(results))
         print(f"{len(results)} cases in {time.monotonic() - began_s:.0f} s")
         return 1 if any(result.problems for result in results) else 0
 
@@ -177,8 +171,12 @@ def open_harness(run: str, *, only_namespaces: bool) -> Harness:
 
 
 def print_result(result: CaseResult) -> None:
-    word = "FAILED" if result.problems else "survived"
-    print(f"{result.name}: {word}, {result.took_s:.0f} s", flush=True)
+    word, found = "FAILED" if result.problems else "survived", result.verdict
+    line = f"{result.name:26}{word} in {result.took_s:.0f} s"
+    if found is not None:
+        waited = "no fault" if found.next_step_s is None else f"next step after {found.next_step_s:.2f} s"
+        line += f"; {waited}, {found.lost_steps} steps lost, digest {(found.digest or 'none')[:16]}"
+    print(line, flush=True)
     for problem in result.problems:
         print(f"    {problem}", flush=True)
     if result.kept is not None:
@@ -247,26 +245,6 @@ def _keep(name: str, cluster: Cluster) -> Path:
         with suppress(shutil.Error):  # a socket cannot be copied; all else was
             shutil.copytree(there, folder, dirs_exist_ok=True)
     return folder
-
-
-def _table(results: list[CaseResult]) -> Table:
-    table = Table(title="What survives what")
-    table.add_column("case", no_wrap=True)
-    table.add_column("survived")
-    for name in ("seconds to next step", "steps lost"):
-        table.add_column(name, justify="right")
-    table.add_column("digest", no_wrap=True)
-    for result in results:
-        found = result.verdict
-        waited_s = None if found is None else found.next_step_s
-        table.add_row(
-            result.name,
-            "no" if result.problems else "yes",
-            "-" if waited_s is None else f"{waited_s:.2f}",
-            "-" if found is None else str(found.lost_steps),
-            "-" if found is None else (found.digest or "none")[:16],
-        )
-    return table
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import fsspec
 import run_records
 from cluster import SCRATCH, SHARED, Cluster
-from image import ROOT, interpreter
+from machines import ROOT, interpreter
 from oracle import Record
 from s3_server import ACCESS
 from storage_server import BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
@@ -40,34 +39,12 @@ CALL_S = 10.0
 POLL_S = 0.05
 
 
-class RunStorage(Protocol):
-    """url: for --run-dir. options: further options of every node. env: how nodes find the storage.
-
-    `env` is complete when `begin` has returned.
+class SharedFolder:
+    """url: for --run-dir. options: further options of every node. env: how nodes find the storage,
+    complete when `begin` has returned. `events` are those of all nodes so far, by time, and `step`
+    is the newest in their metrics; `readable` is a context with the run as a folder.
     """
 
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def options(self) -> Sequence[str]: ...
-
-    @property
-    def env(self) -> dict[str, str]: ...
-
-    def begin(self) -> None: ...
-
-    def events(self) -> list[Record]:
-        """The events of all nodes so far, by time."""
-
-    def step(self) -> int:
-        """The newest step that a node has written to its metrics."""
-
-    def readable(self) -> AbstractContextManager[RunDir]:
-        """A context with the run as a folder."""
-
-
-class SharedFolder:
     url = f"{SHARED}/run"
     # A node that is silent for 2 s is evicted.
     options = ("--keep-alive", "2")
@@ -178,6 +155,9 @@ class ObjectStore:
             raise OSError(f"no answer to an order: {error!r}") from error
         finally:
             server.close()
+
+
+RunStorage = SharedFolder | ObjectStore
 
 
 @contextmanager

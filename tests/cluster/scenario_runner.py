@@ -12,14 +12,13 @@ from typing import Any
 
 from cluster import SCRATCH, SHARED, Cluster, Launch
 from etcd_servers import etcd_program
-from evidence import evidence, field, host, on_this_clock, read_lines
-from image import ROOT
-from oracle import Evidence, Injection, Record
+from machines import ROOT
+from oracle import Evidence, Injection, Record, evidence, field, host, jump_of, on_this_clock, read_lines
 from pods import PodCluster
 from run_storage import ObjectStore, RunStorage, SharedFolder
 from scenario import Scenario
 from volume import Volume
-from wall_clocks import WallClocks, jump_of
+from wall_clocks import WallClocks
 
 from elastic.config.interpreter import MALLOC
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster import SHARED, Cluster
-from commands import command
+from machines import command
 
 RUN, ASIDE = f"{SHARED}/run", "/mnt/aside"
 # Commit the journal only when it is asked for, and do not write a file's data early because the

@@ -7,12 +7,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from cluster import SHARED
-from commands import command
-from engine import need_package
+from machines import command, need_package
+from oracle import AHEAD_S
 
 CLOCK = Path(__file__).parent / "clock.c"
-HOUR_S = 3600
-AHEAD_S = {"jump": HOUR_S, "jump-back": -24 * HOUR_S}
 
 
 class WallClocks:
@@ -39,16 +37,3 @@ class WallClocks:
 
     def _ahead(self, node: str) -> Path:
         return self._shared / f"clock-{node}"
-
-
-def jump_of(written: float, now: float) -> str | None:
-    """Which jump a time shows that a node has written within the twelve hours before `now`."""
-    if written > now:
-        return "jump"
-    return "jump-back" if written < now - 12 * HOUR_S else None
-
-
-def true_time(written: float, now: float) -> float:
-    """The time of this machine's own clock, in seconds since 1970, at which a node wrote that."""
-    jump = jump_of(written, now)
-    return written if jump is None else written - AHEAD_S[jump]

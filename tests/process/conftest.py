@@ -32,7 +32,6 @@ from elastic.report.download import readable
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
-STEPS = 24
 PATIENCE_S = 240.0
 UPLOADER = "elastic.uploader.main"
 AGENT = Path(__file__).parent / "agent.py"
@@ -201,6 +200,12 @@ class Drill:
         """Fork `python SCRIPT WORDS`."""
         return self.command(list(words), {"DRILL_SCRIPT": str(script)} | (env or {}))
 
+    def impatient_uploaders(self) -> dict[str, str]:
+        """The environment in which an uploader waits 5 s for its agent in place of 15."""
+        text = "import elastic.uploader.fence as fence\nfence.SILENT_S = 5.0\n"
+        (self.folder / "sitecustomize.py").write_text(text)  # each new interpreter reads it
+        return {"PYTHONPATH": str(self.folder)}
+
     def start_torchrun(self, *words: str, env: dict[str, str] | None = None) -> Agent:
         return self.start_script(TORCHRUN, *words, env=env)
 
@@ -288,8 +293,16 @@ class Drill:
     def pid_of_rank(self, rank: int, generation: int) -> int:
         return int(self.happens("worker_started", rank=rank, generation=generation)["pid"])
 
+    def kill_worker(self, rank: int, generation: int) -> None:
+        os.kill(self.pid_of_rank(rank, generation), signal.SIGKILL)
+
     def uploader_of(self, agent: Agent) -> int | None:
         return next((pid for pid in self.children_of(agent) if UPLOADER in _words(pid)), None)
+
+    def fork_server_of(self, agent: Agent) -> int | None:
+        """The child of the agent that is no uploader."""
+        uploader = self.uploader_of(agent)
+        return next((pid for pid in self.children_of(agent) if pid != uploader), None)
 
     def processes_of(self, agent: Agent) -> list[int]:
         """The command and everything that it started, directly or not, parents first."""
@@ -354,13 +367,31 @@ class Drill:
             code = main([*words, "--json"])
         return code, json.loads(printed.getvalue())
 
+    def is_committed(self, step: int) -> bool:
+        return (self.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
+
+    def drains(self, agent: Agent, step: int, ranks: int = 1) -> None:
+        """SIGTERM while ranks stand before a step: the agent leaves, and its state is saved."""
+        self.stands(step, ranks)
+        before = len(self.events("drain_requested"))
+        agent.signal(signal.SIGTERM)
+        self.waits_for(lambda: len(self.events("drain_requested")) > before, "the drain")
+        self.open(step)
+        agent.ends_with(75)
+        assert " is saved" in agent.output.splitlines()[-1]
+
+    def ends_like(self, undisturbed: "Undisturbed", *agents: Agent) -> None:
+        for agent in agents:
+            agent.ends_with(0)
+        self.is_like(undisturbed)
+
     def is_like(self, undisturbed: "Undisturbed") -> None:
         """Assert the same digest at the end, and every step once, in order, with the same chain."""
         finished = self.events("run_finished")
         assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
         with readable(self.run) as run:
             lines = run_records.lines(run.metrics)
-        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert [line["step"] for line in lines] == list(range(1, len(undisturbed.chains) + 1))
         assert [line["chain"] for line in lines] == undisturbed.chains
 
     # The end.
@@ -396,7 +427,6 @@ class Undisturbed:
         (finished,) = (e for e in run_records.events(self.run.events) if e["event"] == "run_finished")
         self.digest = finished["digest"]
         self.chains = [line["chain"] for line in run_records.lines(self.run.metrics)]
-        assert len(self.chains) == STEPS
 
 
 @pytest.fixture
@@ -479,35 +509,25 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def undisturbed(once: Callable[..., Path], fork_server: ForkServerClient) -> Undisturbed:
+def reference(once: Callable[..., Path], fork_server: ForkServerClient) -> Callable[..., Undisturbed]:
+    """Train a recipe with one worker and without faults, once for all tests of a session."""
+
+    def trained(name: str, **options: Any) -> Undisturbed:
+        return Undisturbed(once(name, lambda folder: _train(folder, fork_server, **options)))
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def undisturbed(reference: Callable[..., Undisturbed]) -> Undisturbed:
     """The reference of the recipe's mean-loss form."""
-    return Undisturbed(once("undisturbed", lambda folder: _train(folder, fork_server)))
+    return reference("undisturbed")
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sum(once: Callable[..., Path], fork_server: ForkServerClient) -> Undisturbed:
+def undisturbed_sum(reference: Callable[..., Undisturbed]) -> Undisturbed:
     """The reference of the form whose loss couples the samples of a batch."""
-    return Undisturbed(
-        once("undisturbed-sum", lambda folder: _train(folder, fork_server, arguments=("--form", "sum")))
-    )
-
-
-@pytest.fixture(scope="session")
-def nine(once: Callable[..., Path], fork_server: ForkServerClient) -> str:
-    """The digest of a run of nine steps that the recipe of leaving.py does not leave."""
-    options: Any = {"recipe": RECIPES / "leaving.py", "arguments": ("nine", "9")}
-    folder = once("nine", lambda folder: _train(folder, fork_server, **options))
-    (finished,) = (e for e in run_records.events(folder / "run" / "events") if e["event"] == "run_finished")
-    return str(finished["digest"])
-
-
-@pytest.fixture(scope="session")
-def never_held(once: Callable[..., Path], fork_server: ForkServerClient) -> str:
-    """The digest of a run of held.py in which nothing hangs."""
-    options: Any = {"recipe": RECIPES / "held.py"}
-    folder = once("held", lambda folder: _train(folder, fork_server, **options))
-    (finished,) = (e for e in run_records.events(folder / "run" / "events") if e["event"] == "run_finished")
-    return str(finished["digest"])
+    return reference("undisturbed-sum", arguments=("--form", "sum"))
 
 
 @pytest.fixture

@@ -10,29 +10,17 @@ def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     count half as many calls, the weights would be others. The count is where only its effect
     shows. Restarts would not help, and none is used.
     """
-    agent = drill.start("--audit", "1steps", env={"TINY_REMEMBER": "iterator"})
+    agent = drill.start(env={"TINY_REMEMBER": "1"})
     agent.ends_with(1)
 
-    assert "step 1, shard" in agent.output
     assert "a counter (use step.number)" in agent.output
     assert drill.values("generation_started", "cause") == [("start",)]
-    first, verdict = "what call 1 of the step returned", "recipe"
-    assert drill.values("audit_failed", "step", "ranks", "entry", "verdict") == [(1, [0, 0], first, verdict)]
+    ((step, *found),) = drill.values("audit_failed", "step", "ranks", "entry", "verdict")
+    assert found == [[0, 0], "what call 1 of the step returned", "recipe"]
+    assert step <= 4 and f"step {step}, shard" in agent.output
     assert drill.events("checkpoint_committed") == []
     _, report = drill.inspects("report", drill.run.url)
-    assert report["audits"] == {"done": 0, "failed": 1}
-
-
-@pytest.mark.parametrize(("audit", "code"), [("auto", 1), ("off", 0)])
-def test_a_forward_that_counts_its_calls_is_found_in_the_first_steps(drill, audit, code):
-    """By two workers, which agree with each other: each counts half of the calls. With `--audit
-    off` nothing is called twice. A hook on a gradient is said once, after the first step.
-    """
-    env = {"TINY_REMEMBER": "attribute", "TINY_HOOK": "1"}
-    agent = drill.start("--nproc-per-node", "2", "--audit", audit, env=env)
-    agent.ends_with(code)
-    assert ("The function remembers earlier calls" in agent.output) == (code == 1)
-    assert agent.output.count("model.0.weight has a hook on its gradient") == 1
+    assert report["audits"] == {"done": step - 1, "failed": 1}
 
 
 def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp_path):

@@ -53,7 +53,7 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, tmp_path):
     try:
         drill.shut(6, 13)
         where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints, "--max-nodes", "2")
-        where += ("--last-call", "0s")
+        where += ("--last-call", "0s", "--grace", "14s")
         agent = drill.start(*where)
         drill.stands(6, ranks=1)
         servers.kill(0)
@@ -64,7 +64,7 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, tmp_path):
         drill.waits_for(lambda: "it was deleted" in agent.output, "the loss of data being said")
         drill.open(6)
         drill.stands(13, ranks=1)
-        refused = drill.start(*where)
+        refused = drill.start(*where, env={"DRILL_SHORTER": "elastic.rendezvous.meeting_place.START_S=4"})
         refused.ends_with(2)
         assert "has lost their group; stop them" in refused.output
         agent.signal(signal.SIGTERM)
@@ -162,11 +162,12 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(dril
     finish what they can without it.
     """
     port = free_port()
-    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "20s")
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "10s")
     drill.shut(10)
     host = HostBackend(f"127.0.0.1:{port}", "unused")
     host.beats()
-    agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
+    env = drill.impatient_uploaders()
+    agents = [drill.start(*OPTIONS, *where, env=env) for _ in range(2)]
     drill.stands(10, ranks=2)
     host.close()
     with socket.create_server(("127.0.0.1", port)):

@@ -1,7 +1,5 @@
 """Shards move from slow ranks to fast ones while a run trains, and its result stays the same."""
 
-import signal
-
 import pytest
 import run_records
 
@@ -9,57 +7,29 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 TURN = {"TINY_TURN": "yes"}
 
 
-def test_spans_that_change_all_the_time_leave_the_same_bits(drill, undisturbed):
-    """Three workers, with audits, snapshots and saves."""
-    options = "--nproc-per-node", "3", "--audit", "3steps", "--snapshot-every", "2"
-    drill.start(*options, env=TURN).ends_with(0)
-    drill.is_like(undisturbed)
-    assert len(drill.events("generation_started")) == 1
-    assert len(drill.events("shards_moved")) >= 8
-
-
-def test_after_two_failures_among_unequal_spans_they_stay_equal(drill, undisturbed):
-    """The ranks that are killed may have lacked memory; the bits are the same all the while."""
-    plan = "step 7 rank 0 mid-sum: kill; step 12 rank 1 optimizer: kill"
-    drill.start("--nproc-per-node", "2", "--faults", plan, env=TURN).ends_with(0)
-    drill.is_like(undisturbed)
-    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2}
-
-
-def test_a_join_and_a_drain_among_changing_spans_leave_the_same_bits(drill, undisturbed_sum):
-    """A loss over the whole batch; a node with a worker joins at step 6 and leaves at step 15."""
-    options, form = ("--max-nodes", "2", "--last-call", "0s"), ("--form", "sum")
+def test_spans_that_change_all_the_time_leave_the_same_bits(drill, undisturbed_sum):
+    """A loss over the whole batch, with audits and snapshots. A node with a worker joins at step 6,
+    a rank is killed in step 10, and the node leaves at step 15.
+    """
+    options = ("--max-nodes", "2", "--last-call", "0s", "--audit", "3steps", "--snapshot-every", "2")
+    options += ("--faults", "step 10 rank 1 mid-sum: kill")
+    form = ("--form", "sum")
     drill.shut(6, 15)
     first = drill.start("--nproc-per-node", "2", *options, arguments=form, env=TURN)
     drill.stands(6, ranks=2)
     second = drill.start(*options, arguments=form, env=TURN)
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(6)
-    drill.stands(15, ranks=3)
-    second.signal(signal.SIGTERM)
-    drill.happens("drain_requested", generation=2)
-    drill.open(15)
-    second.ends_with(75)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed_sum)
-    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2, 3}
-
-
-def test_off_leaves_spans_equal(drill, undisturbed):
-    """The same worker would move shards at every other step."""
-    drill.start("--nproc-per-node", "2", "--balance", "off", env=TURN).ends_with(0)
-    drill.is_like(undisturbed)
-    assert drill.events("shards_moved") == []
+    drill.drains(second, 15, ranks=3)
+    drill.ends_like(undisturbed_sum, first)
+    assert {event["generation"] for event in drill.events("shards_moved")} == {1, 2, 3, 4}
 
 
 def test_one_node_with_off_keeps_the_spans_of_all_equal(drill, undisturbed):
     """Nodes that cut differently would wait for each other for ever, or add up other shards."""
     options = "--max-nodes", "2", "--last-call", "10min"
     agents = [drill.start(*options, "--balance", how, env=TURN) for how in ("auto", "off")]
-    for agent in agents:
-        agent.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, *agents)
     assert drill.events("shards_moved") == []
 
 

@@ -1,22 +1,9 @@
 """Chosen samples and evaluations give one result, whatever breaks, and other data are refused."""
 
-import signal
-
 import pytest
 import run_records
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
-ALWAYS = ("--snapshot-every", "1")
-
-
-def drains(drill, agent, step, ranks):
-    """The run stands before a step when SIGTERM asks it to leave, so it stops after this one."""
-    drill.stands(step, ranks=ranks)
-    agent.signal(signal.SIGTERM)
-    drill.happens("drain_requested")
-    drill.open(step)
-    agent.ends_with(75)
 
 
 def result_of(drill):
@@ -39,8 +26,8 @@ def test_an_own_order_and_what_an_evaluation_decides_survive_a_kill_and_a_resume
     recipe = {"recipe": recipes / "choosing.py", "arguments": ("order",), "env": {"CHOOSING": "40 70"}}
     calm.start(**recipe).ends_with(0)
     stormy.shut(9)
-    kill = ("--faults", "step 5 rank 1 backward: kill")
-    drains(stormy, stormy.start("--nproc-per-node", "2", *ALWAYS, *kill, **recipe), 9, ranks=2)
+    kill = ("--snapshot-every", "1", "--faults", "step 5 rank 1 backward: kill")
+    stormy.drains(stormy.start("--nproc-per-node", "2", *kill, **recipe), 9, ranks=2)
     stormy.start("--nproc-per-node", "3", **recipe).ends_with(0)
 
     expected = result_of(calm)
@@ -59,16 +46,13 @@ def test_other_data_at_a_resume_are_refused_and_a_longer_run_says_so(drills, rec
     """
 
     def recipe(settings):
-        return {
-            "recipe": recipes / "choosing.py",
-            "arguments": ("weights",),
-            "env": {"CHOOSING": settings},
-        }
+        weights = {"recipe": recipes / "choosing.py", "arguments": ("weights",)}
+        return weights | {"env": {"CHOOSING": settings}}
 
     calm, drill = drills(tmp_path / "calm"), drills(tmp_path / "stopped")
     calm.start(**recipe("16 70")).ends_with(0)
     drill.shut(9)
-    drains(drill, drill.start(**recipe("14 70")), 9, ranks=1)
+    drill.drains(drill.start(**recipe("14 70")), 9)
     refused = drill.start(**recipe("14 80"))
     refused.ends_with(2)
     assert "samples (70 and 80), weights (" in refused.output

@@ -2,9 +2,6 @@
 it cannot.
 """
 
-import os
-import signal
-
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -21,7 +18,6 @@ def each_node_of(drill):
     [
         (1, "off", "step 9 rank 1: flip parameters"),
         (1, "audited", "step 9 rank 0: flip optimizer"),
-        (1, "1", f"step {LAST} rank 0: flip"),
         (2, "off", f"step {LAST} rank 1: flip"),
     ],
 )
@@ -35,16 +31,11 @@ def test_a_bit_flipped_in_one_ranks_memory_does_not_change_the_result(
     options = ("--snapshot-every", snapshots, "--max-restarts", "0", "--faults", fault)
     if snapshots == "audited":  # the audit of a later step meets ranks that differ already
         options = ("--snapshot-every", "off", "--audit", "1steps", *options[2:])
-    if nodes == 1:
-        drill.start("--nproc-per-node", "2", *options).ends_with(0)
-    else:
-        for agent in drill.start_two("--nproc-per-node", "1", *options):
-            agent.ends_with(0)
-
-    drill.is_like(undisturbed)
+    agents = [drill.start("--nproc-per-node", "2", *options)] if nodes == 1 else drill.start_two(*options)
+    drill.ends_like(undisturbed, *agents)
     assert drill.values("generation_started", "cause") == [("start",), ("ranks differed",)]
     ((found, entry, alike),) = drill.values("divergence_detected", "step", "entry", "ranks")
-    assert found == int(fault.split()[1]) or (found > int(fault.split()[1]) and snapshots != "1")
+    assert found >= int(fault.split()[1])
     assert alike == [[0], [1]]
     ((judged, named, verdict),) = drill.values("divergence_judged", "step", "nodes", "verdict")
     assert (judged, verdict) == (found, "machine")
@@ -67,9 +58,7 @@ def test_a_node_that_is_wrong_twice_leaves_for_good_and_the_other_goes_on(drill,
     well, faulty = drill.agents_of_ranks_0_and_1()
     assert {well, faulty} == set(agents)
     faulty.ends_with(1)
-    well.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, well)
     assert "this node was wrong at steps 9 and 14 and leaves the group for good" in faulty.output
     assert "if it is once more, it leaves" not in well.output
     causes = [cause for (cause,) in drill.values("generation_started", "cause")]
@@ -101,22 +90,6 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
     _, report = drill.inspects("report", drill.run.url)
     assert report["divergences"] == [{"step": 5, "node": None, "entry": "model.weight", "verdict": "recipe"}]
-
-
-def test_a_finished_step_is_kept_though_its_workers_died_before_they_compared_it(drill, undisturbed):
-    """All workers stand before step 10, and are killed there: the votes on step 9 were never
-    exchanged, and are on the control page.
-    """
-    drill.shut(10)
-    agent = drill.start("--nproc-per-node", "2", "--snapshot-every", "1")
-    drill.stands(10, ranks=2)
-    for rank in (0, 1):
-        os.kill(drill.pid_of_rank(rank, generation=1), signal.SIGKILL)
-    drill.open(10)
-    agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert drill.values("restored", "step", "lost_steps")[1] == (9, 0)
 
 
 def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes):

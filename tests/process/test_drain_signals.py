@@ -29,10 +29,6 @@ tiny.main()
 """
 
 
-def is_committed(drill, step):
-    return (drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
-
-
 def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):
     """As Slurm sends them: SIGUSR1 ahead of the limit and then SIGTERM, while the worker stands in
     step 10; later SIGUSR2 twice and then SIGTERM, in step 15. A third request would kill it.
@@ -49,10 +45,9 @@ def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undistur
         drill.open(step)
         agent.ends_with(75)
         assert "a second signal" not in agent.output
-        assert is_committed(drill, step)
+        assert drill.is_committed(step)
         drill.all_are_gone()
-    drill.start(*MEMORY_ALONE).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0), (15, 0)]
 
 
@@ -84,10 +79,9 @@ def test_a_terminal_that_closes_loses_no_step_and_no_exit_code(drill, undisturbe
     drill.happens("drain_requested", reason="SIGHUP asks this node to leave")
     drill.open(10)
     assert command.wait(240.0) == 75
-    assert is_committed(drill, 10)
+    assert drill.is_committed(10)
     drill.all_are_gone()
-    drill.start(*MEMORY_ALONE).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
 
 
 class OnTerminal:
@@ -119,15 +113,6 @@ def test_a_command_of_nohup_goes_on_when_its_terminal_is_gone(drill, undisturbed
     drill.is_like(undisturbed)
 
 
-def test_without_drain_signals_a_warning_ends_the_command_as_any_other(drill):
-    drill.shut(10)
-    agent = drill.start(*MEMORY_ALONE, "--drain-signals", "none")
-    drill.stands(10, ranks=1)
-    agent.signal(signal.SIGUSR1)
-    agent.ends_with(-signal.SIGUSR1)
-    drill.all_are_gone()
-
-
 def test_a_recipe_that_handles_a_warning_keeps_its_handler(drill, recipes, undisturbed):
     """It goes to every process; the agent drains all the same."""
     recipe = drill.folder / "handling.py"
@@ -141,6 +126,5 @@ def test_a_recipe_that_handles_a_warning_keeps_its_handler(drill, recipes, undis
     drill.waits_for((drill.folder / "handled").exists, "the recipe's own handler")
     drill.open(10)
     agent.ends_with(75)
-    assert is_committed(drill, 10)
-    drill.start(*MEMORY_ALONE, recipe=recipe).ends_with(0)
-    drill.is_like(undisturbed)
+    assert drill.is_committed(10)
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE, recipe=recipe))

@@ -1,8 +1,6 @@
 """A recipe that builds other objects than when its state was saved is told so, and what to do."""
 
 import json
-import os
-import signal
 
 import pytest
 
@@ -117,15 +115,14 @@ def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill,
     agent = drill.start(*options, recipe=recipe)
     drill.stands(10, ranks=1)
     recipe.write_text(text.replace("96", "97"))
-    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.kill_worker(0, generation=1)
     agent.ends_with(76)
     assert "the snapshot of step 9 does not fit what the recipe builds" in agent.output
     drill.happens("checkpoint_committed", step=9)
 
     recipe.write_text(text)
     drill.open(10)
-    drill.start(*options, recipe=recipe).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*options, recipe=recipe))
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (9, 0, "checkpoint")]
 
 

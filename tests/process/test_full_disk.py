@@ -25,15 +25,11 @@ def disk(drill):
 
 def pid_by_log(drill, agent, log):
     """Of the worker that has this log open; the event with its number may wait for room."""
-    pids = [
-        pid for pid in drill.processes_of(agent) if str(Path(f"/proc/{pid}/fd/1").readlink()).endswith(log)
-    ]
-    (pid,) = pids
-    return pid
+    logs = {str(Path(f"/proc/{pid}/fd/1").readlink()): pid for pid in drill.processes_of(agent)}
+    return next(pid for path, pid in logs.items() if path.endswith(log))
 
 
-@pytest.mark.parametrize("backend", ["dir", "c10d"])
-@pytest.mark.parametrize("dies_again", [False, True])
+@pytest.mark.parametrize(("backend", "dies_again"), [("dir", True), ("c10d", False)])
 def test_a_death_on_a_full_disk_costs_saves_and_lines(drill, disk, undisturbed, backend, dies_again):
     """The disk is full when rank 0 is killed at step 8, and until step 18.
 

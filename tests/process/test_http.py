@@ -254,7 +254,8 @@ def test_an_agent_whose_loop_stands_still_is_not_healthy(drill):
     """A debugger holds the thread of the loop, and no other thread of the agent."""
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     drill.shut(12)
-    agent = drill.start("--http", "127.0.0.1:0")
+    shorter = {"DRILL_SHORTER": "elastic.agent.parts.STANDS_STILL_S=5"}
+    agent = drill.start("--http", "127.0.0.1:0", env=shorter)
     where = address(drill, agent)
     drill.stands(12, ranks=1)
     assert get(where, "/healthz")[0] == 200

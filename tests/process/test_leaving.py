@@ -22,6 +22,12 @@ def leave(recipes):
     return start
 
 
+@pytest.fixture
+def nine(reference, recipes):
+    """The digest of a run of nine steps that the recipe does not leave."""
+    return reference("nine", recipe=recipes / "leaving.py", arguments=("nine", "9")).digest
+
+
 def digest(drill):
     """Of the finished run; it is the same each time that the end is recorded."""
     (found,) = set(drill.values("run_finished", "digest"))

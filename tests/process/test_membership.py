@@ -20,14 +20,8 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
     second = drill.start(*GROUP, "--nproc-per-node", "2")
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(6)
-    drill.stands(13, ranks=3)
-    second.signal(signal.SIGTERM)
-    drill.happens("drain_requested", generation=2)
-    drill.open(13)
-    second.ends_with(75)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.drains(second, 13, ranks=3)
+    drill.ends_like(undisturbed, first)
     generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (3, "node joined", 0), (1, "node left", 0)]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0), (13, 0)]
@@ -56,24 +50,25 @@ def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, u
     os.kill(uploader, signal.SIGCONT)
     first.ends_with(75)
     assert "step 10 is saved" in first.output.splitlines()[-1]
-    spare.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, spare)
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
 
 
 def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
-    """SIGKILL to the agent of rank 0, which has the generation's store; only its silence tells."""
+    """By a plan, once its worker has finished step 9: agent, worker, fork server and uploader are
+    gone at once, and with them the generation's store. Only its silence tells.
+    """
     drill.shut(10)
-    drill.start_two("--max-restarts", "0", "--snapshot-every", "1")
-    drill.stands(10, ranks=2)
+    plan = "step 9 node 0: kill"
+    drill.start_two("--max-restarts", "0", "--snapshot-every", "1", "--faults", plan)
     doomed, other = drill.agents_of_ranks_0_and_1()
-    doomed.signal(signal.SIGKILL)
-    drill.happens("generation_started", generation=2)
+    doomed.ends_with(-signal.SIGKILL)
+    drill.waits_for(
+        lambda: set(drill.alive()) == set(drill.processes_of(other)), "the end of all processes of the node"
+    )
     drill.open(10)
-    other.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, other)
+    assert [e["step"] for e in drill.events("fault_injected")] == [9]
     generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(2, "start", 0), (1, "node lost", 0)]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
@@ -95,10 +90,7 @@ def test_a_frozen_node_is_evicted_and_joins_again_when_it_wakes(drill, undisturb
         os.kill(pid, signal.SIGCONT)
     drill.happens("drain_requested", generation=2, reason="a node is waiting to join")
     drill.open(10)
-    for agent in agents:
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, *agents)
     generations = drill.values("generation_started", "world_size", "cause")
     assert generations == [(2, "start"), (1, "node lost"), (2, "node joined")]
     assert all(lost == 0 for (lost,) in drill.values("restored", "lost_steps"))
@@ -125,32 +117,33 @@ def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, 
     second = drill.start(*GROUP)
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(10)
-    for agent in (first, second):
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, first, second)
     generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (2, "node joined", 0)]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0)]
 
 
 def test_a_run_directory_that_is_moved_is_said_and_training_goes_on(drill, undisturbed):
-    """It is renamed in step 10. The last state is saved under the old name.
-
-    A save that is due while another one is under way comes later: step 5 waits for that of step 4.
+    """It is renamed in step 6. Strangers in the old name are refused, the same command joins, and
+    the last state is saved under the old name.
     """
-    drill.shut(5, 10)
-    agent = drill.start()
-    drill.happens("checkpoint_committed", step=4)
-    drill.open(5)
-    drill.stands(10, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
+    drill.shut(6)
+    first = drill.start(*GROUP)
+    drill.stands(6, ranks=1)
     drill.run.local.rename(drill.folder / "moved")
-    drill.waits_for(lambda: "was moved, replaced or removed" in agent.output, "the sentence")
-    drill.open(10)
-    agent.ends_with(0)
+    drill.waits_for(lambda: "was moved, replaced or removed" in first.output, "the sentence")
+    drill.waits_for(lambda: list(drill.run.local.glob("place/*")), "the place in the old name")
+    for options, says in (((), "holds another run"), (("--fresh",), "is in use")):
+        stranger = drill.start(*options, arguments=("--form", "sum"))
+        stranger.ends_with(2)
+        assert says in stranger.output.splitlines()[-1]
+    second = drill.start(*GROUP)
+    drill.waits_for(lambda: "a node is waiting to join" in first.output, "the request of a drain")
+    drill.open(6)
+    for agent in (first, second):
+        agent.ends_with(0)
 
-    assert agent.output.count("was moved, replaced or removed") == 1
+    assert first.output.count("was moved, replaced or removed") == 1
     code, found = drill.inspects("verify", drill.run.url)
     assert code == 0 and found["damage"] == []
     record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())

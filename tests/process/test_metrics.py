@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 def test_the_rank_that_stood_still_in_a_step_is_its_slowest(drill, undisturbed):
     """Once each of two ranks, in different parts of the step: for 2 s, while the other waits."""
     plan = "step 9 rank 1 forward: pause 2s; step 15 rank 0 optimizer: pause 2s"
-    drill.start("--nproc-per-node", "2", "--faults", plan).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start("--nproc-per-node", "2", "--faults", plan))
     lines = {line["step"]: line for line in run_records.lines(drill.run.metrics)}
     assert "slowest_rank" not in lines[1]  # nothing was measured yet
     # What follows the sum of a step counts to the next one.
@@ -28,8 +27,12 @@ def test_the_rank_that_stood_still_in_a_step_is_its_slowest(drill, undisturbed):
 
 
 def test_an_evaluation_is_no_part_of_a_step_and_a_logged_loss_is_the_loss(drill, recipes):
-    """The run does nothing but evaluate, and logs another loss than `mean_loss` gave."""
-    drill.start(recipe=recipes / "evaluating.py").ends_with(0)
+    """The run does nothing but evaluate, and logs another loss than `mean_loss` gave. A hook on a
+    gradient is said once.
+    """
+    agent = drill.start(recipe=recipes / "evaluating.py")
+    agent.ends_with(0)
+    assert agent.output.count("model.weight has a hook on its gradient") == 1
     _, report = drill.inspects("report", drill.run.url)
     lines = run_records.lines(drill.run.metrics)
     # That of the last step comes before its line, as all do; what is before the first is the start.
@@ -44,17 +47,17 @@ def test_a_step_waits_for_the_device_once_and_makes_few_calls(drill, recipes, tm
     those beyond plain PyTorch's: of a step, of a parameter, and of a shard with its 14 parameters.
     """
 
-    def calls(words):
-        out = tmp_path / "counts.json"
+    def calls(**settings):
+        settings["out"] = str(tmp_path / "counts.json")
         options = ["--fresh"] * bool(drill.agents) + ["--save-every", "1000steps"]
-        arguments = (*words.split(), "--out", str(out))
+        arguments = (json.dumps(settings),)
         drill.start(*options, recipe=recipes / "counted.py", arguments=arguments).ends_with(0)
-        found = json.loads(out.read_text())
+        found = json.loads((tmp_path / "counts.json").read_text())
         assert found["ours"]["reads"] == 1
         return found["ours"]["calls"] - found["plain"]["calls"]
 
-    one = calls("--layers 7 --shards 1 --form mean")
+    one = calls(shards=1)
     assert one <= 484
-    assert (calls("--layers 14 --shards 1 --form mean") - one) / 14 <= 2
-    assert (calls("--layers 7 --shards 8 --form mean") - one) / 7 <= 129
-    calls("--layers 7 --shards 4 --form sum --norm")
+    assert (calls(shards=1, layers=14) - one) / 14 <= 2
+    assert (calls(shards=8) - one) / 7 <= 129
+    calls(shards=4, sum=True)

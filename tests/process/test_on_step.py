@@ -1,6 +1,5 @@
 """`run.on_step` reports each step that counts once, whatever breaks, and changes nothing."""
 
-import os
 import signal
 
 import pytest
@@ -42,14 +41,14 @@ def test_each_step_is_reported_once_with_its_line_through_two_faults(drill, star
     for path in drill.gates.glob("*-10*"):
         path.unlink()
     drill.shut(10)
-    kill(drill, generation=1)
+    drill.kill_worker(0, generation=1)
+    drill.happens("worker_started", generation=2)
     drill.stands(10, ranks=1)
-    kill(drill, generation=2)
+    drill.kill_worker(0, generation=2)
     drill.open(10)
     drill.open(13)
 
     agent.ends_with(0)
-
     lost = drill.values("restored", "lost_steps")
     assert sum(steps for (steps,) in lost) >= 4
     found = reports(drill)
@@ -58,11 +57,6 @@ def test_each_step_is_reported_once_with_its_line_through_two_faults(drill, star
     for each, line in zip(found, lines, strict=True):
         assert (each["loss"], each["chain"], each["rate"]) == (line["loss"], line["chain"], line["rate"])
     assert {each["in_generation"] for each in found} == {1, 3}
-
-
-def kill(drill, generation: int) -> None:
-    os.kill(drill.pid_of_rank(0, generation=generation), signal.SIGKILL)
-    drill.happens("worker_started", generation=generation + 1)
 
 
 def test_functions_change_no_bit_and_no_check_names_them(drill, drills, tracked, tmp_path):

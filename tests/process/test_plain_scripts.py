@@ -27,10 +27,8 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
         json.loads(drill.run.log(generation=2, rank=rank).read_text().splitlines()[-1]) for rank in (0, 1)
     ]
     assert [variables["total"] for variables in seen] == [3.0, 3.0]
-    assert [(variables["RANK"], variables["LOCAL_RANK"], variables["ROLE_RANK"]) for variables in seen] == [
-        ("0", "0", "0"),
-        ("1", "1", "1"),
-    ]
+    for rank, variables in enumerate(seen):
+        assert {variables[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")} == {str(rank)}
     same = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     same |= {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3", "ROLE_NAME": "default"}
     for variables in seen:
@@ -64,28 +62,32 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
     assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
-def test_arguments_that_a_script_refuses_end_with_its_own_usage(drill):
+USAGE = """
+import argparse, elastic
+elastic.start(seed=0, global_batch=8, shards=8)
+argparse.ArgumentParser().parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says", "generations"),
+    [
+        (USAGE, 2, "usage: recipe.py [-h]", 1),
+        # A worker with this library means by it that it drained.
+        ("import sys\nsys.exit(75)\n", 1, "that was failure 2, and --max-restarts is 1", 2),
+    ],
+    ids=["argparse", "75"],
+)
+def test_the_exit_code_of_a_script_means_what_it_means_there(drill, text, code, says, generations):
     """argparse ends a script with exit code 2, once it has said why; here in a worker."""
     recipe = drill.folder / "recipe.py"
-    recipe.write_text(
-        "import argparse, elastic\nelastic.start(seed=0, global_batch=8, shards=8)\n"
-        "argparse.ArgumentParser().parse_args()\n"
-    )
-    agent = drill.start("--nproc-per-node", "2", recipe=recipe, arguments=("--wrong",))
-    agent.ends_with(2)
-    assert "usage: recipe.py [-h]" in agent.output
-    assert "its words are above" in agent.output.splitlines()[-1]
-    assert "Traceback" not in agent.output
-
-
-def test_a_plain_script_that_exits_with_a_code_of_ours_has_failed(drill):
-    """A worker with this library means "I drained" by it."""
-    script = drill.folder / "plain.py"
-    script.write_text("import sys\nsys.exit(75)\n")
-    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "1", recipe=script)
-    agent.ends_with(1)
-    assert "that was failure 2, and --max-restarts is 1" in agent.output
-    assert len(drill.events("generation_started")) == 2
+    recipe.write_text(text)
+    agent = drill.start("--max-restarts", "1", recipe=recipe, arguments=("--wrong",))
+    agent.ends_with(code)
+    assert says in agent.output
+    assert code != 2 or "its words are above" in agent.output.splitlines()[-1]
+    assert code != 2 or "Traceback" not in agent.output
+    assert len(drill.events("generation_started")) == generations
 
 
 def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill, recipes):
@@ -93,34 +95,29 @@ def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill
     when one node stops its own, or dies.
     """
     until = drill.folder / "enough"
-    options = ("--max-nodes", "3", "--last-call", "0s", "--max-restarts", "0")
-    agents = []
-    for size in (1, 2, 3):
-        agents.append(drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_SUMS": str(until)}))
-        drill.happens("worker_started", rank=size - 1, generation=size)
-    leaver = drill.agent_of_rank(1, generation=3)
+    options = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+
+    def joins(generation):
+        started = drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_SUMS": str(until)})
+        drill.happens("worker_started", rank=generation > 1, generation=generation)
+        return started
+
+    first, leaver = joins(1), joins(2)
     leaver.signal(signal.SIGTERM)
     leaver.ends_with(1)
     assert "the script was stopped, and whatever it saved is its own" in leaver.output
     assert "SIGTERM, stopped by this agent" in leaver.output
     assert "first step" not in leaver.output
-    drill.happens("worker_started", rank=1, generation=4)
-    doomed = drill.agent_of_rank(1, generation=4)
+    drill.happens("worker_started", rank=0, generation=3)
+    doomed = joins(4)
     doomed.signal(signal.SIGKILL)
     drill.happens("worker_started", rank=0, generation=5)
     until.touch()
-    for agent in agents:
-        if agent not in (leaver, doomed):
-            agent.ends_with(0)
+    first.ends_with(0)
 
     generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
-    assert generations == [
-        (1, "start", 0),
-        (2, "node joined", 0),
-        (3, "node joined", 0),
-        (2, "node left", 0),
-        (1, "node lost", 0),
-    ]
+    causes = ["start", "node joined", "node left", "node joined", "node lost"]
+    assert generations == [(size, cause, 0) for size, cause in zip([1, 2, 1, 2, 1], causes, strict=True)]
 
 
 def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
@@ -191,7 +188,11 @@ def test_plain_python_that_ends_at_once_has_one_line_and_leaves_its_directory(dr
     """
     recipe = drill.folder / "recipe.py"
     recipe.write_text(ENDS)
-    alone = drill.execute([sys.executable, str(recipe), place], {"ELASTIC_RUN_DIR": drill.run.url})
+    env = {"ELASTIC_RUN_DIR": drill.run.url}
+    if code == 130:
+        alone = drill.start_script(recipe, place, env=env)
+    else:
+        alone = drill.execute([sys.executable, str(recipe), place], env)
     alone.ends_with(code)
     assert alone.output.splitlines()[-1].endswith(last_line)
     assert "Traceback" not in alone.output

@@ -17,15 +17,6 @@ def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_dif
     assert drill.last_step == 4
 
 
-def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
-    """No state was kept, so nothing is wrong but the result: it is not that of a calm run."""
-    plan = ("--snapshot-every", "off", "--faults", "step 3 rank 0 backward: kill")
-    agent = drill.start(*plan, recipe=recipes / "splitting.py")
-    agent.ends_with(0)
-    assert drill.values("restored", "step") == [(0,), (0,)]
-    assert agent.output.count("it now begins on other data than at first: contents of dataset.indices") == 1
-
-
 BEST = """
 import copy
 import torch

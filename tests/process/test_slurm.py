@@ -107,7 +107,10 @@ def test_a_job_requeues_itself_only_where_its_run_can_go_on(start, code, restart
 
     assert job.ends(code) == code
     is_requeued = job.script in requeued
-    assert job.calls()[1:] == [f"scontrol requeue {job.name}"] * is_requeued
+    agents, *others = job.calls()
+    nodes = 3 if job.script == "array.sbatch" else 4
+    assert agents.endswith(f"--max-nodes {nodes} --grace 20 recipe.py --run-dir a folder")
+    assert others == [f"scontrol requeue {job.name}"] * is_requeued
     if code and not is_requeued:
         assert f"exit code {code}" in job.output()
 
@@ -132,13 +135,15 @@ FILTERS = {
 
 def test_usr1_asks_all_agents_to_leave_whatever_filters_a_user_has(start):
     """Slurm sends it before the time limit. Filters are for commands by hand and hide no job. It
-    comes twice, and the script still returns the exit code of its step.
+    comes twice, then SIGTERM as to every process, and the script still returns the exit code of its
+    step: the agents have their grace.
     """
     job = start(**FILTERS)
     for count in (1, 2):
         job.process.send_signal(signal.SIGUSR1)
         wait_for(lambda count=count: len(job.calls()) == 1 + count, "scancel", PATIENCE_S)
 
+    job.process.send_signal(signal.SIGTERM)
     assert job.ends(75) == 75
     assert job.calls()[1:] == [f"scancel --signal=TERM {job.name}"] * 2 + [f"scontrol requeue {job.name}"]
 
@@ -177,26 +182,6 @@ def test_a_job_that_would_start_over_at_each_requeue_is_refused_before_anything_
     assert found.returncode == (2 if is_refused else 0)
     assert (tmp_path / "started").exists() is not is_refused
     assert ("give another --run-dir, or move the old one away by hand" in found.stderr) is is_refused
-
-
-def test_sigterm_to_the_script_leaves_the_agents_their_grace(start):
-    """As Slurm sends it to every process of a job that it ends."""
-    job = start("COMPLETING")
-    job.process.send_signal(signal.SIGTERM)
-
-    assert job.ends(75) == 75
-
-
-def test_the_words_behind_the_script_reach_each_agent_as_they_are(start):
-    job = start()
-    job.ends(0)
-
-    assert job.calls()[0].endswith(
-        (
-            "--max-nodes 3 --grace 20 recipe.py --run-dir a folder",
-            "--max-nodes 4 --grace 20 recipe.py --run-dir a folder",
-        )
-    )
 
 
 def test_a_node_says_which_job_of_slurm_started_it(drill, capsys):

@@ -4,7 +4,6 @@ Each comparison has planted faults of its kind beside the recipe without them: o
 would prove nothing.
 """
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -54,8 +53,7 @@ def recipe(tmp_path):
 
 def test_a_rehearsed_run_has_the_bits_of_an_undisturbed_one(drill, undisturbed):
     agent = drill.start(*TWICE, "--nproc-per-node", "2")
-    agent.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, agent)
     assert drill.values("rehearsed", "step", "verdict") == [(10, "alike"), (20, "alike")]
     assert agent.output.count("same bits") == 2
     assert not any(line.startswith("generation 2") for line in agent.output.splitlines())
@@ -72,13 +70,8 @@ def test_a_changed_group_does_the_last_step_again(drill, undisturbed):
     second = drill.start("--max-nodes", "2", *OVERLAP)
     drill.happens("drain_requested")
     drill.open(8)
-    drill.stands(16, ranks=2)
-    second.signal(signal.SIGTERM)
-    drill.waits_for(lambda: len(drill.events("drain_requested")) > 1, "a second drain")
-    drill.open(16)
-    second.ends_with(75)
-    first.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.drains(second, 16, ranks=2)
+    drill.ends_like(undisturbed, first)
     assert [verdict for (verdict,) in drill.values("overlapped", "verdict")] == ["alike", "alike"]
     assert drill.values("restored", "lost_steps") == [(0,), (0,), (0,)]
 
@@ -139,10 +132,9 @@ def test_a_worker_that_is_killed_in_a_rehearsal_makes_it_an_ordinary_restart(dri
     drill.shut(13)
     drill.open("meet-2")
     drill.waits_for((drill.gates / "at-13-rank0").exists, "the step that is done again")
-    os.kill(drill.pid_of_rank(0, generation=2), signal.SIGKILL)
+    drill.kill_worker(0, generation=2)
     drill.open(13)
-    agent.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, agent)
     assert drill.values("generation_started", "cause", generation=3) == [("failure",)]
 
 
@@ -154,5 +146,4 @@ def test_a_node_that_is_to_leave_in_a_rehearsal_loses_no_step(drill, undisturbed
     agent.ends_with(75)
     assert "step 13 is saved" in agent.output
     drill.open("meet-2")
-    drill.start(*ONCE_AT_13).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*ONCE_AT_13))

@@ -1,6 +1,5 @@
 """A node of another run, with other rules or in another directory harms none that trains."""
 
-import json
 import os
 import shutil
 import signal
@@ -31,58 +30,51 @@ def generations(drill):
     return drill.values("generation_started", "world_size", "cause", "restarts")
 
 
-def test_a_node_with_other_rules_is_refused_and_changes_nothing(drill, undisturbed):
-    """It differs in each of the three rules, and comes while the group trains."""
+def test_commands_that_do_not_fit_a_run_are_refused_and_change_nothing(drill, undisturbed, recipes):
+    """While one node trains: other rules, another place to meet, python alone, and --fresh."""
     drill.shut(6)
     first = drill.start(*GROUP)
     drill.stands(6, ranks=1)
-    other = drill.start("--max-nodes", "3", "--min-nodes", "2", "--keep-alive", "4s")
-    other.ends_with(2)
-    said = other.output.splitlines()[-1]
-    assert "--min-nodes 1 there, 2 here; --max-nodes 2 there, 3 here; --keep-alive 2s there, 4s here" in said
-    assert "logs are in" not in other.output
+    alone = {"ELASTIC_RUN_DIR": drill.run.url}
+    differ = "--min-nodes 1 there, 2 here; --max-nodes 2 there, 3 here; --keep-alive 2s there, 4s here"
+    refusals = [
+        (drill.start("--max-nodes", "3", "--min-nodes", "2", "--keep-alive", "4s"), differ),
+        (drill.start(*GROUP, *c10d()), "is in use: its nodes meet in dir at"),
+        (drill.start_script(recipes / "tiny.py", env=alone), "is in use: its nodes meet in dir at"),
+        (drill.start("--fresh"), "is in use"),
+    ]
+    for agent, says in refusals:
+        agent.ends_with(2)
+        assert says in agent.output
+        assert "logs are in" not in agent.output
     assert len(nodes_ever_in(drill)) == 1
     drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, first)
     assert generations(drill) == [(1, "start", 0)]
 
 
-def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undisturbed, tmp_path):
-    """Other arguments and another run directory, and the store of a run that trains."""
-    where = c10d()
-    other = drills(tmp_path / "other")
+@pytest.mark.parametrize("place", ["c10d", "folder"])
+def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undisturbed, tmp_path, place):
+    """Another run directory, with other arguments, with --fresh as well, or with the same command:
+    a machine whose directory is not shared.
+    """
+    where = c10d() if place == "c10d" else ("--rdzv-endpoint", str(tmp_path / "meet"))
     drill.shut(6)
     first = drill.start(*GROUP, *where)
     drill.stands(6, ranks=1)
-    stranger = other.start(*GROUP, *where, arguments=OTHER)
-    stranger.ends_with(2)
-    said = stranger.output.splitlines()[-1]
-    assert f"this group is training another run: tiny.py in {drill.run.url} there" in said
+    others = [drills(tmp_path / name) for name in ("other", "fresh", "machine")]
+    started = [
+        (others[0].start(*GROUP, *where, arguments=OTHER), "this group is training another run: tiny.py in"),
+        (others[1].start(*GROUP, *where, "--fresh", arguments=OTHER), ""),
+        (others[2].start(*GROUP, *where), "the run directory is not shared"),
+    ]
+    for stranger, says in started:
+        stranger.ends_with(2)
+        assert says in stranger.output.splitlines()[-1]
     drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, first)
     assert generations(drill) == [(1, "start", 0)]
-    assert not other.events("generation_started")
-
-
-def test_a_node_whose_run_directory_is_not_shared_is_refused(drill, drills, undisturbed, tmp_path):
-    """The same command, on a machine with a directory of its own."""
-    where = c10d()
-    other = drills(tmp_path / "machine")
-    drill.shut(6)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    second = other.start(*GROUP, *where)
-    second.ends_with(2)
-    assert "the run directory is not shared" in second.output.splitlines()[-1]
-    drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0)]
+    assert not any(other.events("generation_started") for other in others)
 
 
 def test_of_two_commands_that_begin_at_once_one_wins_and_one_writes_nothing(drill, undisturbed):
@@ -97,46 +89,19 @@ def test_of_two_commands_that_begin_at_once_one_wins_and_one_writes_nothing(dril
         drill.is_like(undisturbed)
 
 
-def test_one_run_directory_has_one_place_to_meet_while_its_nodes_live(drill, undisturbed, recipes):
-    """One node meets in the run directory, another in a c10d store, a third needs neither."""
-    drill.shut(6)
-    first = drill.start(*GROUP)
-    drill.stands(6, ranks=1)
-    second = drill.start(*GROUP, *c10d())
-    second.ends_with(2)
-    assert "is in use: its nodes meet in dir at" in second.output.splitlines()[-1]
-    alone = drill.start_script(recipes / "tiny.py", env={"ELASTIC_RUN_DIR": drill.run.url})
-    alone.ends_with(2)
-    assert "is in use: its nodes meet in dir at" in alone.output
-    fresh = drill.start("--fresh")
-    fresh.ends_with(2)
-    assert "is in use" in fresh.output
-    drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0)]
-
-
 def test_another_place_is_free_once_all_nodes_are_dead_or_have_left(drill, undisturbed):
     """SIGKILL in the run directory's own folder, then SIGTERM at a c10d store, then the folder."""
     drill.shut(6, 13)
-    drill.start(*GROUP, "--save-every", "1steps")
+    first = drill.start(*GROUP, "--save-every", "1steps")
     drill.stands(6, ranks=1)
-    drill.agents[0].signal(signal.SIGKILL)
-    drill.agents[0].wait()
+    first.signal(signal.SIGKILL)
+    first.wait()
     second = drill.start(*GROUP, *c10d())
     drill.waits_for(lambda: "watching for" in second.output, "the watch")
     drill.open(6)
-    drill.stands(13, ranks=1)
-    second.signal(signal.SIGTERM)
-    drill.open(13)
-    second.ends_with(75)
-    third = drill.start(*GROUP)
-    third.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert [number for (number,) in drill.values("generation_started", "generation")] == [1, 2, 3]
+    drill.drains(second, 13)
+    drill.ends_like(undisturbed, drill.start(*GROUP))
+    assert drill.values("generation_started", "generation") == [(1,), (2,), (3,)]
 
 
 def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped, undisturbed):
@@ -152,32 +117,18 @@ def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped,
         assert "the newest is of step 12." in again.output
         assert stopped.last_step == 20
     shutil.rmtree(stopped.run.rendezvous)
-    stopped.start().ends_with(0)
-
-    stopped.is_like(undisturbed)
+    stopped.ends_like(undisturbed, stopped.start())
     assert stopped.values("restored", "step")[-1] == (12,)
 
 
-def test_a_stranger_in_the_old_name_of_a_moved_directory_ends_no_training(drill, undisturbed):
-    """It is moved in step 6. Strangers in the old name are refused; the same command joins, and
-    commits go on.
-    """
-    drill.shut(6)
-    first = drill.start(*GROUP)
-    drill.stands(6, ranks=1)
-    drill.run.local.rename(drill.folder / "moved")
-    drill.waits_for(lambda: list(drill.run.local.glob("place/*")), "the place in the old name")
-    for options, says in (((), "holds another run"), (("--fresh",), "is in use")):
-        stranger = drill.start(*options, arguments=OTHER)
-        stranger.ends_with(2)
-        assert says in stranger.output.splitlines()[-1]
-    second = drill.start(*GROUP)
-    drill.waits_for(lambda: "a node is waiting to join" in first.output, "the request of a drain")
-    drill.open(6)
-    for agent in (first, second):
-        agent.ends_with(0)
-    record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
-    assert (record["step"], record["digest"]) == (24, undisturbed.digest)
+def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed, copy_run):
+    """The group knows the last step, and the directory does not have it."""
+    copy_run(undisturbed.run.local)
+    for path in sorted(drill.run.local.glob("checkpoints/*"))[-2:]:
+        shutil.rmtree(path)
+    again = drill.start()
+    again.ends_with(76)
+    assert "the group has committed step 24, and" in again.output
 
 
 def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, undisturbed):
@@ -197,21 +148,8 @@ def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, undisturbed):
         os.kill(pid, signal.SIGCONT)
     assert sleeper.wait() in (1, 2, 75)
     drill.open(12)
-    fresh.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, fresh)
     assert drill.values("generation_started", "generation") == [(3,)]
-
-
-def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed, tmp_path):
-    """The group, which lies elsewhere, knows the last step; the directory does not have it."""
-    where = "--rdzv-endpoint", str(tmp_path / "meet")
-    drill.start(*where).ends_with(0)
-    for path in sorted(drill.run.local.glob("checkpoints/*"))[-2:]:
-        shutil.rmtree(path)
-    again = drill.start(*where)
-    again.ends_with(76)
-    assert f"the group has committed step {drill.last_step}, and" in again.output
 
 
 def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):
@@ -221,7 +159,7 @@ def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, e
     drill.shut(6, 13)
     first = drill.start(*GROUP, *where)
     drill.stands(6, ranks=1)
-    other.start(*GROUP, *where).ends_with(0)
+    other.ends_like(undisturbed, other.start(*GROUP, *where))
     mounted = drill.folder / "mounted elsewhere"
     mounted.symlink_to(drill.run.local)
     second = drill.start(*GROUP, *where, "--run-dir", str(mounted))
@@ -229,35 +167,6 @@ def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, e
     drill.open(6)
     drill.stands(13, ranks=2)
     drill.open(13)
-    for agent in (first, second):
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    other.is_like(undisturbed)
+    drill.ends_like(undisturbed, first, second)
     assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
     assert generations(other) == [(1, "start", 0)]
-
-
-def test_a_stranger_with_fresh_ends_no_generation_of_another_run(drill, drills, undisturbed, tmp_path):
-    """Both name the same rendezvous folder, and each has a run directory of its own."""
-    where = "--rdzv-endpoint", str(tmp_path / "meet")
-    drill.shut(6)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    stranger = drills(tmp_path / "other").start(*GROUP, *where, "--fresh", arguments=OTHER)
-    stranger.ends_with(2)
-    drill.open(6)
-    first.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert generations(drill) == [(1, "start", 0)]
-
-
-def test_a_damaged_checkpoint_that_the_group_knows_is_no_missing_one(stopped, undisturbed):
-    """It is there and refused, and the one before it is used, as ever."""
-    for path in stopped.run.local.glob("checkpoints/000000000020/*/state.safetensors"):
-        path.write_bytes(b"torn")
-    stopped.start().ends_with(0)
-
-    stopped.is_like(undisturbed)
-    assert stopped.values("restored", "step")[-1] == (16,)

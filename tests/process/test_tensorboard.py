@@ -1,7 +1,5 @@
 """`--tensorboard` against TensorBoard's own reader."""
 
-import os
-import signal
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -45,7 +43,7 @@ def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, t
     drill.open(9)
     drill.stands(11, ranks=1)
     drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 11)], "the steps before")
-    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.kill_worker(0, generation=1)
     drill.open(11)
 
     agent.ends_with(0)
@@ -80,18 +78,11 @@ def test_tensorboard_without_its_extra_is_refused(recipes, capsys, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "raise TypeError('descriptors cannot be created directly')",  # protobuf's
-        "",
-    ],
-)
-def test_a_tensorboardx_that_cannot_be_imported_is_refused(text, drill, recipes, tmp_path):
-    """A folder of that name stands before the installed package; the last one is empty."""
+def test_a_tensorboardx_that_cannot_be_imported_is_refused(drill, recipes, tmp_path):
+    """An empty folder of that name stands before the installed package."""
     package = tmp_path / "broken" / "tensorboardX"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(text)
+    (package / "__init__.py").write_text("")
     words = [str(recipes / "tiny.py"), "--run-dir", drill.run.url, "--tensorboard", str(tmp_path / "board")]
     env = {"PYTHONPATH": str(package.parent)}
     agent = drill.execute([sys.executable, "-m", "elastic.cli", *words], env)

@@ -102,7 +102,7 @@ class Cell:
             case "c10d host":
                 self._stop(self.drill.agents[0].pid)
             case "fork server":
-                self._stop(self.drill.waits_for(lambda: self._fork_server(agent), "a fork server"))
+                self._stop(self.drill.waits_for(lambda: self.drill.fork_server_of(agent), "a fork server"))
             case "uploader":
                 self._stop(self.drill.waits_for(lambda: self.drill.uploader_of(agent), "an uploader"))
             case "collective":
@@ -114,11 +114,6 @@ class Cell:
                     while True:
                         os.write(self.pipe[1], b"\n")
                 os.set_blocking(self.pipe[1], True)
-
-    def _fork_server(self, agent: Any) -> int | None:
-        """The child of the agent that is no uploader."""
-        uploader = self.drill.uploader_of(agent)
-        return next((pid for pid in self.drill.children_of(agent) if pid != uploader), None)
 
     def _stop(self, pid: int) -> None:
         self.stopped.append(pid)
@@ -193,10 +188,9 @@ def lead_to(when: str, cell: Cell, agents: list[Any], asks: Callable[[], None]) 
         drill.open(LAST if when == SAVE else AFTER)
 
 
-@pytest.mark.parametrize("when", [RENDEZVOUS, DRAIN])
-def test_third_signal_ends_the_command_at_once(drill: Any, preload: Path, when: str) -> None:
+def test_third_signal_ends_the_command_at_once(drill: Any, preload: Path) -> None:
     """With a grace of an hour. Ctrl-C is pressed until the command has ended."""
-    with closing(Cell("nothing", when, drill, preload)) as cell:
+    with closing(Cell("nothing", RENDEZVOUS, drill, preload)) as cell:
         drill.shut(MIDDLE, LAST, AFTER)
         cell.grace_s = 3600.0
         agent = cell.start()
@@ -205,13 +199,13 @@ def test_third_signal_ends_the_command_at_once(drill: Any, preload: Path, when: 
             agent.signal(signal.SIGINT)
             return agent.process.poll() is not None
 
-        lead_to(when, cell, [agent], lambda: drill.waits_for(press, "the end of the command"))
+        lead_to(RENDEZVOUS, cell, [agent], lambda: drill.waits_for(press, "the end of the command"))
         assert agent.wait() in (1, 75, 130), agent.output
 
 
 @pytest.mark.parametrize(("what", "when"), CELLS)
 def test_sigterm_is_honoured_whatever_hangs(
-    drill: Any, preload: Path, never_held: str, what: str, when: str
+    drill: Any, preload: Path, reference: Callable[..., Any], what: str, when: str
 ) -> None:
     """The agent has left at most five seconds after its grace, with an exit code that is true, and
     the same command goes on to the digest of a run in which nothing hung.
@@ -245,6 +239,6 @@ def test_sigterm_is_honoured_whatever_hangs(
         report = drill.execute([sys.executable, "-m", "elastic.cli", "report", cell.run, "--json"], cell.env)
         report.ends_with(0)
         found = json.loads(report.output)
-        assert found["final_digest"] == never_held
+        assert found["final_digest"] == reference("held", recipe=HELD).digest
         lost = [each["lost_steps"] for each in found["recoveries"][-1:]]  # by the second command
         assert code != 75 or not any(lost), "the exit code says that nothing is lost"

@@ -4,9 +4,6 @@ Scenarios wait for events and for states of jobs, never for a time. The recipe s
 gate until the scenario opens it, so a fault strikes a run that provably trains.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,18 +44,8 @@ class JobRun:
         variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", **(user or {})}
         output = str(self.folder / "job-%j.out")
         sbatch = ("sbatch", "--parsable", f"--output={output}", *words, str(SCRIPTS / script))
-        ours = (
-            str(TINY),
-            "--run-dir",
-            str(self.url),
-            "--save-every",
-            "4steps",
-            "--last-call",
-            "60",
-            "--rehearse",
-            "off",
-        )
-        job = self.slurm.call(*sbatch, *ours, *options, **variables)
+        ours = (str(TINY), "--run-dir", str(self.url), "--save-every", "4steps", "--rehearse", "off")
+        job = self.slurm.call(*sbatch, *ours, "--last-call", "60", *options, **variables)
         self.jobs.append(job)
         return job
 
@@ -112,13 +99,3 @@ class JobRun:
         )
         if found != state:
             raise RuntimeError(f"expected job {job} to be {state} at its end, found {found}")
-
-    def report(self) -> dict[str, Any]:
-        return report_of(self.url)
-
-
-def report_of(url: Path) -> dict[str, Any]:
-    """What `elastic-train report --json` prints."""
-    words = [sys.executable, "-m", "elastic.cli", "report", str(url), "--json"]
-    found: dict[str, Any] = json.loads(subprocess.check_output(words))
-    return found

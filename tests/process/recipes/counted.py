@@ -4,7 +4,6 @@ The same step in plain PyTorch, with micro-batches, is counted afterwards. A fil
 Counts of the first steps, which look at more, are left out.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -60,18 +59,11 @@ class Counter:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--shards", type=int, required=True)
-    parser.add_argument("--form", choices=["mean", "sum"], required=True)
-    parser.add_argument("--norm", action="store_true")
-    parser.add_argument("--out", type=Path, required=True)
-    settings = parser.parse_args()
-    shards = settings.shards
-
+    settings = json.loads(sys.argv[1])
+    shards, layers = settings["shards"], settings.get("layers", 7)
     run = elastic.start(seed=0, global_batch=SAMPLES * shards, shards=shards)
-    norms = [nn.BatchNorm1d(8)] if settings.norm else []
-    model = nn.Sequential(*norms, *(nn.Linear(8, 8) for _ in range(settings.layers)))
+    norms = [nn.BatchNorm1d(8)] if settings.get("sum") else []
+    model = nn.Sequential(*norms, *(nn.Linear(8, 8) for _ in range(layers)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(STEPS * SAMPLES * shards, 8, generator=torch.Generator().manual_seed(0))
     data, state = run.data(TensorDataset(inputs), epochs=1), elastic.State(model=model, optimizer=optimizer)
@@ -84,10 +76,10 @@ def main() -> None:
     with ours.counting():
         for step in run.steps(data, state):
             ours.step()
-            if settings.form == "mean":
-                step.mean_loss(lambda batch: loss_of(batch.data[0]))
-            else:
+            if settings.get("sum"):
                 step.backward(step.sum(lambda batch: loss_of(batch.data[0]).reshape(1)).sum())
+            else:
+                step.mean_loss(lambda batch: loss_of(batch.data[0]))
             optimizer.step()
 
     with plain.counting():
@@ -97,7 +89,7 @@ def main() -> None:
             for part in each.chunk(shards):
                 (loss_of(part) / shards).backward()
             optimizer.step()
-    settings.out.write_text(json.dumps({"ours": ours.medians(), "plain": plain.medians()}))
+    Path(settings["out"]).write_text(json.dumps({"ours": ours.medians(), "plain": plain.medians()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A recipe that evaluates in each step, logs how long that took, and a loss of its own."""
+"""A recipe that evaluates in each step, logs how long that took, and a loss of its own. A parameter
+has a hook on its gradient, which changes nothing.
+"""
 
 import time
 
@@ -12,6 +14,7 @@ STEPS = 6
 
 run = elastic.start(seed=0, global_batch=8, shards=4)
 model = nn.Linear(4, 1)
+model.weight.register_hook(lambda gradient: gradient)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 samples = torch.arange(8 * STEPS * 4, dtype=torch.float32).reshape(-1, 4) / 100
 data = run.data(TensorDataset(samples), epochs=1)

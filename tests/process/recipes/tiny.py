@@ -2,7 +2,7 @@
 
 It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's
 own AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler,
-which takes seconds at every start. With `--form hand` it makes its gradients itself.
+which takes seconds at every start.
 
 Environment variables carry what a test asks for; they are no part of a run's identity:
 
@@ -12,9 +12,8 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
-TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
-                `attribute`, or in an `iterator`, whose place cannot be seen.
-TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
+TINY_REMEMBER   Any text: the model counts its own forwards, in an iterator that cannot be seen,
+                and multiplies what it gives by that.
 TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
                 metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
 TINY_PRINT      So many KiB are printed in each step.
@@ -122,15 +121,12 @@ def do_what_is_asked(gates: Path, number: int, rank: int) -> None:
 class Counter(nn.Module):
     """What a forward that remembers its calls does to a run."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.place, self.calls, self.counts = place, 0, itertools.count(1)
+        self.counts = itertools.count(1)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        if self.place == "iterator":
-            return outputs * (1 + 0.01 * next(self.counts))
-        self.calls += 1
-        return outputs * (1 + 0.01 * self.calls)
+        return outputs * (1 + 0.01 * next(self.counts))
 
 
 class Momentum:
@@ -205,29 +201,9 @@ def _turned(its: balance.Balance) -> tuple[int, ...]:
     return tuple(after)
 
 
-def change_if_asked(model: nn.Sequential) -> None:
-    if "TINY_REMEMBER" in os.environ:
-        model.append(Counter(os.environ["TINY_REMEMBER"]))
-    if "TINY_HOOK" in os.environ:
-        model[0].weight.register_hook(lambda gradient: gradient)
-
-
-def clipped_gradient(model: nn.Module, batch: elastic.Batch) -> Tensor:
-    """[P], of one shard, without a graph."""
-    loss = nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
-    flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-    return flat / flat.norm().clamp(min=1)
-
-
-def set_gradients(model: nn.Module, flat: Tensor) -> None:
-    parameters = list(model.parameters())
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--form", choices=["mean", "sum", "hand"], default="mean")
+    parser.add_argument("--form", choices=["mean", "sum"], default="mean")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
@@ -243,7 +219,8 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
-    change_if_asked(model)
+    if "TINY_REMEMBER" in os.environ:
+        model.append(Counter())
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if settings.form == "sum":
         optimizer = AdamWithSchedule(list(model.parameters()))
@@ -267,8 +244,6 @@ def main() -> None:
                 return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
 
             step.mean_loss(loss)
-        elif settings.form == "hand":
-            set_gradients(model, step.sum(lambda batch: clipped_gradient(model, batch)) / step.shards)
         else:
             total = step.sum(lambda batch: moments(model(batch.data[0])))
             step.backward(whitening_loss(total, step.global_batch, 8))

@@ -7,33 +7,20 @@ A second function draws from every generator, a third raises.
 import json
 import os
 import random
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from tiny import generation_now, wait_at_gate
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic.config import environment
 
 calls = 0
 newest = {}
 WAYS = os.environ.get("TRACKED", "").split()
 STEPS = 24
-
-
-def wait_at_gate(folder: Path, number: int, rank: int) -> None:
-    if (folder / f"gate-{number}").exists():
-        (folder / f"at-{number}-rank{rank}").touch()
-        while not (folder / f"go-{number}").exists():
-            time.sleep(0.01)
-
-
-def generation_now() -> int:
-    agent = environment.read().agent
-    return 0 if agent is None else agent.generation
 
 
 class Tracker:
