@@ -43,7 +43,7 @@ from torch import Tensor
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.payload_check import read_state
 from elastic.config.run_dir import RunDir
-from elastic.report.verify import verify_run
+from elastic.report.commands import verify_run
 from elastic.snapshot import image
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store

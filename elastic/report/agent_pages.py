@@ -26,8 +26,6 @@ from elastic.report.http_server import Answer, HttpServer, Page, listen
 from elastic.report.prometheus import RunSeries, encoder_for
 from elastic.system.clock import Clock
 
-_RENDERING_S = 5.0
-_RENDERED_FOR_S = 0.1  # clients that come at once share the work
 _STOP_S = 2.0
 _FRESH_S = 60.0
 _VERSION = {"version": version("elastic-train")}
@@ -48,7 +46,6 @@ class AgentPages(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._rendering = threading.Lock()
-        self._rendered: dict[str, tuple[float, bytes]] = {}  # by content type: when, and what
         pages: dict[str, Page] = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -98,17 +95,8 @@ class AgentPages(Collector):
 
     def _metrics(self, accept: str) -> Answer:
         encode, content_type = encoder_for(accept)
-        if not self._rendering.acquire(timeout=_RENDERING_S):
-            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"an earlier scrape has not ended\n")
-        try:
-            at_s, body = self._rendered.get(content_type, (0.0, b""))
-            now_s = self._clock.monotonic()
-            if not body or now_s - at_s >= _RENDERED_FOR_S:
-                body = encode(self._registry)
-                self._rendered = {content_type: (now_s, body)}
-        finally:
-            self._rendering.release()
-        return Answer(body=body, content_type=content_type)
+        with self._rendering:  # the scrapes of several clients, one after another
+            return Answer(body=encode(self._registry), content_type=content_type)
 
     def _healthz(self, _accept: str) -> Answer:
         health = None if self._parts is None else self._parts.health

@@ -6,32 +6,29 @@ tables are imported where they are shown.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict
-from types import ModuleType
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
+from elastic.config import identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
-from elastic.observe.log import read_events
-from elastic.observe.reader import read_newest, read_run
-from elastic.observe.run_view import view_of
-from elastic.observe.step_reader import StepReader
-from elastic.report.chains import StepChains
-from elastic.report.diff import ComparedRun, Difference, compare, compared_run
-from elastic.report.download import readable, unreadable
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.observe.reader import RunReader
+from elastic.report.diff import ComparedRun, Difference, StepChains, compare
+from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at, readable, unreadable
+from elastic.report.figures import report_json, status_json
 from elastic.report.html_page import write_page
 from elastic.report.page import page_of, page_of_two
-from elastic.report.report import report_of, status_of
-from elastic.report.verify import verify_run
-from elastic.report.views import begun_with, heartbeat_ages_s, parent_of, view_now
-from elastic.storage.remote import check_url
-from elastic.system.clock import SystemClock
+from elastic.report.views import begun_with, view_now
+from elastic.storage.remote import Objects, check_url, open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import printable
 
-# The frozen result of a command, whose fields are the keys of its JSON; what it shows of the result
-# without --json, made by the module `tables`; and whether the runs are as they should be.
-Answer = tuple[Any, Callable[[ModuleType], Any], bool]
+# What `--json` prints; what is shown without it; and whether the runs are as they should be.
+_Answer = tuple[Any, Callable[[], None], bool]
 
 
 def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) -> int:
@@ -48,21 +45,19 @@ def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) ->
                 runs = [stack.enter_context(readable(run)) for run in runs]
             if html is not None:
                 return _draw(html, runs)
-            found, shown, is_good = _COMMANDS[command](*runs)
+            found, show, is_good = _COMMANDS[command](*runs)
         except OSError as error:
             raise unreadable(error) from error
         if as_json:
-            print(json.dumps(asdict(found), indent=2))
+            print(json.dumps(found, indent=2, default=asdict))
         else:
-            from elastic.report import tables
-
-            tables.show(shown(tables))
+            show()
     return EXIT_COMPLETE if is_good else EXIT_FAILED
 
 
 def _draw(html: str, runs: list[RunDir]) -> int:
     """The page of one run, or of two; two that differ give the exit code of `diff`."""
-    pages = [page_of(run.url, view_now(run)) for run in runs]
+    pages = [page_of(run.url, view_now(run, curves=True)) for run in runs]
     if len(pages) == 1:
         print(write_page(pages[0], html))
         return EXIT_COMPLETE
@@ -71,24 +66,31 @@ def _draw(html: str, runs: list[RunDir]) -> int:
     return EXIT_COMPLETE if found.same else EXIT_FAILED
 
 
-def _report(run: RunDir) -> Answer:
-    record = read_run(run)
-    ages_s: Mapping[str, float] = {}
-    with suppress(StoreFailed):  # what it would say is how long the run has stood still
-        ages_s = heartbeat_ages_s(run.rendezvous_url)
-    view = view_of(record, ages_s, parent_of(run))
-    return report_of(view), lambda tables: tables.report_tables(run.url, view), True
+def _report(run: RunDir) -> _Answer:
+    view = view_now(run)
+
+    def show() -> None:
+        from elastic.report import tables
+
+        tables.show(tables.report_tables(run.url, view))
+
+    return report_json(view), show, True
 
 
-def _status(run: RunDir) -> Answer:
-    record = read_newest(run)
-    view = view_of(record, heartbeat_ages_s(run.rendezvous_url))
-    return status_of(view), lambda tables: tables.status_tables(run.url, view), True
+def _status(run: RunDir) -> _Answer:
+    view = view_now(run, newest=True)
+
+    def show() -> None:
+        from elastic.report import tables
+
+        tables.show(tables.status_tables(run.url, view))
+
+    return status_json(view), show, True
 
 
-def _diff(a: RunDir, b: RunDir) -> Answer:
+def _diff(a: RunDir, b: RunDir) -> _Answer:
     found = compare_runs(a, b)
-    return found, lambda tables: tables.diff_text(found), found.same
+    return found, lambda: print(printable(found.text())), found.same
 
 
 def compare_runs(a: RunDir, b: RunDir) -> Difference:
@@ -97,21 +99,62 @@ def compare_runs(a: RunDir, b: RunDir) -> Difference:
 
 
 def _compared(run: RunDir) -> tuple[ComparedRun, StepChains]:
-    # Events first: the steps that they tell of are in the metrics by then.
-    events, chains = read_events(run.events), StepChains()
-    with closing(StepReader(run.metrics)) as reader:
-        for batch in reader.batches():
-            if batch is not None:
-                chains.add(batch)
-    return compared_run(events, chains), chains
+    chains = StepChains()
+    with closing(RunReader(run)) as reader:
+        events = reader.read_events()
+        for batch in reader.new_steps():
+            chains.add(batch)
+    return ComparedRun.of(events, chains), chains
 
 
-def _verify(run: RunDir) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The fields are the keys of `verify --json`; `committed`: the steps of all commit records.
+
+    A checkpoint without damage is one whose bytes a restore accepts: it is the state that its
+    record names. Whether that state fits a recipe's objects, only the recipe can tell.
+    """
+
+    committed: list[int]
+    damage: list[Damage]
+
+    def text(self, name: str) -> str:
+        if self.damage:
+            return "\n".join(
+                [f"{name}: damaged", *(f"  step {each.step}: {each.reason}" for each in self.damage)]
+            )
+        if not self.committed:
+            return f"{name}: no checkpoint was committed yet"
+        steps = ", ".join(map(str, self.committed))
+        return f"{name}: no damage; every checkpoint is as it was committed (steps {steps})"
+
+
+def verify_run(run: RunDir, clock: Clock) -> Verification:
+    """Reads every committed checkpoint whole, and repairs nothing.
+
+    Raises UsageError when there is no run, StoreFailed when the store does not answer.
+    """
+    check_exists(run)
+    store = open_store(run.checkpoints_url)
+    records, _ = list_commits(store, clock)
+    data = read_small(open_store(run.url), identity.NAME, clock)
+    if run.is_remote and not records and data is None:
+        objects = Objects(run.url, limit_s=CALL_LIMIT_S)
+        if not objects.directly_below(""):
+            raise nothing_at(objects)
+    foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
+    return Verification(
+        committed=sorted({record.step for record in records}),
+        damage=verify(store, clock) + foreign,
+    )
+
+
+def _verify(run: RunDir) -> _Answer:
     found = verify_run(run, SystemClock())
-    return found, lambda tables: tables.verify_text(run.url, found), not found.damage
+    return found, lambda: print(printable(found.text(run.url))), not found.damage
 
 
-_COMMANDS: dict[str, Callable[..., Answer]] = {
+_COMMANDS: dict[str, Callable[..., _Answer]] = {
     "report": _report,
     "status": _status,
     "verify": _verify,

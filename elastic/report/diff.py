@@ -1,18 +1,57 @@
 """Two runs are the same as far as their chain values agree, step by step, and their final digests.
 
 It does not promise equality of what neither run recorded: a step that only one of them has is
-counted, not compared.
+counted, not compared. Nor of values whose first 64 bits agree: a run writes no more of a chain.
 """
 
+import re
+from array import array
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elastic import events as kinds
 from elastic.config import identity
 from elastic.config.identity import Identity, SettingDifference
 from elastic.observe.logged_event import Events, last
-from elastic.report.chains import StepChains
+from elastic.observe.step_batch import Ints, StepBatch
+from elastic.observe.step_line import CHAIN_DIGITS
+
+_CHAIN = re.compile(rf"[0-9a-f]{{{CHAIN_DIGITS}}}", re.ASCII)
+
+
+class StepChains:
+    """The chain value of each step of a run, in 16 bytes a step.
+
+    last_step: of the last line, also of one without a value; 0 before the first. num_unreadable:
+    lines that are none of a step, and those with a value that no run writes.
+    """
+
+    def __init__(self) -> None:
+        self.last_step = self.num_unreadable = 0
+        self._steps, self._bits = array("q"), array("Q")
+
+    def add(self, batch: StepBatch) -> None:
+        """The next lines."""
+        if len(batch):
+            self.last_step = int(batch.step[-1])
+        is_chain = [isinstance(each, str) and bool(_CHAIN.fullmatch(each)) for each in batch.chain]
+        self.num_unreadable += batch.num_unreadable + len(batch) - sum(is_chain) - batch.chain.count(None)
+        found = np.frombuffer(bytes.fromhex("".join(compress(batch.chain, is_chain))), ">u8")
+        self._steps.frombytes(batch.step[np.array(is_chain, np.bool_)].tobytes())
+        self._bits.frombytes(found.astype(np.uint64).tobytes())
+
+    def by_step(self) -> tuple[Ints, NDArray[np.uint64]]:
+        """The steps that have a value, ascending, and those values; each of shape (steps,).
+
+        Of several lines of one step the last counts.
+        """
+        steps, bits = np.frombuffer(self._steps, np.int64), np.frombuffer(self._bits, np.uint64)
+        # `unique` finds the first of equal ones, which is the last one of the reversed array.
+        found, places = np.unique(steps[::-1], return_index=True)
+        return found, bits[::-1][places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +60,16 @@ class ComparedRun:
     steps: int
     final_digest: str | None
     unreadable_lines: int = 0
+
+    @classmethod
+    def of(cls, events: Events, chains: StepChains) -> "ComparedRun":
+        end = last(events, kinds.RunFinished)
+        return cls(
+            finished=end is not None,
+            steps=end.event.steps if end else chains.last_step,
+            final_digest=end.event.digest or None if end else None,
+            unreadable_lines=chains.num_unreadable,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +89,17 @@ class Difference:
     b: ComparedRun
     settings: list[SettingDifference] = field(default_factory=list)
 
+    def text(self) -> str:
+        lines = [self.reason]
+        for name, run in (("A", self.a), ("B", self.b)):
+            end = f"finished, digest {run.final_digest or '-'}" if run.finished else "not finished"
+            lines.append(f"{name}: {run.steps} steps, {end}")
+        if self.settings and not self.same:
+            lines.append(f"they were begun with other settings: {'; '.join(self.settings_text())}")
+        return "\n".join(lines)
 
-def compared_run(events: Events, chains: StepChains) -> ComparedRun:
-    finished = last(events, kinds.RunFinished)
-    return ComparedRun(
-        finished=finished is not None,
-        steps=finished.event.steps if finished else chains.last_step,
-        final_digest=finished.event.digest or None if finished else None,
-        unreadable_lines=chains.num_unreadable,
-    )
+    def settings_text(self) -> list[str]:
+        return [f"{each.setting}: {each.a} in A, {each.b} in B" for each in self.settings]
 
 
 def compare(
@@ -60,28 +111,24 @@ def compare(
 ) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
-    Runs without a common step are not the same, since nothing was compared.
+    Runs without a common step are not the same, since nothing was compared. of: what the two were
+    begun with.
     """
-    step, common_steps = _first_difference(chains_a, chains_b)
-    same, reason = _judged(step, common_steps, a, b)
+    (steps_a, bits_a), (steps_b, bits_b) = chains_a.by_step(), chains_b.by_step()
+    common, at_a, at_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
+    differ = common[bits_a[at_a] != bits_b[at_b]]
+    step = int(differ[0]) if len(differ) else None
+    same, reason = _judged(step, len(common), a, b)
     with_a, with_b = of
     return Difference(
         same=same,
         reason="; ".join([reason, *_not_compared(a, b)]),
         first_difference=step,
-        common_steps=common_steps,
+        common_steps=len(common),
         a=a,
         b=b,
         settings=[] if with_a is None or with_b is None else identity.differences(with_a, with_b),
     )
-
-
-def _first_difference(a: StepChains, b: StepChains) -> tuple[int | None, int]:
-    """(the first common step whose values differ, how many steps are common)."""
-    (steps_a, bits_a), (steps_b, bits_b) = a.by_step(), b.by_step()
-    common, at_a, at_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
-    differ = common[bits_a[at_a] != bits_b[at_b]]
-    return int(differ[0]) if len(differ) else None, len(common)
 
 
 def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun) -> tuple[bool, str]:

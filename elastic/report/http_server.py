@@ -6,6 +6,7 @@ probe out. Anything that is no GET or HEAD of a known page is answered with an e
 does not ask who the reader is; docs/security.md says who can reach it.
 """
 
+import hashlib
 import ipaddress
 import socket
 import threading
@@ -18,7 +19,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 from elastic.config.listen_address import ListenAddress
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.system.clock import Clock
 
 CONNECTION_S = 30.0
@@ -40,12 +41,11 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """tag: names the content; a client that has it is not sent it again. policy: of a page."""
+    """policy: of a page."""
 
     body: bytes
     status: int = HTTPStatus.OK
     content_type: str = TEXT
-    tag: str = ""
     policy: str = ""
 
 
@@ -172,13 +172,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         answer = self._answer()
-        is_known = bool(answer.tag) and self.headers.get("If-None-Match") == answer.tag
+        tag = f'"{hashlib.sha256(answer.body).hexdigest()[:32]}"'
+        # A client that has this content is not sent it again.
+        is_known = answer.status == HTTPStatus.OK and self.headers.get("If-None-Match") == tag
         self.send_response(HTTPStatus.NOT_MODIFIED if is_known else answer.status)
-        headers = _HEADERS | {"Content-Type": answer.content_type, "ETag": answer.tag}
+        headers = _HEADERS | {"Content-Type": answer.content_type, "ETag": tag}
         headers |= {"Content-Security-Policy": answer.policy} if answer.policy else {}
         for name, value in headers.items():
-            if value:
-                self.send_header(name, value)
+            self.send_header(name, value)
         if not is_known:
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
@@ -204,6 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
             return Answer(status=HTTPStatus.NOT_FOUND, body=f"expected one of {known}\n".encode())
         try:
             return page(self.headers.get("Accept") or "")
+        except ElasticError as error:
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"{error}\n".encode(errors="replace"))
         # The edge of a thread: without an answer the client would not know why it got none.
         except Exception as error:
             sentence = f"{type(error).__name__}: {error}\n"

@@ -13,10 +13,9 @@ from elastic.observe.recovery import Recovery
 from elastic.observe.run_view import RunView
 from elastic.observe.series import Series
 from elastic.report.diff import Difference
-from elastic.report.facts import report_facts
-from elastic.report.headline import headline, time_went_to
+from elastic.report.figures import ended, facts
 from elastic.report.timeline import since, timeline
-from elastic.report.words import short, shortened_at_front
+from elastic.report.words import count, duration, grouped, short, shortened_at_front
 
 _OVER = ("failed", "drained", "interrupted")
 _MOST_ROWS = 20  # of faults and of recoveries
@@ -25,6 +24,8 @@ _MOST_NAMES = 10  # of those without a chart
 _MOST_FACT = 600  # letters of each, and of what two runs have in common
 _MOST_TRACEBACK = 6000  # letters
 _DIGITS = 6  # of a value
+# Without a step for longer than both, a run that is alive is said to stand still.
+_STILL_S, _STILL_STEPS = 10.0, 10
 
 
 def page_of(name: str, view: RunView) -> dict[str, Any]:
@@ -33,8 +34,8 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
     return {
         "name": short(name),
         "state": view.state,
-        "headline": headline(view),
-        "went_to": time_went_to(view),
+        "headline": _headline(view),
+        "goodput": spent.goodput if spent else None,
         "last_sign_s": view.generations[-1].ends_s if drawn and view.state in _OVER else None,
         "wall_s": spent.wall_s if spent else 0.0,
         "useful_s": spent.useful_s if spent else 0.0,
@@ -53,24 +54,53 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
         "slowest": _series(curves.slowest_s if curves else None),
         "others": _series(curves.others_s if curves else None),
         "clock": _series(curves.time_s if curves else None, view.began_s or 0.0),
-        "facts": {short(label): short(text, _MOST_FACT) for label, text in report_facts(view).items()},
+        "facts": {short(label): short(text, _MOST_FACT) for label, text in facts(view, "report").items()},
         "traceback": shortened_at_front(view.traceback, _MOST_TRACEBACK),
     }
 
 
 def page_of_two(difference: Difference, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """a, b: of page_of. What `diff` says of the runs stands beside them."""
-    settings = [f"{each.setting}: {each.a} in A, {each.b} in B" for each in difference.settings]
     reason = short(difference.reason, _MOST_FACT)
     return {
         "name": f"{a['name']} and {b['name']}",
         "headline": f"{reason[:1].upper()}{reason[1:]}.",
         "same": difference.same,
         "first_difference": difference.first_difference,
-        "settings": [short(each) for each in settings[:_MOST_ROWS]],
+        "settings": [short(each) for each in difference.settings_text()[:_MOST_ROWS]],
         "a": a,
         "b": b,
     }
+
+
+def _headline(view: RunView) -> str:
+    """What became of the run, and after which time; it rounds, and adds nothing."""
+    if not view.generations:
+        return "Not begun: no generation has formed yet."
+    state = short(ended(view.state.capitalize(), view.stopped))
+    if view.plain is not None:
+        return (
+            f"{state}: a script that does not import elastic, {duration(view.plain.running_s)} with workers."
+        )
+    took = f" in {duration(view.time.wall_s)}" if view.time else ""
+    if view.is_finished:
+        return f"{state}: {count(view.step, 'step', 'steps')}{took}."
+    of = f" of {grouped(view.length)}" if view.length else ""
+    why = f": {short(view.failed.reason).rstrip('.')}" if view.failed else ""
+    still_s = _still_s(view)
+    still = f"; no step for {duration(still_s)}" if still_s else ""
+    return f"{state} at step {grouped(view.step)}{of}{took}{why}{still}."
+
+
+def _still_s(view: RunView) -> float | None:
+    """For how long a running run has made no step, where that is so long that it may hang."""
+    if view.state != "running":
+        return None
+    begun_s = [each.begins_s for each in view.generations if each.cause in ("start", "resume")]
+    step_s = None if view.newest is None else view.newest.time
+    still_s = view.now_s - max([*begun_s, step_s or 0.0])
+    is_long = still_s > max(_STILL_S, _STILL_STEPS * (view.step_time_s.median or 0.0))
+    return still_s if is_long else None
 
 
 def _faults(view: RunView) -> dict[str, Any]:

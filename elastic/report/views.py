@@ -15,10 +15,11 @@ from elastic.config.identity import Identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.observe.reader import RunReader, read_run
+from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
 from elastic.rendezvous.backends.beat_files import FOLDER
+from elastic.report.download import readable
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import file_time_s
 from elastic.system.files import open_regular
@@ -27,14 +28,23 @@ _PAUSE_PER_COST = 200.0  # so that looking takes a two-hundredth of one core
 _LONGEST_S = 60.0  # of a run in a folder, whose first look is the longest by far
 
 
-def view_now(run: RunDir, reader: RunReader | None = None) -> RunView:
-    """With its curves. reader: of this run, where it was looked at before.
+def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunView:
+    """All of a run in a folder; newest: with its newest step alone, however long it is.
 
     Raises OSError, UsageError, and StoreFailed where the heartbeats are in a store that does not
     answer.
     """
-    record = read_run(run, points=MOST_POINTS) if reader is None else reader.read()
-    return view_of(record, heartbeat_ages_s(run.rendezvous_url), parent_of(run))
+    record = read_newest(run) if newest else read_run(run, points=MOST_POINTS if curves else 0)
+    beats_s = heartbeat_ages_s(run.rendezvous_url)
+    return view_of(record, beats_s, None if newest else _parent_of(run))
+
+
+def look_again(run: RunDir, reader: RunReader) -> RunView:
+    """The same of a run that was read before; of one at a URL a copy is read whole."""
+    with readable(run) as there:
+        if run.is_remote:
+            return view_now(there, curves=reader.has_curves)
+        return view_of(reader.read(), heartbeat_ages_s(run.rendezvous_url), _parent_of(there))
 
 
 def heartbeat_ages_s(url: str) -> dict[str, float]:
@@ -65,7 +75,7 @@ def _of_objects(url: str) -> dict[str, float]:
     }
 
 
-def parent_of(run: RunDir) -> Parent | None:
+def _parent_of(run: RunDir) -> Parent | None:
     """The run that this one began from. Raises UsageError, OSError."""
     found = _identity(run, "the report reads there what the run descends from")
     return None if found is None else found.parent
@@ -93,15 +103,3 @@ def pause_s(cost_s: float, *, least_s: float, is_remote: bool) -> float:
     if is_remote:
         return max(least_s, 20 * cost_s)
     return max(least_s, min(_LONGEST_S, _PAUSE_PER_COST * cost_s))
-
-
-def folder_id(folder: Path) -> tuple[int, int] | None:
-    """The folder that has this name now; None for none.
-
-    After `--fresh` it is another one, which a reader should not show a minute late.
-    """
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

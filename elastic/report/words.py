@@ -3,8 +3,6 @@
 from elastic.system.untrusted import printable
 
 MOST_LETTERS = 160  # of a name, a cause or a reason
-# Neither breaks a line; the first is narrow.
-_SPACE, _WIDE = "\u202f", "\u00a0"
 
 
 def short(text: str, most: int = MOST_LETTERS) -> str:
@@ -25,21 +23,30 @@ def count(number: int, one: str, several: str) -> str:
 
 def grouped(number: int) -> str:
     """Digits in groups of three, from five digits on."""
-    return f"{number:,}".replace(",", _SPACE) if abs(number) >= 10_000 else str(number)
+    return f"{number:,}".replace(",", " ") if abs(number) >= 10_000 else str(number)
 
 
 def duration(seconds: float) -> str:
     """In the two largest units: 0.8 s, 41 s, 7 min 3 s, 7 h 41 min, 3 d 2 h."""
     if seconds < 9.95:
-        return f"{seconds:.1f}{_SPACE}s"
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     for size, unit, smaller_size, smaller in _UNITS:
         if whole >= size:
             rest = round((whole % size) / smaller_size)
             if rest * smaller_size == size:  # 59 min 59.6 s
-                return f"{whole // size + 1}{_SPACE}{unit}"
-            return f"{whole // size}{_SPACE}{unit}" + (f"{_WIDE}{rest}{_SPACE}{smaller}" if rest else "")
-    return f"{whole}{_SPACE}s"
+                return f"{whole // size + 1} {unit}"
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
 
 
 _UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def size_text(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"

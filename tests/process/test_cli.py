@@ -28,7 +28,7 @@ def make_run(tmp_path):
         log.generation = 1
         log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
         for step, chain in enumerate(chains, start=1):
-            metrics.append(StepLine(step=step, chain=chain, generation=1, seconds=0.1, time=1.0))
+            metrics.append(StepLine(step=step, chain=chain * 16, generation=1, seconds=0.1, time=1.0))
         log.record(RunFinished(steps=len(chains), epochs=1, digest=digest))
         return str(folder)
 
@@ -57,7 +57,7 @@ def test_report_and_status_print_one_json_value(make_run, capsys):
 
 
 def test_diff_exits_1_at_the_first_step_that_differs(make_run, capsys):
-    a, b = make_run("a", "abc", "d"), make_run("b", "axc", "e")
+    a, b = make_run("a", "abc", "d"), make_run("b", "aec", "e")
 
     assert main(["diff", a, a]) == 0
     capsys.readouterr()

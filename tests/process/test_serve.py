@@ -11,8 +11,9 @@ from page_server import LIMIT_S, served
 
 from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
+from elastic.errors import StoreFailed
 from elastic.report.http_server import is_own_name
-from elastic.report.serve import PAUSE_S, LiveRun, NotNow, seen
+from elastic.report.serve import PAUSE_S, LiveRun, seen
 from elastic.report.views import view_now
 from elastic.testing.fakes import FakeClock
 
@@ -151,10 +152,10 @@ class Counted:
         return seen("run", view_now(RunDir.parse(str(self.run))))
 
 
-def live(run, cost_s, place=lambda: "the same"):
+def live(run, cost_s):
     clock = FakeClock()
     looks = Counted(run, clock, cost_s)
-    return clock, looks, LiveRun(looks, clock, least_s=PAUSE_S, is_remote=False, place=place)
+    return clock, looks, LiveRun(looks, clock, least_s=PAUSE_S, is_remote=False)
 
 
 def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
@@ -163,7 +164,7 @@ def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
     clock.now += 19.9
     assert found.newest() is first
     clock.now += 0.2
-    assert found.newest().tag == first.tag  # nothing has changed
+    assert found.newest().document == first.document  # nothing has changed
     assert looks.count == 2
 
 
@@ -175,9 +176,9 @@ def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
     clock.now += PAUSE_S
 
     for _ in range(2):
-        with pytest.raises(NotNow, match="expected files of a run that can be read"):
+        with pytest.raises(StoreFailed, match="expected files of a run that can be read"):
             found.newest()
     run.unlink()
     aside.rename(run)
     clock.now += PAUSE_S
-    assert found.newest().tag
+    assert found.newest().document

@@ -7,7 +7,7 @@ from logged import logged
 from viewed import viewed
 
 from elastic.report import tables
-from elastic.report.report import report_of
+from elastic.report.figures import report_json
 
 ONE = {"world_size": 1, "nodes": ["n1"], "plain": True}
 FAILED_ONCE = [
@@ -35,9 +35,9 @@ def test_a_plain_script_that_runs_shows_restarts_and_time():
 
 
 def test_a_finished_plain_script_has_no_steps_nor_goodput():
-    report = report_of(viewed(FINISHED))
-    assert (report.finished, report.steps, report.goodput, report.badput_s) == (True, 0, None, {})
-    assert report.recoveries == []
+    report = report_json(viewed(FINISHED))
+    assert (report["finished"], report["steps"], report["goodput"], report["badput_s"]) == (True, 0, None, {})
+    assert report["recoveries"] == []
     text = shown(FINISHED)
     assert "18.0 s with workers" in text
     assert "1 (1 failure)" in text
@@ -56,4 +56,4 @@ def test_other_arguments_make_a_finished_plain_script_run_again():
 def test_a_failed_plain_script_shows_its_exit_once():
     failed = [*FAILED_ONCE, logged("run_failed", 120.0, 2, exit_code=1, reason="rank 0 raised")]
     assert viewed(failed, now=130.0).state == "failed"
-    assert shown(failed).count("exit code 1: rank 0 raised") == 2
+    assert shown(failed).count("exit code 1: rank 0 raised") == 4

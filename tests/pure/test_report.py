@@ -1,6 +1,7 @@
 """A report follows from the events and the metrics of a run, and never claims too much."""
 
 import io
+import json
 from dataclasses import asdict, replace
 from operator import attrgetter
 
@@ -15,15 +16,15 @@ from viewed import viewed
 from elastic.events import FaultInjected, Restored, WorkerExited
 from elastic.observe.doubts import told_at_the_end
 from elastic.observe.step_line import StepLine
-from elastic.report import report
+from elastic.report.figures import report_json
 from elastic.report.tables import report_tables
 
 by_time = attrgetter("time")
 
 
 def summarise(events, lines, parent=None):
-    """What `report --json` prints: the frozen report as plain JSON."""
-    return asdict(report.report_of(viewed(events, lines, parent=parent)))
+    """What `report --json` prints: as plain JSON."""
+    return json.loads(json.dumps(report_json(viewed(events, lines, parent=parent)), default=asdict))
 
 
 def started(time, generation, cause, world_size=2):

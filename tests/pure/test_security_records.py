@@ -39,10 +39,9 @@ from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFa
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import Timing
-from elastic.report.chains import StepChains
-from elastic.report.diff import compare, compared_run
-from elastic.report.report import report_of, status_of
-from elastic.report.tables import diff_text, report_tables, status_tables
+from elastic.report.diff import ComparedRun, StepChains, compare
+from elastic.report.figures import report_json, status_json
+from elastic.report.tables import cell, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system import untrusted
 from elastic.system.json_lines import JsonLines
@@ -273,10 +272,10 @@ def test_any_events_and_metrics_can_be_reported_without_control_characters(logs,
     view = viewed(found, counted, newest=newest, beats={"n": 1.0}, now=100.0)
     chains = StepChains()
     chains.add(batch_of(counted))
-    end = compared_run(found, chains)
+    end = ComparedRun.of(found, chains)
     difference = compare(end, chains, end, chains)
-    json.dumps([asdict(each) for each in (report_of(view), status_of(view), difference)])
-    tables = [report_tables("run", view), status_tables("run", view), diff_text(difference)]
+    json.dumps([report_json(view), status_json(view), difference], default=asdict)
+    tables = [report_tables("run", view), status_tables("run", view), cell(difference.text())]
     for text in (*map(shown, tables), "" if newest is None else printable(progress_line(newest, None))):
         assert all(each.isprintable() or each == "\n" for each in text)
 

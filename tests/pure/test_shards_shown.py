@@ -4,7 +4,7 @@ from viewed import viewed
 
 from elastic.events import GenerationStarted, ShardsMoved
 from elastic.observe.logged_event import LoggedEvent
-from elastic.report.facts import shards_text
+from elastic.report.figures import shards_text
 from elastic.train.step.balancing import has_failed
 
 

@@ -1,5 +1,6 @@
 """The state of a run follows from its events, its newest step and its nodes' heartbeats."""
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -7,14 +8,16 @@ from logged import logged
 from viewed import viewed
 
 from elastic.observe.step_line import StepLine
-from elastic.report.report import status_of
+from elastic.report.figures import status_json
 
 NOW = 1000.0
 
 
 def status(events, newest, beat_ages_s, now):
-    """What `status --json` prints: the frozen status as plain JSON."""
-    return asdict(status_of(viewed(events, newest=newest, beats=beat_ages_s, now=now)))
+    """What `status --json` prints: as plain JSON."""
+    return json.loads(
+        json.dumps(status_json(viewed(events, newest=newest, beats=beat_ages_s, now=now)), default=asdict)
+    )
 
 
 START = [

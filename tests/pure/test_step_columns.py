@@ -15,15 +15,14 @@ from long_run import write_long_run
 from viewed import columns_in, viewed
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, metrics_files, step_reader
+from elastic.observe import metrics, reader
 from elastic.observe.log import read_events
 from elastic.observe.reader import RunReader
 from elastic.observe.slow_ranks import Tally
 from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, with_values
 from elastic.observe.step_columns import GenerationSteps, StepColumns, columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import MOST_NAMES, StepReader
-from elastic.report.report import report_of
+from elastic.report.figures import report_json
 
 numbers = st.one_of(
     st.integers(-3, 3),
@@ -94,8 +93,12 @@ def test_a_line_that_is_too_long_for_a_reader_counts_as_unreadable_and_an_unfini
     assert (found.last_step, found.num_unreadable) == (2, 2)
 
 
+def reader_of(path):
+    return RunReader(RunDir.parse(str(path.parent)), with_values=True)
+
+
 def batches_of(reader):
-    return [*filter(None, reader.batches())]
+    return [*reader.new_steps()]
 
 
 def value_in(value):
@@ -123,7 +126,7 @@ def joined(batches):
 def test_the_values_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path_factory, found):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(b"\n".join([*found, b""]))
-    assert joined(batches_of(StepReader(path, with_values=True))) == joined([with_values(metrics.read(path))])
+    assert joined(batches_of(reader_of(path))) == joined([with_values(metrics.read(path))])
 
 
 @given(st.lists(lines, max_size=12), st.lists(st.integers(0, 400), max_size=4))
@@ -131,10 +134,10 @@ def test_a_reader_that_comes_again_reads_each_line_once(tmp_path_factory, found,
     """It comes whenever a part of the file is there, cut anywhere."""
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     text = b"\n".join([*found, b""])
-    reader, batches = StepReader(path, with_values=True), []
+    again, batches = reader_of(path), []
     for place in [*sorted(places), len(text)]:
         path.open("ab").write(text[path.stat().st_size if path.exists() else 0 : place])
-        batches += batches_of(reader)
+        batches += batches_of(again)
     assert joined(batches) == joined([with_values(metrics.read(path))])
 
 
@@ -189,65 +192,27 @@ def test_batches_of_any_size_add_up_to_what_single_lines_do(found, sizes):
     assert (columns.last_step, columns.last_time_s) == (newest.step, newest.time)
 
 
-def test_a_reader_begins_again_where_a_newer_generation_has_a_file(tmp_path):
-    run = write_long_run(tmp_path / "run", 120)
-    path = run / "metrics.jsonl"
-    reader = StepReader(path)
-    first = [*reader.batches()]
-    metrics_files.own_file(path, 7).touch()
-    second, third = [*reader.batches()], [*reader.batches()]
-
-    assert first[0] is None and joined(first[1:])[0]["step"] == [*range(1, 121)]
-    assert second[0] is None and joined(second[1:])[0]["step"] == []
-    assert None not in third
-
-
-@pytest.mark.parametrize("name", ['a "quoted" one', "a\\b", "a\nb", "\ud800"])
-def test_a_name_that_can_be_no_field_is_read(tmp_path, name):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, name: step}) + "\n" for step in (1, 2)))
-    found = [batch.values for batch in batches_of(StepReader(path, with_values=True)) if len(batch)]
-    assert found == [{name: [1, 2]}]
-
-
 def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
     """The next one waits for nodes: it has no step yet."""
     run = write_long_run(tmp_path / "run", 120)
-    reader = RunReader(RunDir.parse(str(run)))
-    assert reader.read().steps.last_step == 120
+    again = RunReader(RunDir.parse(str(run)))
+    assert again.read().steps.last_step == 120
     run.rename(tmp_path / "aside")
     (run / "events").mkdir(parents=True)
 
-    found = reader.read()
+    found = again.read()
     assert (found.steps.last_step, found.newest, found.events) == (0, None, [])
-
-
-def test_names_that_come_late_are_read_and_a_few_hundred_are_not_too_many(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    names = [f"name {at}" for at in range(MOST_NAMES)]
-    for count in (MOST_NAMES, MOST_NAMES + 1):
-        path.write_text(
-            "".join(
-                json.dumps({"step": step} | dict.fromkeys([*names, "one more"][:count][:step], step)) + "\n"
-                for step in range(1, count + 2)
-            )
-        )
-        assert joined(batches_of(StepReader(path, with_values=True))) == joined(
-            [with_values(metrics.read(path))]
-        )
 
 
 def test_a_line_is_read_twice_only_where_it_is_no_line_of_a_step(tmp_path, monkeypatch):
     """Else the report would be right, and as slow as before."""
     parsed = []
-    original = step_reader.parsed_and_unreadable
-    monkeypatch.setattr(
-        step_reader, "parsed_and_unreadable", lambda *given: parsed.append(1) or original(*given)
-    )
+    original = reader.parsed_and_unreadable
+    monkeypatch.setattr(reader, "parsed_and_unreadable", lambda *given: parsed.append(1) or original(*given))
     run = write_long_run(tmp_path / "run", 20_000)
 
     columns = columns_in(run / "metrics.jsonl")
-    read = joined(batches_of(StepReader(run / "metrics.jsonl", with_values=True)))
+    read = joined(batches_of(reader_of(run / "metrics.jsonl")))
     assert parsed == []
     lines = metrics.read(run / "metrics.jsonl")
     assert columns == columns_of(lines)
@@ -258,11 +223,11 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
     """Over two restarts, to the last bit of each sum."""
     run = write_long_run(tmp_path / "run", 120_000)
     events = read_events(run / "events")
-    found = report_of(viewed(events, columns_in(run / "metrics.jsonl")))
+    found = report_json(viewed(events, columns_in(run / "metrics.jsonl")))
 
-    assert found == report_of(viewed(events, metrics.read(run / "metrics.jsonl")))
-    assert (found.steps, found.lost_steps, found.audits.done) == (120_000, 80, 1200)
-    assert [each.last_step for each in found.generations] == [50_040, 100_040, 120_000]
+    assert found == report_json(viewed(events, metrics.read(run / "metrics.jsonl")))
+    assert (found["steps"], found["lost_steps"], found["audits"].done) == (120_000, 80, 1200)
+    assert [each["last_step"] for each in found["generations"]] == [50_040, 100_040, 120_000]
 
 
 @pytest.mark.parametrize(

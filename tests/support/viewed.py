@@ -5,11 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 from elastic.config.parent import Parent
+from elastic.config.run_dir import RunDir
 from elastic.observe.logged_event import Events
+from elastic.observe.reader import RunReader
 from elastic.observe.run_view import Record, RunView, view_of
 from elastic.observe.step_columns import StepColumns, columns_of
 from elastic.observe.step_line import StepLine
-from elastic.observe.step_reader import StepReader
 
 
 def viewed(
@@ -32,9 +33,5 @@ def viewed(
 
 def columns_in(path: Path) -> StepColumns:
     """All of a file of metrics."""
-    found = StepColumns()
-    with closing(StepReader(path)) as reader:
-        for batch in reader.batches():
-            if batch is not None:  # one without lines may have unreadable ones
-                found.add(batch)
-    return found
+    with closing(RunReader(RunDir.parse(str(path.parent)))) as reader:
+        return reader.read().steps

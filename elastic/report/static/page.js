@@ -93,7 +93,7 @@ class Page {
     run.replaceChildren(...(state ? [state] : []), ...names);
     const sign = shown.a || shown.last_sign_s === null ? "" : ` The last sign of life: ${clockTime(shown.last_sign_s, true)}.`;
     document.getElementById("headline").textContent = `${shown.headline}${sign}`;
-    document.getElementById("went-to").textContent = shown.a ? (shown.settings.length && !shown.same ? `Begun with other settings: ${shown.settings.join("; ")}.` : "") : shown.went_to;
+    document.getElementById("went-to").textContent = shown.a ? (shown.settings.length && !shown.same ? `Begun with other settings: ${shown.settings.join("; ")}.` : "") : trainingWords(shown);
   }
 
   draw() {

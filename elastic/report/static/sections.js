@@ -15,6 +15,10 @@ function causeWords(kind, picture) {
   return kind === "end" && picture.state === "running" ? "since the last step" : CAUSES[kind] || kind;
 }
 
+function trainingWords(picture) {
+  return picture.goodput === null ? "" : `${percent(picture.goodput)} of the time was training.`;
+}
+
 function timeParts(picture) {
   const lost = Object.entries(picture.badput_s).sort((a, b) => b[1] - a[1]);
   return [["training", picture.useful_s, "train"], ...lost.map(([kind, seconds]) => [kind, seconds, causeColor(kind)])];
@@ -65,7 +69,7 @@ function timeSection(pictures) {
   if (pictures.every(({ picture }) => !picture.timeline)) return null;
   const longest_s = Math.max(...pictures.map(({ picture }) => picture.wall_s));
   const parts = pictures.flatMap(({ label, picture }) => [
-    label ? element("p", { class: "run-label" }, element("b", {}, label), `${picture.headline} ${picture.went_to}`) : null,
+    label ? element("p", { class: "run-label" }, element("b", {}, label), `${picture.headline} ${trainingWords(picture)}`) : null,
     timeBar(picture, longest_s),
     element("div", { class: "beside" }, element("div", { class: "scroll" }, timeTable(picture)), timeFigures(picture)),
   ]);
@@ -179,7 +183,7 @@ function checkpointsSection(picture) {
   return section("checkpoints", "Checkpoints", null, figures);
 }
 
-const TOLD_ABOVE = new Set(["finished", "failed", "steps", "goodput", "lost to", "step time", "checkpoints"]);
+const TOLD_ABOVE = new Set(["state", "failed", "step", "goodput", "lost to", "step time", "checkpoints"]);
 
 function factsSection(picture) {
   const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label));
