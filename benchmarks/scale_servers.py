@@ -21,7 +21,7 @@ from scale_clock import SimulatedClock
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
-from elastic.rendezvous.backends.etcd_http import Access, Answer, Header, RangeResponse, Response, StoredKey
+from elastic.rendezvous.backends.etcd_http import Answer, RangeResponse, Response, StoredKey
 from elastic.rendezvous.backends.host import Answer as HostAnswer
 from elastic.rendezvous.backends.host import GroupInMemory, HostBackend, Question
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
@@ -123,7 +123,7 @@ class Etcd:
         self._keys: dict[bytes, tuple[int, bytes]] = {}
 
     def open(self) -> Backend:
-        backend = EtcdBackend("simulated", "group", Access(), self._traffic.clock)
+        backend = EtcdBackend("simulated", "group", {}, self._traffic.clock)
         backend._etcd = self  # type: ignore[assignment]
         return backend
 
@@ -160,13 +160,10 @@ class Etcd:
             elif "request_delete_range" in each:
                 for key in self._matching(each["request_delete_range"]):
                     del self._keys[key]
-        header = Header(revision=str(self._revision))
-        return Answer(header=header, succeeded=holds, responses=tuple(responses))
+        return Answer(succeeded=holds, responses=tuple(responses))
 
     def _holds(self, compare: dict[str, str]) -> bool:
-        found = self._keys.get(b64decode(compare["key"]), (0, b""))[0]
-        wanted = int(compare["mod_revision"])
-        return found > wanted if compare["result"] == "GREATER" else found == wanted
+        return self._keys.get(b64decode(compare["key"]), (0, b""))[0] == int(compare["mod_revision"])
 
     def _put(self, body: dict[str, Any]) -> None:
         self._revision += 1
@@ -233,7 +230,6 @@ class Bucket:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._objects: dict[str, bytes] = {}
-        self._marks: Counter[str] = Counter()
 
     def open(self) -> Backend:
         backend = ObjectStoreBackend(self.url, clock=self._traffic.clock)
@@ -269,7 +265,6 @@ class Bucket:
     def write(self, name: str, data: bytes) -> None:
         def effect() -> None:
             self._objects[name] = data
-            self._marks[name] += 1
 
         self._call("put", effect)
 
@@ -279,7 +274,7 @@ class Bucket:
     def listed(self, prefix: str) -> dict[str, Listed]:
         def effect() -> dict[str, Listed]:
             return {
-                name: Listed(size_bytes=len(data), changed=None, mark=str(self._marks[name]))
+                name: Listed(size_bytes=len(data), changed=None)
                 for name, data in self._objects.items()
                 if name.startswith(prefix)
             }

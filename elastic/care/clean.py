@@ -166,7 +166,7 @@ def _files_of(run: RunDir) -> Iterator[tuple[str, Listed]]:
     for name in names:
         with suppress(FileNotFoundError):
             about = (run.local / name).lstat()
-            yield name, Listed(size_bytes=about.st_size, changed=about.st_mtime, mark="")
+            yield name, Listed(size_bytes=about.st_size, changed=about.st_mtime)
 
 
 def _raise(error: OSError) -> None:

@@ -20,7 +20,7 @@ from enum import Enum
 from zlib import crc32
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, OrdersByGeneration
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy, width
 from elastic.rendezvous.observer import GroupObserver
@@ -126,8 +126,6 @@ class GroupWriter:
 
     def set(self, version: int | None, group: Group) -> bool:
         """Make `group` the successor of `version` unless another node was faster."""
-        if isinstance(self._backend, OrdersByGeneration):
-            self._backend.write_as_of(group.generation)
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
             self._observer.keep(group)
@@ -209,7 +207,7 @@ class GroupWriter:
         try:
             self._combined.request(self._me.id, text)
         except BackendFailed:
-            # A folder may have no room, or none for so long a name: then this node writes.
+            # A folder may have no room: then this node writes.
             return False
         call_s = max(CALL_S, self._clock.monotonic() - began_s)
         spread_s = min(width(group, self._policy) * CALLS_PER_NODE * call_s, self._longest_s)

@@ -24,8 +24,7 @@ from elastic.config import environment
 from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.backends.beat_files import FOLDER, BeatFiles
-from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.directory import DirectoryBackend, read_beats
 from elastic.rendezvous.backends.select import Kind, RendezvousConfig
 from elastic.rendezvous.shared_settings import Name
 from elastic.storage.remote import open_store
@@ -150,12 +149,12 @@ def beats_at(run: RunDir, place: Place) -> Beats:
         objects = ObjectStoreBackend(place.endpoint or f"{run.url}/{below}")
         return partial(objects.beats, [place.token] if place.kind == ALONE else None)
     if place.kind == ALONE:
-        return partial(BeatFiles(run.local / PLACE / FOLDER).read, [place.token])
+        return partial(read_beats, run.local / PLACE, [place.token])
     if place.kind == "dir":
         folder = Path(place.endpoint) if place.endpoint else run.rendezvous
         if place.endpoint:
             folder.stat()
-        return partial(BeatFiles(folder / FOLDER).read, None)
+        return partial(read_beats, folder, None)
     config = RendezvousConfig(kind=cast("Kind", place.kind), endpoint=place.endpoint, group=place.group)
     return config.open(environment.variables()).beats
 

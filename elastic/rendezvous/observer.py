@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain
 
 from elastic.rendezvous import membership, transitions
-from elastic.rendezvous.backends.backend import Backend, NotesGeneration, ReadsWithBeats
+from elastic.rendezvous.backends.backend import Backend, ReadsWithBeats
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
@@ -124,8 +124,6 @@ class GroupObserver:
         if is_ours:
             group = self._as_begun(group)
         self.has_begun = self.has_begun or (is_ours and group.open)
-        if is_ours and isinstance(self._backend, NotesGeneration):
-            self._backend.note_generation(group.generation)
         # If the state is lost, this node may be the first to begin the next one.
         self._min_generation = max(self._min_generation, group.generation)
         now_s = self._clock.monotonic()

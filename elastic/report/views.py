@@ -18,7 +18,7 @@ from elastic.errors import UsageError
 from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
-from elastic.rendezvous.backends.beat_files import FOLDER
+from elastic.rendezvous.backends.directory import BEATS
 from elastic.report.download import readable
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import file_time_s
@@ -59,7 +59,7 @@ def heartbeat_ages_s(url: str) -> dict[str, float]:
 
 def _of_folder(folder: Path) -> dict[str, float]:
     changed = {}
-    for path in (folder / FOLDER).glob("*"):
+    for path in (folder / BEATS).glob("*"):
         with suppress(FileNotFoundError):  # removed since it was listed
             if not path.name.startswith("."):
                 changed[path.name] = path.stat().st_mtime

@@ -89,14 +89,10 @@ def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """`changed`: seconds since 1970 by the service's clock, None where it does not tell.
-
-    `mark` changes whenever the object is written again.
-    """
+    """`changed`: seconds since 1970 by the service's clock, None where it does not tell."""
 
     size_bytes: int
     changed: float | None
-    mark: str
 
 
 class Objects:
@@ -349,11 +345,7 @@ def _listed(about: dict[str, Any]) -> Listed:
     names = ("LastModified", "mtime", "updated", "last_modified", "created")
     changed = next((about[name] for name in names if about.get(name) is not None), None)
     seconds = changed.timestamp() if isinstance(changed, datetime) else None
-    return Listed(
-        size_bytes=int(about["size"]),
-        changed=seconds,
-        mark=f"{about.get('ETag', about.get('etag', ''))} {changed}",
-    )
+    return Listed(size_bytes=int(about["size"]), changed=seconds)
 
 
 def _says_exists(error: Exception) -> bool:

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 def empty_newest_version_and_tear_a_save(run):
     """Half of the payload of step 15 is there, and the draft of its record."""
     os.truncate(max(run.rendezvous.glob("state-*")), 0)
-    (run.rendezvous / "generation").unlink()
     (attempt,) = (run.local / "checkpoints" / f"{12:012d}").glob("a-*")
     later = run.local / "checkpoints" / f"{15:012d}"
     shutil.copytree(attempt, later / attempt.name)

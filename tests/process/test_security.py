@@ -42,8 +42,8 @@ def flag(tmp_path):
 
 
 def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(stopped, undisturbed, flag):
-    """In place of a commit record, of a payload whose record fits it, among events and metrics, in
-    beats and in the number of the generation.
+    """In place of a commit record, of a payload whose record fits it, among events and metrics, and
+    in beats.
     """
     drill, pickled = stopped, bomb(flag)
     checkpoints, rendezvous = drill.run.local / "checkpoints", drill.run.rendezvous
@@ -56,7 +56,6 @@ def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(sto
     with drill.run.metrics.open("ab") as file:
         file.write(pickled + b"\n")
     (rendezvous / "beats" / "stranger").write_bytes(pickled)
-    (rendezvous / "generation").write_bytes(pickled)
 
     code, found = drill.inspects("verify", drill.run.url)
     assert code == 1 and [each["step"] for each in found["damage"]] == [20, 16]

@@ -132,7 +132,7 @@ def test_an_attempt_stays_that_a_writer_or_a_damaged_record_may_name(run):
 @pytest.mark.parametrize("changed", [10 * DAY_S - 60.0, None])
 def test_ages_are_those_of_the_storage(changed):
     """The clock of a file server is days ahead: an attempt of a minute ago is young."""
-    files = {ATTEMPT: Listed(size_bytes=1, changed=changed, mark="")}
+    files = {ATTEMPT: Listed(size_bytes=1, changed=changed)}
     assert leftovers(files, set(), set(), now_s=10 * DAY_S) == []
 
 

@@ -14,7 +14,7 @@ from rendezvous_world import World
 from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backends.backend import BackendFailed, NotesGeneration
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
@@ -110,8 +110,6 @@ class Place(World):
     def requests(self) -> dict[str, str]:
         """What takes effect in the group as it is."""
         group = self.group
-        if isinstance(self.slow, NotesGeneration):
-            self.slow.note_generation(group.generation)
         found = self.slow.requests()
         return {
             name: each for name, each in found.items() if granted(group, {name: each}, dead=set()) != group

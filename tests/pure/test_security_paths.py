@@ -21,7 +21,7 @@ from elastic.observe import metrics
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
 from elastic.storage.store import OutsideStore, Payload, read_small
@@ -223,14 +223,11 @@ def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
     """Pipes without a writer and files without an end, under every name that is read."""
     backend = DirectoryBackend(tmp_path)
     (tmp_path / "beats").mkdir()
-    for name in ("state-000000000001.json", "beats/x", "generation"):
+    for name in ("state-000000000001.json", "beats/x"):
         make(tmp_path / name)
     with pytest.raises(BackendFailed):
         backend.read()
     assert backend.beats() == {}
-    assert read_generation(tmp_path) == 0
-    backend.note_generation(3)  # in its place
-    assert read_generation(tmp_path) == 3
 
 
 @pytest.mark.parametrize(
@@ -263,7 +260,6 @@ def test_files_larger_than_the_bound_take_little_memory(tmp_path, root, store):
     save(store, 7)
     sparse(root / commit_name(8))
     sparse(tmp_path / "state-000000000001.json")
-    sparse(tmp_path / "generation")
     sparse(tmp_path / "run.json")
     sparse(tmp_path / "events" / "n.jsonl")
     backend = DirectoryBackend(tmp_path)
@@ -272,7 +268,6 @@ def test_files_larger_than_the_bound_take_little_memory(tmp_path, root, store):
     try:
         assert [damage.step for damage in list_commits(store, CLOCK)[1]] == [8]
         refused(backend.read, BackendFailed)
-        assert read_generation(tmp_path) == 0
         assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES
         assert read_events(tmp_path / "events") == []
         refused(lambda: safetensors_header.parse(header), CheckpointDamaged)

@@ -1,15 +1,19 @@
 """A backend keeps one versioned value and one counter per node; of all writers of a version one
 wins.
 
-It knows nothing of groups. Its readers decide what the bytes mean and who is alive.
+Its readers decide what the bytes mean and who is alive. Of a group it reads the generation alone,
+which orders two histories where a state was lost.
 """
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from elastic.errors import ElasticError
+from elastic.system.untrusted import parse_json
 
 VALUE_LIMIT_BYTES = 4 * 1024 * 1024  # readers refuse a longer value
+LARGEST_GENERATION = 2**30
 
 
 class BackendFailed(ElasticError):  # noqa: N818
@@ -82,25 +86,20 @@ class CollectsRequests(Protocol):
 
 
 @runtime_checkable
-class NotesGeneration(Protocol):
-    """A backend whose state may be lost, and whose generation then tells which state is newer."""
-
-    def note_generation(self, generation: int) -> None:
-        """The group that this node has read is of this generation."""
-
-
-@runtime_checkable
-class OrdersByGeneration(Protocol):
-    """A backend whose state may be lost, so that two histories meet: the later generation wins."""
-
-    def write_as_of(self, generation: int) -> None:
-        """The value of the next compare-and-set is a group of this generation."""
-
-
-@runtime_checkable
 class MayHost(Protocol):
     """A backend that this process may serve itself; it ends with the process."""
 
     @property
     def is_host(self) -> bool:
         """Whether this process serves it."""
+
+
+def generation_of(value: bytes) -> int:
+    """The generation that a group's JSON names, by which a backend whose state may be lost tells
+    which of two histories is the later; 0 for other values.
+    """
+    with suppress(ValueError):
+        found = parse_json(value)
+        generation = found.get("generation") if isinstance(found, dict) else 0
+        return generation if isinstance(generation, int) and 0 <= generation < LARGEST_GENERATION else 0
+    return 0

@@ -1,42 +1,38 @@
 """Each version of the group is one file, linked into place whole, so one writer wins it.
 
 state-<version>.json   the newest number counts; the newest 16 are kept
-beats/<node>           the counter of one node (beat_files.py)
-requests/<node>,<text> what one node asks the others to write for it; an empty file. Where that is
-                       too long for a name, the node writes for itself
-generation             the newest generation as text, by which a lost state is known
+beats/<node>           the counter of one node
+requests/<node>        what one node asks the others to write for it
 .elastic-<unique>      being written; after an hour every node may remove it
 
-On a full disk, a new version takes the room of an older one, which is left empty, and what else
-moves is overwritten in place, so that the group goes on.
+On a full disk, a new version takes the room of an older one, which is left empty, and heartbeats
+are overwritten in place, so that the group goes on.
 
-It needs a file system with hard links and atomic renames that all nodes share. A version that was
-written survives a power cut. Where the newest one is torn all the same, the one before it counts,
-under the newest number: but only after the nodes that know the newest had the time to put it back.
-
-`generation` may step back until the next poll if two nodes write it at once.
+It needs a file system with hard links and atomic renames that all nodes share. A network file
+system may show old listings for seconds, and opening a file by its name asks the server. A version
+that was written survives a power cut. Where the newest one is torn all the same, the one before it
+counts, under the newest number: but only after the nodes that know the newest had the time to put
+it back.
 """
 
 import contextlib
-import errno
-import os
 import re
 import threading
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends import beat_files
-from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
-from elastic.rendezvous.backends.beat_files import BeatFiles
+from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import (
     FULL,
+    NoHardLinks,
     NotRegularFile,
     create_whole,
     cut,
+    listing,
     make_folders,
     overwrite,
     read_regular,
@@ -44,19 +40,18 @@ from elastic.system.files import (
 )
 from elastic.system.untrusted import parse_json, parse_number
 
+BEATS, REQUESTS = "beats", "requests"
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
 TORN_PATIENCE_S = 3.0
+CHECK_EVERY_S = 1.0  # that the folder still has what this process has seen there
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
-_REQUESTS = "requests"
-# A name that is too long for a file, and a folder that belongs to another user.
-_MADE_NO_FILE_ERRNOS = frozenset({errno.ENAMETOOLONG, errno.EACCES})
-_OWN = re.compile(r".+-[0-9]+-[0-9a-f]{8}(,.*)?")  # of an id that addresses.new_node_id made
-CHECK_EVERY_S = 1.0  # that the folder still has what this process has seen there
 _DRAFT = ".elastic-"
-_NUMBER_LIMIT_BYTES = 64
+# A draft, or of an id that addresses.new_node_id made: files of others may lie beside them.
+_OWN = re.compile(r"\.elastic-.+|.+-[0-9]+-[0-9a-f]{8}")
+_COUNTER_LIMIT_BYTES, _REQUEST_LIMIT_BYTES = 64, 65536
 
 
 class DirectoryBackend:
@@ -73,10 +68,6 @@ class DirectoryBackend:
         self._is_stand_in = False  # the file is torn, and the value is that of an older version
         self._torn = 0, 0.0  # a version, and since when it is known to be torn
         self._checked_s = float("-inf")
-        self._shown = self._generation = 0
-        self._shown_s = float("-inf")
-        self._beats = BeatFiles(path / beat_files.FOLDER)
-        self._request: dict[str, Path] = {}
         self._prepare()
 
     def read(self) -> tuple[int, bytes] | None:
@@ -84,16 +75,15 @@ class DirectoryBackend:
             for _ in range(READ_TRIES):
                 versions = self._versions()
                 version = max(versions, default=0)
-                if self._newest[0] >= version and self._is_kept(version):
-                    return self._newest if self._newest[0] else None
                 # The file can be missing only if 16 newer ones were written since the listing.
                 with contextlib.suppress(FileNotFoundError):
-                    value = read_regular(self._state(version), VALUE_LIMIT_BYTES)
-                    self._newest_bytes, self._is_stand_in = len(value), is_torn(value)
-                    if self._is_stand_in:
-                        value = self._before(version, versions)
-                    self._newest = version, value
-                    return self._newest
+                    if self._newest[0] < version or not self._is_kept(version):
+                        value = read_regular(self._state(version), VALUE_LIMIT_BYTES)
+                        self._newest_bytes, self._is_stand_in = len(value), is_torn(value)
+                        if self._is_stand_in:
+                            value = self._before(version, versions)
+                        self._newest = version, value
+                    return self._newest if self._newest[0] else None
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
         )
@@ -118,94 +108,56 @@ class DirectoryBackend:
     def beat(self, node_id: str) -> None:
         with self._failures("write a heartbeat"), self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            self._replace(self._beats.file(node_id), b"%d" % self._counters[node_id], fsync=False)
+            target = self._path / BEATS / quote(node_id, safe="")
+            self._replace(target, b"%d" % self._counters[node_id], fsync=False)
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._failures("read heartbeats"):
-            return self._beats.read(node_ids)
+            return read_beats(self._path, node_ids)
 
     def request(self, node_id: str, text: str) -> None:
         with self._failures("write a request"):
-            begin = f"{quote(node_id, safe='')},"
-            # Where this process has left none, it removes that of a dead node.
-            known = self._request.get(node_id)
-            found = (self._path / _REQUESTS).glob(f"{begin}*") if known is None and not text else ()
-            for old in (known,) if known is not None else found:
-                old.unlink(missing_ok=True)
-            self._request.pop(node_id, None)
+            target = self._path / REQUESTS / quote(node_id, safe="")
+            target.unlink(missing_ok=True)  # first: on a full disk it would keep the end of the old one
             if text:
-                new = self._path / _REQUESTS / f"{begin}{quote(text, safe='')}"
-                self._request[node_id] = new  # before it is there: a call that fails may leave it
-                try:
-                    self._touch(new)
-                except OSError as error:
-                    if error.errno in _MADE_NO_FILE_ERRNOS:
-                        # To remove it would fail in the same way, at each call from now on.
-                        del self._request[node_id]
-                    raise
+                self._replace(target, text.encode(), fsync=False)
 
     def requests(self) -> dict[str, str]:
         with self._failures("read requests"):
-            try:
-                names = [path.name for path in (self._path / _REQUESTS).iterdir()]
-            except FileNotFoundError:
-                return {}
-            parts = (name.partition(",") for name in names)
-            return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
-
-    def note_generation(self, generation: int) -> None:
-        self._generation = max(self._generation, generation)
-        with self._failures("write the newest generation"):
-            now_s = self._clock.monotonic()
-            if self._shown >= generation and now_s - self._shown_s < CHECK_EVERY_S:
-                return
-            self._shown, self._shown_s = read_generation(self._path), now_s
-            if self._shown < generation:
-                self._replace(self._path / "generation", b"%d" % generation, fsync=True)
+            found = _contents(self._path / REQUESTS, None, _REQUEST_LIMIT_BYTES)
+            return {node_id: text.decode(errors="replace") for node_id, text in found.items() if text}
 
     def _prepare(self) -> None:
-        first, second = self._draft(), self._draft()
+        probe = self._draft()
         try:
             make_folders(self._path)
-            first.touch()
-            self._remove_stale(first.stat().st_mtime)
-            os.link(first, second)
-        except OSError as error:
-            if error.errno in FULL:
-                return  # a group that is there may find room, as below
-            if os.path.exists(first):  # noqa: PTH110 - Path.exists may raise
-                raise UsageError(
-                    f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
-                    f" ({error.strerror}); choose another with --rdzv-endpoint or --run-dir, or meet elsewhere with --rdzv-backend"
-                ) from error
+            create_whole(probe, b"", fsync=False, draft=self._draft())
+            self._remove_stale(probe.stat().st_mtime)
+        except NoHardLinks as error:
             raise UsageError(
-                f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
-                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
+                f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
+                f" ({error.strerror}); choose another with --rdzv-endpoint or --run-dir, or meet elsewhere with --rdzv-backend"
             ) from error
+        except OSError as error:
+            if error.errno not in FULL:  # a group that is there may find room, as below
+                raise UsageError(
+                    f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
+                    f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
+                ) from error
         finally:
-            for draft in (first, second):
-                with contextlib.suppress(OSError):
-                    draft.unlink()
+            with contextlib.suppress(OSError):
+                probe.unlink()
 
     def _remove_stale(self, now_s: float) -> None:
-        """Remove files of dead processes. An age is a difference of the file system's own times."""
-        # Files of others may lie in a folder that --rdzv-endpoint names.
-        drafts = [self._path / name for name in self._names() if name.startswith(_DRAFT)]
-        own = (self._beats.path, self._path / _REQUESTS)
-        for path in [
-            *drafts,
-            *(
-                each
-                for folder in own
-                if folder.is_dir()
-                for each in folder.iterdir()
-                if _OWN.fullmatch(each.name)
-            ),
-        ]:
+        """Remove files of dead processes. An age is a difference of the file system's own times.
+
+        The node may only have slept. Then its next heartbeat creates the file again, and a state
+        that it was about to link is just not set.
+        """
+        drafts = [path for path in listing(self._path) if path.name.startswith(_DRAFT)]
+        for path in (*drafts, *listing(self._path / BEATS), *listing(self._path / REQUESTS)):
             with contextlib.suppress(FileNotFoundError):
-                if now_s - path.lstat().st_mtime > STALE_AFTER_S:
-                    # The node may only have slept. Then its next heartbeat creates the file again,
-                    # and a state that it was about to link is just not set.
+                if _OWN.fullmatch(path.name) and now_s - path.lstat().st_mtime > STALE_AFTER_S:
                     path.unlink()
 
     def _is_kept(self, listed: int) -> bool:
@@ -221,9 +173,11 @@ class DirectoryBackend:
             return True
         path = self._state(version)
         if version > listed:
-            if listed and read_generation(self._path) > self._generation:
-                self._newest = 0, b""
-                return False
+            if listed:
+                there = read_regular(self._state(listed), VALUE_LIMIT_BYTES)
+                if generation_of(there) > generation_of(value):
+                    self._newest = 0, b""
+                    return False
             self._link(path, value)
             return True
         now_s = self._clock.monotonic()
@@ -257,18 +211,14 @@ class DirectoryBackend:
                     return value
         return b""
 
-    def _names(self) -> list[str]:
-        try:
-            return [path.name for path in self._path.iterdir()]
-        except FileNotFoundError:
-            make_folders(self._path)  # a person removed it under a live group
-            return []
-
     def _state(self, version: int) -> Path:
         return self._path / f"state-{version:012d}.json"
 
     def _versions(self) -> list[int]:
-        return [int(match[1]) for name in self._names() if (match := _STATE.fullmatch(name))]
+        names = [path.name for path in listing(self._path)]
+        if not names:
+            make_folders(self._path)  # a person may have removed it under a live group
+        return [int(match[1]) for name in names if (match := _STATE.fullmatch(name))]
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
@@ -293,14 +243,6 @@ class DirectoryBackend:
                 cut(path, 0)
                 return True
         return False
-
-    @staticmethod
-    def _touch(path: Path) -> None:
-        try:
-            path.touch()
-        except FileNotFoundError:
-            make_folders(path.parent)
-            path.touch()
 
     def _replace(self, target: Path, value: bytes, *, fsync: bool) -> None:
         try:
@@ -341,10 +283,18 @@ def is_torn(value: bytes) -> bool:
     return False
 
 
-def read_generation(path: Path) -> int:
-    """The newest generation shown in the rendezvous folder `path`; 0 before the first."""
-    try:
-        text = read_regular(path / "generation", _NUMBER_LIMIT_BYTES)
-    except (FileNotFoundError, NotRegularFile):
-        return 0
-    return parse_number(text) or 0
+def read_beats(path: Path, node_ids: Collection[str] | None) -> dict[str, int]:
+    """The counters of these nodes, None: of all, in a rendezvous folder. Raises OSError."""
+    names = None if node_ids is None else [quote(node_id, safe="") for node_id in node_ids]
+    found = _contents(path / BEATS, names, _COUNTER_LIMIT_BYTES)
+    counters = {node_id: parse_number(text) for node_id, text in found.items()}
+    return {node_id: counter for node_id, counter in counters.items() if counter is not None}
+
+
+def _contents(folder: Path, names: Iterable[str] | None, limit_bytes: int) -> dict[str, bytes]:
+    """What plain files hold, by node id; names None: all that are there. Raises OSError."""
+    found = {}
+    for name in [path.name for path in listing(folder)] if names is None else names:
+        with contextlib.suppress(FileNotFoundError, NotRegularFile):
+            found[unquote(name)] = read_regular(folder / name, limit_bytes)
+    return found

@@ -32,7 +32,7 @@ CONNECT_S = 0.5
 ANSWER_S = 1.5
 CALL_S = 3.0
 
-_NOT_FOUND = 5  # codes of gRPC
+_NOT_FOUND = 5  # codes of gRPC; here of a lease
 _UNAUTHENTICATED = 16
 _STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
 
@@ -41,43 +41,9 @@ class OutcomeUnknown(BackendFailed):
     """The request was sent and no answer came: it may take effect, now or later."""
 
 
-class NotFound(BackendFailed):
-    """The member answered that the thing named in the request, such as a lease, does not exist."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Credentials, and the authority to trust: PEM files and "name:password", as for etcdctl."""
-
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    user: str | None = None
-
-    @staticmethod
-    def from_environment(environ: Mapping[str, str]) -> "Access":
-        """From ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER and ETCDCTL_PASSWORD.
-
-        The password may be in ETCDCTL_USER instead, after a colon. Raises UsageError without one.
-        """
-        user, password = environ.get("ETCDCTL_USER"), environ.get("ETCDCTL_PASSWORD")
-        if user and ":" not in user and password:
-            user = f"{user}:{password}"
-        if user and ":" not in user:
-            raise UsageError(
-                f"ETCDCTL_USER should be name:password, found only the name {user!r}; add :password, or set ETCDCTL_PASSWORD"
-            )
-        return Access(
-            ca=environ.get("ETCDCTL_CACERT") or None,
-            certificate=environ.get("ETCDCTL_CERT") or None,
-            key=environ.get("ETCDCTL_KEY") or None,
-            user=user or None,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """Key and value are in base64."""
+    """Key and value are in base64. mod_revision: of the store when the key last changed."""
 
     key: str
     value: str = ""
@@ -97,20 +63,12 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """revision: of the whole store, when the call took effect."""
-
-    revision: Annotated[str, pattern("[0-9]{1,18}", "a whole number as text")] = "0"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """All fields that are read of any answer: etcd leaves out empty ones.
 
-    `code` is one of gRPC. Versions differ in whether `message` or `error` says what is wrong.
+    `code` is one of gRPC, of a refusal. Versions differ in whether `message` or `error` says why.
     """
 
-    header: Header = Header()
     kvs: tuple[StoredKey, ...] = ()
     responses: tuple[Response, ...] = ()
     succeeded: bool = False
@@ -125,22 +83,25 @@ class Answer:
         """What each request of a transaction found."""
         return tuple(response.response_range.kvs for response in self.responses)
 
+    @property
+    def reason(self) -> str:
+        return self.message or self.error
 
-class _Refusal(Exception):  # noqa: N818 - it says what is wrong
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.is_stale = code == _UNAUTHENTICATED or any(text in message for text in _STALE_TOKEN)
+    @property
+    def is_of_an_old_token(self) -> bool:
+        return self.code == _UNAUTHENTICATED or any(text in self.reason for text in _STALE_TOKEN)
 
 
 class EtcdHttp:
     """One cluster. Calls may come from several threads."""
 
-    def __init__(self, endpoints: str, access: Access, clock: Clock | None = None) -> None:
-        """`endpoints`: `HOST[:PORT],...`, each after https:// for TLS. Raises UsageError."""
+    def __init__(self, endpoints: str, environ: Mapping[str, str], clock: Clock | None = None) -> None:
+        """`endpoints`: `HOST[:PORT],...`, each after https:// for TLS. `environ`: the variables of
+        etcdctl. Raises UsageError.
+        """
         self._urls = tuple(_url(endpoint) for endpoint in endpoints.split(","))
         self._clock = SystemClock() if clock is None else clock
-        self._access = access
-        self._pool = _pool(access)
+        self._user, self._pool = _user(environ), _pool(environ)
         self._at = 0
         self._token: str | None = None
         self._lock = threading.Lock()
@@ -150,18 +111,15 @@ class EtcdHttp:
         log-in where the member asks for one.
 
         Raises OutcomeUnknown if a member received the request and no member answered; BackendFailed
-        if no member was reached; BackendRefused if a member refused; NotFound.
+        if no member was reached; BackendRefused if each member refused.
         """
         deadline = self._clock.monotonic() + CALL_S
         failures: list[BackendFailed] = []
         for turn in range(2 * len(self._urls)):
             if failures and self._clock.monotonic() >= deadline:
                 break
-            url = self._urls[self._at % len(self._urls)]
             try:
-                return self._authorized(url, path, body, deadline)
-            except NotFound:
-                raise
+                return self._answered(self._urls[self._at % len(self._urls)], path, body, deadline)
             except BackendFailed as error:
                 if isinstance(error, BackendRefused) and turn >= len(self._urls) - 1:
                     raise
@@ -171,41 +129,35 @@ class EtcdHttp:
         may_be_done = any(isinstance(error, OutcomeUnknown) for error in failures)
         raise OutcomeUnknown(str(failures[-1])) if may_be_done else failures[-1]
 
-    def _authorized(
-        self, url: str, path: str, body: Mapping[str, Any], deadline: float, *, is_retry: bool = False
-    ) -> Answer:
+    def _answered(self, url: str, path: str, body: Mapping[str, Any], deadline: float) -> Answer:
         """The answer of one member. A token that it does not know is replaced once.
 
         Tokens expire, and a restarted member may have forgotten all of them.
         """
-        try:
-            return self._ask(url, path, body, self._current_token(url, deadline), deadline)
-        except _Refusal as refusal:
-            if self._access.user is not None and refusal.is_stale and not is_retry:
-                self._token = None
-                return self._authorized(url, path, body, deadline, is_retry=True)
-            raise BackendRefused(
-                f"etcd at {url} should allow {path}, but refuses it: {refusal}; check ETCDCTL_USER, the"
-                f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
-            ) from refusal
+        answer = self._ask(url, path, body, self._current_token(url, deadline), deadline)
+        if self._user and answer.code and answer.is_of_an_old_token:
+            self._token = None
+            answer = self._ask(url, path, body, self._current_token(url, deadline), deadline)
+        if not answer.code:
+            return answer
+        raise BackendRefused(
+            f"etcd at {url} should allow {path}, but refuses it: {answer.reason}; check ETCDCTL_USER, the"
+            f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
+        )
 
     def _current_token(self, url: str, deadline: float) -> str:
         """Empty without a user, and for a server without authentication."""
-        if self._access.user is None:
-            return ""
         with self._lock:
-            if self._token is None:
-                name, _, password = self._access.user.partition(":")
+            if self._token is None and self._user:
+                name, _, password = self._user.partition(":")
                 body = {"name": name, "password": password}
-                try:
-                    self._token = self._ask(url, "auth/authenticate", body, "", deadline).token
-                except _Refusal as refusal:
-                    if "not enabled" not in str(refusal):
-                        raise BackendRefused(
-                            f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {refusal}"
-                        ) from refusal
-                    self._token = ""
-            return self._token
+                answer = self._ask(url, "auth/authenticate", body, "", deadline)
+                if answer.code and "not enabled" not in answer.reason:
+                    raise BackendRefused(
+                        f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {answer.reason}"
+                    )
+                self._token = answer.token
+            return self._token or ""
 
     def _ask(self, url: str, path: str, body: Mapping[str, Any], token: str, deadline: float) -> Answer:
         left_s = max(deadline - self._clock.monotonic(), 0.1)
@@ -227,16 +179,13 @@ def _answer(url: str, status: int, data: bytes) -> Answer:
         answer = decode(Answer, data, what=f"the answer of etcd at {url}", exact=False)
     except ValueError as error:
         raise OutcomeUnknown(f"{error} (HTTP {status}); is it etcd 3.4 or newer?") from error
-    if status == HTTPStatus.OK:
-        return answer
-    message = f"{answer.message or answer.error or repr(data[:200])} (HTTP {status})"
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise OutcomeUnknown(
-            f"etcd at {url} could not do it now: {message}; does a majority of its members run?"
-        )
     if answer.code == _NOT_FOUND:
-        raise NotFound(f"{url} has no such thing: {message}")
-    raise _Refusal(answer.code, message)
+        raise BackendFailed(f"{url} has no such thing: {answer.reason}")
+    if status == HTTPStatus.OK or (answer.code and status < HTTPStatus.INTERNAL_SERVER_ERROR):
+        return answer
+    raise OutcomeUnknown(
+        f"etcd at {url} could not do it now: {answer.reason or repr(data[:200])} (HTTP {status}); does a majority of its members run?"
+    )
 
 
 def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
@@ -251,23 +200,35 @@ def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
     return OutcomeUnknown(f"etcd at {url} took a request and did not answer ({error}); {advice}")
 
 
-def _pool(access: Access) -> urllib3.PoolManager:
-    files = {"ETCDCTL_CACERT": access.ca, "ETCDCTL_CERT": access.certificate, "ETCDCTL_KEY": access.key}
-    for variable, path in files.items():
+def _user(environ: Mapping[str, str]) -> str:
+    """`name:password`, or nothing. The password may be in ETCDCTL_PASSWORD. Raises UsageError."""
+    user, password = environ.get("ETCDCTL_USER", ""), environ.get("ETCDCTL_PASSWORD", "")
+    if not user or ":" in user:
+        return user
+    if not password:
+        raise UsageError(
+            f"ETCDCTL_USER should be name:password, found only the name {user!r}; add :password, or set ETCDCTL_PASSWORD"
+        )
+    return f"{user}:{password}"
+
+
+def _pool(environ: Mapping[str, str]) -> urllib3.PoolManager:
+    files = {name: environ.get(f"ETCDCTL_{name}") or None for name in ("CACERT", "CERT", "KEY")}
+    for name, path in files.items():
         try:
             if path is not None:
                 Path(path).read_bytes()
         except OSError as error:
             raise UsageError(
-                f"{variable} should name a PEM file, but {path} cannot be read ({error.strerror})"
+                f"ETCDCTL_{name} should name a PEM file, but {path} cannot be read ({error.strerror})"
             ) from error
     return urllib3.PoolManager(
         maxsize=4,
         # `call` decides what to repeat. The library would repeat a request without saying so.
         retries=False,
-        ca_certs=access.ca,
-        cert_file=access.certificate,
-        key_file=access.key,
+        ca_certs=files["CACERT"],
+        cert_file=files["CERT"],
+        key_file=files["KEY"],
         cert_reqs="CERT_REQUIRED",
     )
 

@@ -23,16 +23,17 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
+from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
 from elastic.system.addresses import listen_on, split_endpoint
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import Count, bounds, decode, encode
+from elastic.system.untrusted import bounds, decode, encode, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's
 CONNECT_S, ANSWER_S = 0.5, 1.0
 RETRY_S = 0.5  # polls come many times a second, and each would wait for the host again
 LINE_LIMIT_BYTES = 2 * VALUE_LIMIT_BYTES
 VERSIONS_PER_GENERATION = 2**32
+_BEAT, _REQUEST = "beat/", "request/"
 
 Version = Annotated[int, bounds(lowest=0, below=2**62)]
 
@@ -52,11 +53,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`op`: state, beat, beats, request or requests; with the fields of it.
+    """`op`: state, put or get; with the fields of it.
 
     state: `seen` is put back if it has its value and is greater than the present one; then `new`
-    replaces `expected`. beat: the counter of `node` becomes `number` at least. beats: of `nodes`,
-    None: of all. request: `text` of `node`; none if empty.
+    replaces `expected`. put: `text` has the name `name` from now on; none has it if it is empty.
+    get: the texts of `names`, None: of all names that begin with `name`.
     """
 
     op: str
@@ -64,27 +65,23 @@ class Question:
     seen: Entry = Entry()
     expected: Entry = Entry()
     new: Entry | None = None
-    node: str = ""
-    nodes: tuple[str, ...] | None = None
-    number: Count = 0
+    name: str = ""
+    names: tuple[str, ...] | None = None
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """newest: without its value where it is `seen`. number: the counter."""
+    """newest: without its value where it is `seen`. texts: by name."""
 
     newest: Entry = Entry()
-    beats: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, str] = field(default_factory=dict)
-    number: Count = 0
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class GroupInMemory:
     newest: Entry = field(default_factory=Entry)
-    beats: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def answer(self, asked: Question) -> Answer:
         match asked.op:
@@ -95,19 +92,16 @@ class GroupInMemory:
                     self.newest = asked.new
                 is_known = self.newest.order == asked.seen.order
                 return Answer(newest=replace(self.newest, value="") if is_known else self.newest)
-            case "beat":
-                self.beats[asked.node] = max(self.beats.get(asked.node, 0) + 1, asked.number)
-                return Answer(number=self.beats[asked.node])
-            case "beats":
-                names = self.beats.keys() if asked.nodes is None else self.beats.keys() & asked.nodes
-                return Answer(beats={name: self.beats[name] for name in names})
-            case "request":
-                self.requests.pop(asked.node, None)
+            case "put":
+                self.texts.pop(asked.name, None)
                 if asked.text:
-                    self.requests[asked.node] = asked.text
+                    self.texts[asked.name] = asked.text
                 return Answer()
-            case "requests":
-                return Answer(requests=self.requests)
+            case "get":
+                names = asked.names
+                if names is None:
+                    names = tuple(name for name in self.texts if name.startswith(asked.name))
+                return Answer(texts={name: self.texts[name] for name in names if name in self.texts})
             case other:
                 raise ValueError(f"expected a question, found {other:.40}")
 
@@ -171,7 +165,6 @@ class HostBackend:
         self._is_closed = False
         self._seen = Entry()
         self._counters: dict[str, int] = {}
-        self._generation = self._written = 0
 
     @property
     def is_host(self) -> bool:
@@ -206,7 +199,7 @@ class HostBackend:
             # versions of few generations, and a new one, with few versions but more generations.
             # The later generation must win. So each begins, with the value that forms it, at a
             # version above all that the one before could reach.
-            lowest = max(self._generation, self._written) * VERSIONS_PER_GENERATION
+            lowest = generation_of(value) * VERSIONS_PER_GENERATION
             text = b64encode(value).decode()
             new = Entry(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=text)
             # If the answer is lost, the write may have won all the same. The next read finds out.
@@ -218,26 +211,24 @@ class HostBackend:
                     return True
             return False
 
-    def write_as_of(self, generation: int) -> None:
-        self._written = generation
-
     def beat(self, node_id: str) -> None:
         with self._lock:
-            # A new store is empty: a counter that steps back could repeat a value.
-            least = self._counters.get(node_id, 0) + 1
-            self._counters[node_id] = self._ask("beat", node=node_id, number=least).number
+            # Counted here: a new store is empty, and a counter that steps back may repeat.
+            self._counters[node_id] = self._counters.get(node_id, 0) + 1
+            self._ask("put", name=_BEAT + node_id, text=str(self._counters[node_id]))
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
-        return self._ask("beats", nodes=None if node_ids is None else tuple(sorted(node_ids))).beats
+        names = None if node_ids is None else tuple(_BEAT + node_id for node_id in sorted(node_ids))
+        found = self._ask("get", name=_BEAT, names=names).texts
+        counters = {name.removeprefix(_BEAT): parse_number(text) for name, text in found.items()}
+        return {name: counter for name, counter in counters.items() if counter is not None}
 
     def request(self, node_id: str, text: str) -> None:
-        self._ask("request", node=node_id, text=text)
+        self._ask("put", name=_REQUEST + node_id, text=text)
 
     def requests(self) -> dict[str, str]:
-        return self._ask("requests").requests
-
-    def note_generation(self, generation: int) -> None:
-        self._generation = max(self._generation, generation)
+        found = self._ask("get", name=_REQUEST).texts
+        return {name.removeprefix(_REQUEST): text for name, text in found.items()}
 
     def _ask(self, op: str, **fields: Any) -> Answer:
         """Raises BackendFailed, within CONNECT_S and ANSWER_S."""

@@ -2,7 +2,7 @@
 
 state/<version>    the versions from 1 on, without gaps; a few for each generation, 1 or 2 kB each
 beats/<node>       the counter of one node, overwritten
-requests/<node>,<text>  what one node asks the others to write for it; an empty object
+requests/<node>    what one node asks the others to write for it
 exclusive          shows that this storage refuses to create an object twice
 
 The newest version is the one without a successor. It is looked for by name and never in a listing,
@@ -18,7 +18,7 @@ finds that out, and refuses.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -41,16 +41,13 @@ class PollIntervals:
     """The shortest time between two requests, in seconds.
 
     For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
-    `beats_s` for counters. `failed_s` after a failure. Where the counters of all nodes are asked
-    for, a heartbeat that has not moved for `unread_after_s` is read only if a listing shows that it
-    was written.
+    `beats_s` for counters of named nodes. `failed_s` after a failure.
     """
 
     active_s: float = 0.2
     active_for_s: float = 10.0
     idle_s: float = 1.0
     beats_s: float = 2.0
-    unread_after_s: float = 120.0
     failed_s: float = 1.0
 
 
@@ -70,13 +67,6 @@ def newest_version(exists: Callable[[int], bool], known: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if exists(middle) else (low, middle)
     return low
-
-
-@dataclass(slots=True, kw_only=True)
-class _Counter:
-    value: int = 0
-    mark: str = ""
-    moved_s: float
 
 
 class ObjectStoreBackend:
@@ -100,8 +90,7 @@ class ObjectStoreBackend:
         self._next_read_s = float("-inf")
         self._problem = ""
         self._is_exclusive = False
-        self._counters: dict[str, _Counter] = {}
-        self._requested: dict[str, str] = {}
+        self._counters: dict[str, int] = {}  # of all nodes asked for, 0: none was found
         self._next_beats_s = float("-inf")
 
     def read(self) -> tuple[int, bytes] | None:
@@ -138,41 +127,36 @@ class ObjectStoreBackend:
                 self._objects.write(_beat(node_id), str(self._own[node_id]).encode())
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
-        with self._beats_lock:
+        with self._beats_lock, _failures("heartbeats"):
             now_s = self._clock.monotonic()
-            wanted = None if node_ids is None else frozenset(node_ids)
-            is_new = wanted is not None and not wanted <= self._counters.keys()
-            if now_s >= self._next_beats_s or is_new:
+            if node_ids is None:
+                listed = (unquote(name.removeprefix(_BEATS)) for name in self._objects.listed(_BEATS))
+                wanted = self._counters.keys() | set(listed)
+            else:
+                wanted = set(node_ids)
+            if node_ids is None or now_s >= self._next_beats_s or not wanted <= self._counters.keys():
                 self._next_beats_s = now_s + self._intervals.failed_s
-                with _failures("heartbeats"):
-                    self._read_counters(wanted, now_s)
+                found = self._objects.read_all(_beat(node_id) for node_id in wanted)
                 self._next_beats_s = now_s + self._intervals.beats_s
-            # Counters begin at 1.
-            return {
-                node_id: one.value
-                for node_id, one in self._counters.items()
-                if one.value and (wanted is None or node_id in wanted)
-            }
+                for node_id in wanted:
+                    counter = parse_number(found.get(_beat(node_id), b""))
+                    self._counters[node_id] = counter or self._counters.get(node_id, 0)
+            return {node_id: self._counters[node_id] for node_id in wanted if self._counters[node_id]}
 
     def request(self, node_id: str, text: str) -> None:
         with self._own_lock, _failures("a request"):
-            begin = f"{_REQUESTS}{quote(node_id, safe='')},"
-            known = self._requested.get(node_id)
-            found: Iterable[str] = () if known is None else (known,)
-            if known is None and not text:  # that of a dead node
-                found = [name for name in self._objects.listed(_REQUESTS) if name.startswith(begin)]
-            for old in found:
-                self._objects.delete(old)
-            self._requested.pop(node_id, None)
             if text:
-                self._requested[node_id] = begin + quote(text, safe="")  # a call that fails may leave it
-                self._objects.write(self._requested[node_id], b"-")
+                self._objects.write(_request(node_id), text.encode())
+            else:
+                self._objects.delete(_request(node_id))
 
     def requests(self) -> dict[str, str]:
         with _failures("requests"):
-            names = self._objects.listed(_REQUESTS)
-        parts = (name.removeprefix(_REQUESTS).partition(",") for name in names)
-        return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
+            found = self._objects.read_all(self._objects.listed(_REQUESTS))
+        return {
+            unquote(name.removeprefix(_REQUESTS)): text.decode(errors="replace")
+            for name, text in found.items()
+        }
 
     def _refresh(self) -> None:
         self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
@@ -221,25 +205,6 @@ class ObjectStoreBackend:
             )
         self._is_exclusive = True
 
-    def _read_counters(self, node_ids: frozenset[str] | None, now_s: float) -> None:
-        if node_ids is None:
-            for name, listed in self._objects.listed(_BEATS).items():
-                one = self._counter(unquote(name.removeprefix(_BEATS)), now_s)
-                if one.mark != listed.mark:
-                    one.mark, one.moved_s = listed.mark, now_s
-            recent_s = now_s - self._intervals.unread_after_s
-            wanted = [node_id for node_id, one in self._counters.items() if one.moved_s >= recent_s]
-        else:
-            wanted = sorted(node_ids)
-        found = self._objects.read_all(_beat(node_id) for node_id in wanted)
-        for node_id in wanted:
-            value, counter = parse_number(found.get(_beat(node_id), b"")), self._counter(node_id, now_s)
-            if value is not None and value != counter.value:
-                counter.value, counter.moved_s = value, now_s
-
-    def _counter(self, node_id: str, now_s: float) -> _Counter:
-        return self._counters.setdefault(node_id, _Counter(moved_s=now_s))
-
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:
@@ -257,3 +222,7 @@ def _state(version: int) -> str:
 
 def _beat(node_id: str) -> str:
     return _BEATS + quote(node_id, safe="")
+
+
+def _request(node_id: str) -> str:
+    return _REQUESTS + quote(node_id, safe="")

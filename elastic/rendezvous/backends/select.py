@@ -54,9 +54,8 @@ class RendezvousConfig:
                 return ObjectStoreBackend(self.endpoint)
             case "etcd":
                 from elastic.rendezvous.backends.etcd import EtcdBackend
-                from elastic.rendezvous.backends.etcd_http import Access
 
-                return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
+                return EtcdBackend(self.endpoint, self.group, environ)
             case "c10d":
                 from elastic.rendezvous.backends.host import HostBackend
 

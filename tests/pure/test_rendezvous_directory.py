@@ -1,0 +1,210 @@
+"""What a folder adds to the contract of a backend: old listings, power cuts, full disks."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import UsageError
+from elastic.rendezvous.backends import directory
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.testing.fakes import FakeClock
+
+
+def test_a_writer_that_slept_cannot_create_a_deleted_version_again(tmp_path: Path) -> None:
+    """It has read version 1 and sleeps until the successor of 1 is deleted as too old, so its name
+    is free.
+    """
+    sleeper, busy = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
+    assert busy.compare_and_set(None, b"1")
+    for version in range(1, 40):
+        assert busy.compare_and_set(version, str(version + 1).encode())
+    sleeper._versions = _blind_once(sleeper._versions)  # type: ignore[method-assign]
+    assert not sleeper.compare_and_set(1, b"zombie")
+    assert len(list(tmp_path.glob("state-*"))) == directory.KEPT_VERSIONS
+    assert DirectoryBackend(tmp_path).read() == (40, b"40")
+
+
+def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    """The listing before the link is as old as the sleeper; the one after it is up to date."""
+    old: list[list[int]] = [[1]]
+    return lambda: old.pop() if old else list_versions()
+
+
+def test_an_old_listing_hides_no_version_that_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system shows the folder as it was two versions ago."""
+    backend = DirectoryBackend(tmp_path)
+    for version in (None, 1, 2):
+        assert backend.compare_and_set(version, b"v")
+    assert backend.read() == (3, b"v")
+    monkeypatch.setattr(backend, "_versions", lambda: [1])
+    assert backend.read() == (3, b"v")
+
+
+def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path) -> None:
+    """A draft, a heartbeat and files of another program are two hours old; a heartbeat is fresh."""
+    backend = DirectoryBackend(tmp_path)
+    old, live = "host-1-0123abcd", "host-2-0123abcd"
+    backend.beat(old)
+    backend.beat(live)
+    foreign = {".tmp-data", "beats/box.txt", "elastic-notes"}
+    for name in (".elastic-dead", *foreign):
+        (tmp_path / name).touch()
+    for name in (f"beats/{old}", ".elastic-dead", *foreign):
+        before_s = (tmp_path / name).stat().st_mtime - 7200
+        os.utime(tmp_path / name, (before_s, before_s))
+    DirectoryBackend(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {f"beats/{live}", *foreign}
+
+
+def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+    """A name, or its parent's, belongs to a file, or to a file system without room for files."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "r", Path("/proc"), Path("/proc/rendezvous")):
+        with pytest.raises(UsageError, match="should be a folder that this user may write"):
+            DirectoryBackend(path)
+
+
+def test_of_two_histories_the_later_generation_counts(tmp_path: Path) -> None:
+    """A person empties the folder while a node sleeps; another begins it again, below the sleeper's
+    version, first in the same generation and then in a later one.
+    """
+    sleeper = DirectoryBackend(tmp_path)
+    for version in (None, 1, 2):
+        assert sleeper.compare_and_set(version, b'{"generation": 2}')
+    assert sleeper.read() == (3, b'{"generation": 2}')
+    for generation, counts in ((2, sleeper), (3, None)):
+        for path in tmp_path.glob("state-*"):
+            path.unlink()
+        value = b'{"generation": %d, "new": 1}' % generation
+        assert DirectoryBackend(tmp_path).compare_and_set(None, value)
+        assert sleeper.read() == ((3, b'{"generation": 2}') if counts else (1, value))
+
+
+def test_a_folder_that_a_person_removed_is_made_again(tmp_path: Path) -> None:
+    """It is removed before each call of a live node; what this node knows is put back."""
+    backend = DirectoryBackend(tmp_path / "r")
+    shutil.rmtree(tmp_path / "r")
+    assert backend.read() is None
+    shutil.rmtree(tmp_path / "r")
+    assert backend.compare_and_set(None, b"one")
+    assert backend.read() == (1, b"one")
+    shutil.rmtree(tmp_path / "r")
+    backend.beat("a")
+    shutil.rmtree(tmp_path / "r")
+    assert backend.beats() == {}
+    assert backend.read() == (1, b"one")
+    assert DirectoryBackend(tmp_path / "r").read() == (1, b"one")
+
+
+def test_a_folder_that_is_emptied_between_link_and_listing_fails_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person removes all files just after the link."""
+    backend = DirectoryBackend(tmp_path)
+    listings = iter([[], []])
+    monkeypatch.setattr(backend, "_versions", lambda: next(listings))
+    assert backend.compare_and_set(None, b"one")
+
+
+def test_a_file_system_without_hard_links_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As exFAT answers; no draft is left behind."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(UsageError, match=r"hard links.*--rdzv-endpoint"):
+        DirectoryBackend(tmp_path / "r")
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [b"", b'{"generation": 3, "no', b"\0" * 20], ids=repr)
+def test_a_torn_newest_version_gives_way_to_the_one_before(tmp_path: Path, cut: bytes) -> None:
+    """Its number stays used up, so that no two values ever have the same one."""
+    writer = DirectoryBackend(tmp_path)
+    for version in (None, 1, 2):
+        assert writer.compare_and_set(version, b'{"generation": %d}' % (version or 0))
+    (tmp_path / "state-000000000003.json").write_bytes(cut)
+    clock = FakeClock()
+    late = DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed, match="a torn file, as after a power cut"):
+        late.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert late.read() == (3, b'{"generation": 1}')
+    assert late.read() == (3, b'{"generation": 1}')
+    assert not late.compare_and_set(2, b"{}")
+    assert late.compare_and_set(3, b"{}")
+    assert writer.read() == late.read() == (4, b"{}")
+
+
+def test_a_torn_version_that_a_live_node_knows_is_put_back(tmp_path: Path) -> None:
+    """The newcomer waits for it; another one had given up on it a moment before."""
+    live, clock = DirectoryBackend(tmp_path), FakeClock()
+    assert live.compare_and_set(None, b'{"generation": 1}')
+    assert live.compare_and_set(1, b'{"generation": 2}')
+    assert live.read() == (2, b'{"generation": 2}')
+    (tmp_path / "state-000000000002.json").write_bytes(b"")
+    hasty, patient = DirectoryBackend(tmp_path, clock), DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed):
+        hasty.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert hasty.read() == (2, b'{"generation": 1}')
+    with pytest.raises(BackendFailed):
+        patient.read()
+    assert live.read() == (2, b'{"generation": 2}')
+    assert patient.read() == hasty.read() == (2, b'{"generation": 2}')
+
+
+def test_where_all_versions_are_torn_the_value_is_empty_and_the_number_goes_on(tmp_path: Path) -> None:
+    """The caller begins a new group, whose generations count on from the run directory."""
+    writer, clock = DirectoryBackend(tmp_path), FakeClock()
+    for version in (None, 1, 2):
+        assert writer.compare_and_set(version, b"{}")
+    for path in tmp_path.glob("state-*"):
+        path.write_bytes(b"")
+    backend = DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed):
+        backend.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert backend.read() == (3, b"")
+
+
+def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> None:
+    """The disk has 70 bytes, and each new file takes more than what is left.
+
+    A process that read before version 4 and comes late is still told so.
+    """
+    backend, late = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        is_new = not os.fstat(fd).st_size
+        used_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        if is_new and used_bytes + len(data) > 70:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    value = b'{"members": "nodes"}'
+    for version in (None, 1, 2):
+        assert backend.compare_and_set(version, value)
+    backend.beat("a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for version in (3, 4, 5):
+            assert backend.compare_and_set(version, value)
+            backend.beat("a")
+        assert not late.compare_and_set(3, b"{}")
+        with pytest.raises(BackendFailed, match="No space"):
+            backend.compare_and_set(6, value * 4)
+    assert DirectoryBackend(tmp_path).read() == (6, value)
+    assert backend.beats() == {"a": 4}
