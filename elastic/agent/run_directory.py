@@ -269,6 +269,7 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
     Raises UsageError; RendezvousTimeout when the backend does not answer.
     """
     run, config = settings.run, settings.rendezvous
+    watch = meeting_place.Watch(run=run, clock=_CLOCK, notify=partial(print, flush=True))
     is_own = config.endpoint in (run.rendezvous_url, str(run.rendezvous))
     ours = Place(
         kind=config.kind,
@@ -278,12 +279,9 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
         keep_alive_s=settings.options.keep_alive_s,
     )
     try:
-        place = meeting_place.take(
-            run,
+        place = watch.take(
             ours,
-            _CLOCK,
             check=partial(check_claim, settings),
-            notify=partial(print, flush=True),
             is_here=lambda token: token == rendezvous.place_of_group,
         )
     except StoreFailed as error:
@@ -292,7 +290,7 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
         ) from error
     if place != ours:
         is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
-        meeting_place.check_lost_state(run, place, is_lost, _CLOCK, partial(print, flush=True))
+        watch.check_lost_state(place, is_lost)
     rendezvous.use_place(place.token)
     answer_of(rendezvous.check_settings, settings)
     answer_of(rendezvous.start, settings)

@@ -44,7 +44,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         )
     who = printable(f"a command with --fresh on {socket.gethostname()}, pid {os.getpid()}")
     ours = Place(kind=ALONE, who=who[:LONGEST_NAME])
-    meeting_place.take(run, ours, clock, notify=notify)
+    meeting_place.Watch(run=run, clock=clock, notify=notify).take(ours)
     aside = run.local.with_name(f"{run.local.name}.aside-{timestamp(clock.wall())}")
     try:
         found = meeting_place.newest(run, clock)

@@ -80,42 +80,6 @@ def newest(run: RunDir, clock: Clock) -> tuple[int, Place] | None:
         raise UsageError(f"{_removal(run)}: it is damaged, {error}") from error
 
 
-def take(  # noqa: PLR0913 - the seam of a run directory to its node
-    run: RunDir,
-    ours: Place,
-    clock: Clock,
-    *,
-    notify: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
-    is_here: Callable[[str], bool] = lambda _token: False,
-    beats_of: Callable[[RunDir, Place], Beats] | None = None,
-) -> Place:
-    """The place of the run directory from now on, under this address or another.
-
-    check: raises UsageError where the directory has become another run's, as it may while this node
-    waits. is_here: whether the group that this node found has this token. beats_of: `beats_at`.
-    Raises UsageError while nodes live in another place, StoreFailed.
-    """
-    while True:
-        found = newest(run, clock)
-        number, there = found or (0, None)
-        is_same = there is not None and (
-            (there.address == ours.address and there.kind != ALONE) or is_here(there.token)
-        )
-        if there is not None and not is_same and there.kind != NOBODY:
-            refusal = (
-                f"{run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"
-                f" {ours.endpoint or 'the run directory'}; give all nodes one --rdzv-backend and --rdzv-endpoint, or stop the others first"
-            )
-            _check_silent(run, there, refusal, beats_of or beats_at, clock, notify)
-        check()
-        if there is not None and is_same:
-            return there
-        if newest(run, clock) == found and put(run, number + 1, ours):
-            check()  # it lies in the directory that was claimed
-            return ours
-
-
 def put(run: RunDir, number: int, place: Place) -> bool:
     """False where that number is taken. Raises StoreFailed."""
     return open_store(f"{run.url}/{PLACE}").create(_name(number), json.dumps(asdict(place)).encode())
@@ -142,74 +106,106 @@ def beats_at(run: RunDir, place: Place) -> Beats:
 
     Raises OSError for a folder that is not there, UsageError as `RendezvousConfig.open`.
     """
-    if run.is_remote and place.kind in (ALONE, "objects"):
-        from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-
-        below = PLACE if place.kind == ALONE else "rendezvous"
-        objects = ObjectStoreBackend(place.endpoint or f"{run.url}/{below}")
-        return partial(objects.beats, [place.token] if place.kind == ALONE else None)
+    endpoint, names = place.endpoint, None
     if place.kind == ALONE:
-        return partial(read_beats, run.local / PLACE, [place.token])
-    if place.kind == "dir":
-        folder = Path(place.endpoint) if place.endpoint else run.rendezvous
+        endpoint, names = f"{run.url}/{PLACE}", [place.token]
+    if place.kind == "dir" or (place.kind == ALONE and not run.is_remote):
+        folder = Path(endpoint) if endpoint else run.rendezvous
         if place.endpoint:
             folder.stat()
-        return partial(read_beats, folder, None)
-    config = RendezvousConfig(kind=cast("Kind", place.kind), endpoint=place.endpoint, group=place.group)
-    return config.open(environment.variables()).beats
+        return partial(read_beats, folder, names)
+    kind = "objects" if place.kind == ALONE else cast("Kind", place.kind)
+    config = RendezvousConfig(kind=kind, endpoint=endpoint or run.rendezvous_url, group=place.group)
+    return partial(config.open(environment.variables()).beats, names)
 
 
-def check_lost_state(
-    run: RunDir, place: Place, is_lost: Callable[[], bool], clock: Clock, notify: Callable[[str], None]
-) -> None:
-    """Nodes may train on after their place to meet has lost the group: raise UsageError then.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """One node's look at where the others of a run directory meet. beats_of: `beats_at`."""
 
-    is_lost: whether the place knows of no group, and the run has had generations. Others that begin
-    now send heartbeats before there is a group; it comes soon.
-    """
-    if is_lost():
-        refusal = (
-            f"{run.url} is in use: nodes train in it, and {place} has lost their group; stop them (SIGTERM: their last"
-            " step is saved), then give the command again"
-        )
-        _check_silent(run, place, refusal, beats_at, clock, notify, is_wanted=is_lost, patience_s=START_S)
+    run: RunDir
+    clock: Clock
+    notify: Callable[[str], None]
+    beats_of: Callable[[RunDir, Place], Beats] = beats_at
 
+    def take(
+        self,
+        ours: Place,
+        *,
+        check: Callable[[], None] = lambda: None,
+        is_here: Callable[[str], bool] = lambda _token: False,
+    ) -> Place:
+        """The place of the run directory from now on, under this address or another.
 
-def _check_silent(  # noqa: PLR0913 - one watch for two reasons
-    run: RunDir,
-    there: Place,
-    refusal: str,
-    beats_of: Callable[[RunDir, Place], Beats],
-    clock: Clock,
-    notify: Callable[[str], None],
-    *,
-    is_wanted: Callable[[], bool] = lambda: True,
-    patience_s: float = 0.0,
-) -> None:
-    """Return once no node has been alive in a place for its limit, or as soon as not `is_wanted`.
+        check: raises UsageError where the directory has become another run's, as it may while this
+        node waits. is_here: whether the group that this node found has this token. Raises
+        UsageError while nodes live in another place, StoreFailed.
+        """
+        while True:
+            found = newest(self.run, self.clock)
+            number, there = found or (0, None)
+            is_same = there is not None and (
+                (there.address == ours.address and there.kind != ALONE) or is_here(there.token)
+            )
+            if there is not None and not is_same and there.kind != NOBODY:
+                refusal = (
+                    f"{self.run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"
+                    f" {ours.endpoint or 'the run directory'}; give all nodes one --rdzv-backend and --rdzv-endpoint, or stop the others first"
+                )
+                self._check_silent(there, refusal)
+            check()
+            if there is not None and is_same:
+                return there
+            if newest(self.run, self.clock) == found and put(self.run, number + 1, ours):
+                check()  # it lies in the directory that was claimed
+                return ours
 
-    Raises UsageError with the refusal where one is alive for longer than `patience_s`.
-    """
-    limit_s = KEEP_ALIVES * there.keep_alive_s
-    notify(f"watching for {limit_s:.0f} s whether nodes still meet in {there}")
-    try:
-        read = beats_of(run, there)
-        last, moves, silence, began_s = read(), 0, Silence(), clock.monotonic()
-        seen_s = began_s
-        while silence.seconds < limit_s and is_wanted():
-            clock.sleep(there.keep_alive_s / LOOKS_PER_KEEP_ALIVE)
-            beats, now_s = read(), clock.monotonic()
-            if beats.items() <= last.items():
-                silence = silence.grow(now_s - seen_s, limit_s=limit_s)
-            else:
-                moves, silence = moves + 1, Silence()
-            last, seen_s = beats, now_s
-            if moves >= MOVES_TO_BELIEVE and now_s - began_s > patience_s:
-                raise UsageError(refusal)
-    except (BackendFailed, OSError) as error:
-        raise UsageError(
-            f"{_removal(run)}: nodes may train in {there}, which does not answer: {error}"
-        ) from error
+    def check_lost_state(self, place: Place, is_lost: Callable[[], bool]) -> None:
+        """Nodes may train on after their place to meet has lost the group: raise UsageError then.
+
+        is_lost: whether the place knows of no group, and the run has had generations. Others that
+        begin now send heartbeats before there is a group; it comes soon.
+        """
+        if is_lost():
+            refusal = (
+                f"{self.run.url} is in use: nodes train in it, and {place} has lost their group; stop them (SIGTERM: their last"
+                " step is saved), then give the command again"
+            )
+            self._check_silent(place, refusal, is_wanted=is_lost, patience_s=START_S)
+
+    def _check_silent(
+        self,
+        there: Place,
+        refusal: str,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Return once no node has been alive in a place for its limit, or as soon as not
+        `is_wanted`.
+
+        Raises UsageError with the refusal where one is alive for longer than `patience_s`.
+        """
+        limit_s = KEEP_ALIVES * there.keep_alive_s
+        self.notify(f"watching for {limit_s:.0f} s whether nodes still meet in {there}")
+        try:
+            read = self.beats_of(self.run, there)
+            last, moves, silence, began_s = read(), 0, Silence(), self.clock.monotonic()
+            seen_s = began_s
+            while silence.seconds < limit_s and is_wanted():
+                self.clock.sleep(there.keep_alive_s / LOOKS_PER_KEEP_ALIVE)
+                beats, now_s = read(), self.clock.monotonic()
+                if beats.items() <= last.items():
+                    silence = silence.grow(now_s - seen_s, limit_s=limit_s)
+                else:
+                    moves, silence = moves + 1, Silence()
+                last, seen_s = beats, now_s
+                if moves >= MOVES_TO_BELIEVE and now_s - began_s > patience_s:
+                    raise UsageError(refusal)
+        except (BackendFailed, OSError) as error:
+            raise UsageError(
+                f"{_removal(self.run)}: nodes may train in {there}, which does not answer: {error}"
+            ) from error
 
 
 def _removal(run: RunDir) -> str:

@@ -11,8 +11,6 @@ agent does without it (agent/group_client.py, agent/store_socket.py).
 """
 
 import contextlib
-import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +41,6 @@ from elastic.system.untrusted import parse_number
 
 MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TRIES = 3
-SPARE_DESCRIPTORS = 16  # torch takes 10 to serve a store
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 
@@ -74,7 +71,6 @@ class EndpointHost:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._entered = ""
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
@@ -83,7 +79,16 @@ class EndpointHost:
         Raises BackendFailed where there is no descriptor or thread for it: that may pass.
         """
         try:
-            store = serve(self.address, listen_on(self.address), CONNECT_TIMEOUT)
+            listener = listen_on(self.address)
+            port, fd = listener.getsockname()[1], listener.detach()
+            store = TCPStore(
+                self.address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=CONNECT_TIMEOUT,
+                master_listen_fd=fd,
+            )
         except (OSError, RuntimeError) as error:
             raise BackendFailed(
                 f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
@@ -91,10 +96,9 @@ class EndpointHost:
             ) from error
         store.set_timeout(STORE_TIMEOUT)
         endpoint = f"{self.address}:{store.port}"
-        tried = [name for name in self._stores if name != self._entered]
-        for name in tried[: max(0, len(tried) + 1 - MOST_TRIES)]:
-            del self._stores[name]
         self._stores[endpoint] = store
+        for old in list(self._stores)[1:-MOST_TRIES]:  # the first may be of the generation entered last
+            del self._stores[old]
         return endpoint
 
     def enter(self, endpoint: str) -> TCPStore:
@@ -103,7 +107,6 @@ class EndpointHost:
         Raises torch's DistError, a RuntimeError; or ValueError for an endpoint of the wrong form.
         """
         own = self._stores.get(endpoint)
-        self._entered = endpoint
         self._stores = {} if own is None else {endpoint: own}
         if own is not None:
             return own
@@ -259,37 +262,3 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         open_endpoint=host.open,
     )
     return ElasticRendezvous(rendezvous, host, run_id=params.run_id)
-
-
-def serve(host: str, listener: socket.socket, timeout: timedelta) -> TCPStore:
-    """A store on a socket that listens already and from now on belongs to the store.
-
-    Raises OSError or RuntimeError, and the socket is closed then. Where torch finds no descriptor
-    for the pipes of its event loop, that loop aborts the process, so some are counted before;
-    another thread may take them all the same.
-    """
-    _check_descriptors(listener)
-    inode, port, fd = os.fstat(listener.fileno()).st_ino, listener.getsockname()[1], listener.detach()
-    try:
-        return TCPStore(
-            host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd
-        )
-    except RuntimeError:
-        # torch leaves the socket open where it cannot begin to serve: each try would cost one more
-        # of the descriptors that are lacking. If it has closed the socket, the number may be that
-        # of another file by now.
-        with contextlib.suppress(OSError):
-            if os.fstat(fd).st_ino == inode:
-                os.close(fd)
-        raise
-
-
-def _check_descriptors(listener: socket.socket) -> None:
-    """Close `listener` and raise OSError if it is one of the last descriptors of the process."""
-    try:
-        with contextlib.ExitStack() as spare:
-            for _ in range(SPARE_DESCRIPTORS):
-                spare.enter_context(listener.dup())
-    except OSError:
-        listener.close()
-        raise

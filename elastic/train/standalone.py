@@ -192,7 +192,7 @@ def _take_place(run: RunDir) -> None:
     who = printable(f"plain python or torchrun on {socket.gethostname()}, pid {os.getpid()}")
     ours = Place(kind=ALONE, who=who[:LONGEST_NAME], keep_alive_s=keep_alive_s)
     # The directory is claimed once this process has its place.
-    meeting_place.take(run, ours, clock, notify=partial(print, flush=True))
+    meeting_place.Watch(run=run, clock=clock, notify=partial(print, flush=True)).take(ours)
     heartbeat = Heartbeat(alone_backend(run), ours.token, keep_alive_s=keep_alive_s, notify=print)
     heartbeat.start()
     release = partial(meeting_place.release, run, ours, clock)

@@ -1,8 +1,6 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import errno
-import os
-import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -394,6 +392,7 @@ def test_a_node_serves_the_store_of_an_earlier_try_that_won_after_all() -> None:
     tries = [host.open() for _ in range(20)]
     assert host.enter(entered) is kept
     tries = [host.open() for _ in range(20)]
+    assert len(host._stores) == MOST_TRIES + 1
     host.enter(tries[-3]).set("who", "me")
     assert EndpointHost("127.0.0.1").enter(tries[-3]).get("who") == b"me"
 
@@ -432,83 +431,23 @@ def test_a_place_to_meet_that_fails_with_a_generations_store_ends_no_agent() -> 
     handler._rendezvous.stop()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many files"), RuntimeError("no thread")])
-def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a worker that cannot be started: an agent must not end by it."""
-    serve, failures = torchrun.serve, [error, error]
+    listen, failures = (
+        torchrun.listen_on,
+        [OSError(errno.EMFILE, "too many files"), RuntimeError("no thread")],
+    )
 
-    def serve_later(*words: Any) -> Any:
+    def listen_later(address: str) -> Any:
         if failures:
-            words[1].close()
             raise failures.pop()
-        return serve(*words)
+        return listen(address)
 
-    monkeypatch.setattr(torchrun, "serve", serve_later)
+    monkeypatch.setattr(torchrun, "listen_on", listen_later)
     handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
     handler.next_rendezvous()
     assert not failures
     handler._rendezvous.stop()
-
-
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_store_that_cannot_be_served_costs_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_replaced: bool
-) -> None:
-    """torch leaves the socket open where it finds no descriptor for itself, and each try would cost
-    one more. Where it did close it, the number may belong to another file by now.
-    """
-    taken: list[tuple[int, int]] = []
-    other = os.open(tmp_path, os.O_RDONLY)
-
-    def serve_none(_host: str, _port: int, *, master_listen_fd: int, **_options: object) -> Any:
-        fd = master_listen_fd
-        taken.append((fd, os.fstat(fd).st_ino))
-        if is_replaced:
-            os.dup2(other, fd)
-        raise RuntimeError("Failed to init uv loop")
-
-    monkeypatch.setattr(torchrun, "TCPStore", serve_none)
-    with pytest.raises(BackendFailed, match="uv loop"):
-        EndpointHost("127.0.0.1").open()
-    fd, inode = taken[0]
-    if is_replaced:
-        assert os.path.sameopenfile(fd, other)
-        os.close(fd)
-    else:
-        assert not Path(f"/proc/self/fd/{fd}").exists() or os.fstat(fd).st_ino != inode
-    os.close(other)
-
-
-class Scarce(socket.socket):
-    """One of the last descriptors of the process."""
-
-    free = torchrun.SPARE_DESCRIPTORS - 1
-
-    def dup(self) -> socket.socket:
-        if self.free == 0:
-            raise OSError(errno.EMFILE, "Too many open files")
-        self.free -= 1
-        return super().dup()
-
-
-def test_no_store_is_served_with_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's event loop aborts the process where it finds none for its pipes."""
-    made: list[Scarce] = []
-
-    def listen(*_where: object) -> Scarce:
-        made.append(Scarce())
-        return made[-1]
-
-    def serve_none(*_words: object, **_options: object) -> None:
-        raise AssertionError("served")
-
-    monkeypatch.setattr(torchrun, "listen_on", listen)
-    monkeypatch.setattr(torchrun, "TCPStore", serve_none)
-    with pytest.raises(BackendFailed, match="Too many open files"):
-        EndpointHost("127.0.0.1").open()
-    assert [each.fileno() for each in made] == [-1]
 
 
 def test_a_node_that_can_serve_no_store_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,13 +499,6 @@ def test_a_planned_end_that_meets_an_outage_counts_as_none(cause: str) -> None:
         assert handler.generation is not None
         assert (handler.generation.cause, handler.generation.restarts) == (cause, 0)
     handler._rendezvous.stop()
-
-
-def test_of_eight_tries_to_form_a_generation_all_stores_stay() -> None:
-    """The outcome of a write may be known late."""
-    host = EndpointHost("127.0.0.1")
-    tries = [host.open() for _ in range(MOST_TRIES + 1)]
-    assert list(host._stores) == tries[1:]
 
 
 def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:
