@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendezvous_world import POLL_S, WideBackend, World, parsed
 
-from elastic.errors import StoreFailed
 from elastic.rendezvous import observer, transitions
-from elastic.rendezvous.backends.backend import BackendFailed, CollectsRequests
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.membership import GroupPolicy
@@ -265,70 +263,24 @@ def test_the_request_of_a_dead_node_brings_it_back_once(few: Few) -> None:
     assert backend.requests() == {}
 
 
-def fails_once(calls: list[int]) -> bool:
-    calls.append(1)
-    return len(calls) == 1
-
-
-@pytest.mark.parametrize("kind", ["dir", "object store"])
-def test_a_request_whose_removal_failed_is_removed_by_the_next_try(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it was forgotten, it named a node that had left, for all writers to find."""
-    calls: list[int] = []
-    ours: CollectsRequests
-    if kind == "dir":
-        ours = DirectoryBackend(tmp_path)
-        unlink = Path.unlink
-
-        def fail_unlink(path: Path, missing_ok: bool = False) -> None:
-            if path.parent.name == "requests" and fails_once(calls):
-                raise OSError(5, "Input/output error")
-            unlink(path, missing_ok)
-
-        monkeypatch.setattr(Path, "unlink", fail_unlink)
-    else:
-        store = ObjectStoreBackend("memory://combined-writes")
-        delete = store._objects.delete
-
-        def fail_delete(name: str) -> None:
-            if fails_once(calls):
-                raise StoreFailed("503")
-            delete(name)
-
-        monkeypatch.setattr(store._objects, "delete", fail_delete)
-        ours = store
-    ours.request("a", "join")
-    with pytest.raises(BackendFailed):
-        ours.request("a", "")
-    ours.request("a", "")
-    assert ours.requests() == {}
-
-
-@pytest.mark.parametrize("kind", ["dir", "object store"])
-def test_a_live_node_removes_what_a_dead_one_has_requested(kind: str, tmp_path: Path) -> None:
-    """Nobody else would, and a writer that does not know of the death would find it."""
-    made: list[CollectsRequests] = [
-        DirectoryBackend(tmp_path) if kind == "dir" else ObjectStoreBackend("memory://of-the-dead")
-        for _ in range(2)
-    ]
-    made[0].request("de,ad [1]", "join")
-    made[0].request("de", "join")
-    made[1].request("de,ad [1]", "")
-    assert made[1].requests() == {"de": "join"}
-
-
 @pytest.mark.parametrize("what", ["done", "leave"])
-def test_nodes_whose_requests_are_too_long_for_a_file_go_on(what: str, tmp_path: Path) -> None:
-    """An address may be as long as a name of the domain name system, and with the rest of a request
-    too long for the name of a file.
-    """
-    clock = FakeClock()
+def test_nodes_that_can_leave_no_request_go_on(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room for one on a full disk: each node writes for itself."""
+    clock, request = FakeClock(), DirectoryBackend.request
+
+    def full(backend: DirectoryBackend, node_id: str, text: str) -> None:
+        if text:
+            raise BackendFailed("no space")
+        request(backend, node_id, text)
+
+    monkeypatch.setattr(DirectoryBackend, "request", full)
     policy = GroupPolicy(min_nodes=2, max_nodes=17, last_call_s=0.0, timeout_s=600.0)
     made = [
         Rendezvous(
             DirectoryBackend(tmp_path, clock),
-            Node(id=f"n{number}", address="l" * 250, nproc=1),
+            Node(id=f"n{number}", address="h", nproc=1),
             policy,
             keep_alive_s=KEEP_ALIVE_S,
             clock=clock,
@@ -348,19 +300,3 @@ def test_nodes_whose_requests_are_too_long_for_a_file_go_on(what: str, tmp_path:
         assert made[1].leave().member_ids == {"n0"}
     else:
         assert [each.done().ended is not None for each in made] == [False, True]
-
-
-def test_a_request_in_a_folder_of_another_user_is_void(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It can be neither left nor removed there."""
-    ours = DirectoryBackend(tmp_path)
-
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(BackendFailed):
-        ours.request("a", "join")
-    ours.request("a", "")
