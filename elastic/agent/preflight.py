@@ -36,7 +36,6 @@ from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 
 PREFLIGHT_S = 600.0
-KILLED_TRIES = 3
 _CLOCK = SystemClock()
 _STDERR = 2
 
@@ -166,26 +165,9 @@ def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) ->
 def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
 
-    One that is killed (SIGKILL, as where memory is short) is started again, as a worker would be.
-
     Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
-    `-- --help` does; CannotStart where it is killed each time.
+    `-- --help` does; CannotStart where it is killed (SIGKILL, as where memory is short).
     """
-    for tries_left in reversed(range(KILLED_TRIES)):
-        found = _declared(spawner, recipe, arguments)
-        if found is not None:
-            return found
-        if tries_left:
-            print(
-                f"{recipe} was killed before it had reached elastic.start, and is started again", flush=True
-            )
-    raise CannotStart(
-        f"{recipe} was killed {KILLED_TRIES} times before it had reached elastic.start; is memory short on this machine?"
-    )
-
-
-def _declared(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Identity | None:
-    """None where it was killed."""
     with scratch_folder("preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = folder / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
@@ -204,14 +186,14 @@ def _declared(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Ide
             )
         if (reason := answer.with_suffix(environment.SPAWN)).exists():
             spawner.fork_no_more(reason.read_text())
-            return _declared(spawner, recipe, arguments)
+            return declared_identity(spawner, recipe, arguments)
         if answer.exists():
             return identity.parse(answer.read_bytes())
         out.seek(0)
         sys.stdout.buffer.write(out.read())
         sys.stdout.flush()
         if code == -signal.SIGKILL:
-            return None
+            raise CannotStart(f"{recipe} was killed before it had reached elastic.start; is memory short?")
         if code == EXIT_COMPLETE:
             raise SystemExit(EXIT_COMPLETE)
         raise UsageError(

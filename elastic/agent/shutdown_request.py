@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import LeavePage, Share
 
@@ -56,6 +56,9 @@ class ShutdownRequest:
         self._clock = clock
         self._calls = Calls()
         self.is_banned = False  # this node may start no worker any more
+        self.saved_step = 0  # the newest that is known to be committed; 0 for none
+        # That was trained: inf while workers run, None where nothing depends on it.
+        self._last_step: float | None = None
 
     @property
     def reason(self) -> str | None:
@@ -128,23 +131,31 @@ class ShutdownRequest:
 
     def begins(self) -> None:
         """Workers are started. What was saved before may be what they pass over as damaged."""
-        self._page.tell(replace(self._page.standing, has_begun=True, is_over=False, saved_step=0))
+        self._last_step, self.saved_step = inf, 0
+        self._tell()
 
     def ends(self, last_step: int) -> None:
         """No worker runs any more. last_step: that was trained, as far as this node knows."""
-        self._page.tell(replace(self._page.standing, is_over=True, last_step=last_step))
+        self._last_step = last_step
+        self._tell()
 
     def saved(self, step: int) -> None:
         """It is known to be committed."""
-        standing = self._page.standing
-        self._page.tell(replace(standing, saved_step=max(step, standing.saved_step)))
+        self.saved_step = max(step, self.saved_step)
+        self._tell()
 
     def decided(self, code: int) -> None:
         """What follows changes neither the exit code nor what is saved."""
+        self._last_step = None
         self._page.waits_for("its last lines")
-        self._page.tell(replace(self._page.standing, has_begun=True, code=code))
+        self._page.would_end(code, "")
 
-    @property
-    def saved_step(self) -> int:
-        """The newest that is known to be committed; 0 for none."""
-        return self._page.standing.saved_step
+    def _tell(self) -> None:
+        if (last_step := self._last_step) is None:
+            return
+        known = "which step is saved is not known"
+        if self.saved_step:
+            known = f"step {self.saved_step} is the newest that is known to be saved"
+        if self.saved_step < last_step < inf:
+            known = f"step {last_step} was trained; {known}"
+        self._page.would_end(EXIT_INTERRUPTED if last_step <= self.saved_step else EXIT_FAILED, known)

@@ -11,6 +11,7 @@ signals came, the agent all else. That is enough for the supervisor to say how t
 when the agent cannot.
 """
 
+import ctypes
 import mmap
 import signal
 from dataclasses import dataclass
@@ -20,11 +21,25 @@ from math import inf
 OVERTIME_S = 3.0  # beyond the grace, for processes that have only to exit, until they are killed
 MOST_SIGNALS = 3
 SAME_SIGTERM_S = 0.5
-_SIZE_BYTES, _TEXT_AT, _TEXT_BYTES = 4096, 512, 1024
-# Words of 64 bits. 0.0 is a time that has not come yet.
-_NUMBER, _WARNED, _TERMINATED, _FIRST_SIGNAL = 0, 1, 2, 3  # of the supervisor
-_NOTICED, _STAGE, _LAST_STEP, _SAVED_STEP, _CODE = 8, 9, 10, 11, 12  # of the agent
-_REASON, _WAITS_FOR = 0, 1
+_TEXT_BYTES = 1024
+
+
+class _Words(ctypes.Structure):
+    """Words of 64 bits, and texts. 0.0 is a time that has not come yet; the code is one more."""
+
+    _fields_ = (
+        # Of the supervisor.
+        ("number", ctypes.c_int64),
+        ("warned_s", ctypes.c_double),
+        ("terminated_s", ctypes.c_double),
+        ("signalled_s", ctypes.c_double * MOST_SIGNALS),
+        # Of the agent.
+        ("noticed_s", ctypes.c_double),
+        ("code", ctypes.c_int64),
+        ("reason", ctypes.c_char * _TEXT_BYTES),
+        ("task", ctypes.c_char * _TEXT_BYTES),
+        ("known", ctypes.c_char * _TEXT_BYTES),
+    )
 
 
 class Share(Enum):
@@ -78,28 +93,11 @@ class LeaveDeadline:
         return since_s + share.value * (self.ends_s - since_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the agent knows of its training.
-
-    has_begun: workers were started. is_over: none runs any more. last_step: the last that was
-    trained, as far as the agent knows; saved_step: the newest that is known to be committed. code:
-    the exit code, once it is decided.
-    """
-
-    has_begun: bool
-    is_over: bool
-    last_step: int
-    saved_step: int
-    code: int | None
-
-
 class LeavePage:
     def __init__(self, grace_s: float) -> None:
         """grace_s: the whole grace. A child that is forked afterwards shares the page."""
         self.grace_s = grace_s
-        self._page = mmap.mmap(-1, _SIZE_BYTES)
-        self._words = memoryview(self._page)[:_TEXT_AT].cast("d")
+        self._words = _Words.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Words)))
 
     # Of the supervisor.
 
@@ -109,54 +107,52 @@ class LeavePage:
         A SIGTERM right behind another is the same one: srun passes on what Slurm sends to its step
         as well.
         """
+        words, count = self._words, len(self.deadline.signalled_s)
         if number == signal.SIGTERM:
-            before_s = self._words[_TERMINATED]
-            if before_s and now_s - before_s < SAME_SIGTERM_S:
+            if words.terminated_s and now_s - words.terminated_s < SAME_SIGTERM_S:
                 return
-            self._words[_TERMINATED] = now_s
-        count = len(self.deadline.signalled_s)
+            words.terminated_s = now_s
         if count < MOST_SIGNALS:
-            self._asked_by(number)
-            self._words[_FIRST_SIGNAL + count] = now_s
+            words.number = words.number or number
+            words.signalled_s[count] = now_s
 
     def warned(self, number: int, now_s: float) -> None:
         """A scheduler may send a warning, or several, and later its SIGTERM, which does not say
         that leaving takes too long: a warning shortens nothing.
         """
-        if not self._words[_WARNED]:
-            self._asked_by(number)
-            self._words[_WARNED] = now_s
-
-    def _asked_by(self, number: int) -> None:
-        self._words[_NUMBER] = self._words[_NUMBER] or number
+        if not self._words.warned_s:
+            self._words.number = self._words.number or number
+            self._words.warned_s = now_s
 
     # Of the agent.
 
     def noticed(self, reason: str, now_s: float) -> None:
         """A reason that is no signal asks this node to leave."""
-        if not self._words[_NOTICED]:
-            self._write(_REASON, reason)
-            self._words[_NOTICED] = now_s
+        if not self._words.noticed_s:
+            self._words.reason = _text(reason)
+            self._words.noticed_s = now_s
 
     def waits_for(self, task: str) -> None:
         """A noun for what the agent does from now on; empty for nothing special."""
-        self._write(_WAITS_FOR, task)
+        self._words.task = _text(task)
 
-    def tell(self, standing: Standing) -> None:
-        self._words[_LAST_STEP], self._words[_SAVED_STEP] = standing.last_step, standing.saved_step
-        self._words[_CODE] = -1.0 if standing.code is None else standing.code
-        # Last: a reader that sees that the training is over sees its last step as well.
-        self._words[_STAGE] = standing.has_begun + standing.is_over
+    def would_end(self, code: int, known: str) -> None:
+        """The exit code if the agent is killed from now on. known: what is said of steps; empty
+        where all is done.
+        """
+        self._words.known = _text(known)
+        self._words.code = code + 1
 
     # For both.
 
     @property
     def deadline(self) -> LeaveDeadline:
         words = self._words
-        signals = (words[_FIRST_SIGNAL + i] for i in range(MOST_SIGNALS))
-        noticed_s = min((time for time in (words[_NOTICED], words[_WARNED]) if time), default=None)
+        noticed_s = min((time for time in (words.noticed_s, words.warned_s) if time), default=None)
         return LeaveDeadline(
-            grace_s=self.grace_s, noticed_s=noticed_s, signalled_s=tuple(time for time in signals if time)
+            grace_s=self.grace_s,
+            noticed_s=noticed_s,
+            signalled_s=tuple(time for time in words.signalled_s if time),
         )
 
     @property
@@ -165,29 +161,23 @@ class LeavePage:
         words, asked_s = self._words, self.deadline.asked_s
         if asked_s is None:
             return None
-        if words[_NOTICED] == asked_s:
-            return self._read(_REASON)
-        return f"{signal.Signals(int(words[_NUMBER])).name} asks this node to leave"
+        if words.noticed_s == asked_s:
+            return str(words.reason, errors="replace")
+        return f"{signal.Signals(words.number).name} asks this node to leave"
 
     @property
     def task(self) -> str:
-        return self._read(_WAITS_FOR)
+        return str(self._words.task, errors="replace")
 
     @property
-    def standing(self) -> Standing:
-        words, stage = self._words, self._words[_STAGE]
-        return Standing(
-            has_begun=stage >= 1,
-            is_over=stage >= 2,
-            last_step=int(words[_LAST_STEP]),
-            saved_step=int(words[_SAVED_STEP]),
-            code=int(words[_CODE]) if stage and words[_CODE] >= 0 else None,
-        )
+    def known(self) -> str:
+        return str(self._words.known, errors="replace")
 
-    def _write(self, place: int, text: str) -> None:
-        at = _TEXT_AT + place * _TEXT_BYTES
-        self._page[at : at + _TEXT_BYTES] = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+    @property
+    def code(self) -> int | None:
+        """None before workers were started."""
+        return self._words.code - 1 if self._words.code else None
 
-    def _read(self, place: int) -> str:
-        at = _TEXT_AT + place * _TEXT_BYTES
-        return self._page[at : at + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+
+def _text(text: str) -> bytes:
+    return text.encode()[: _TEXT_BYTES - 1]

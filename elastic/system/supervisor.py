@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, CannotStart
+from elastic.errors import EXIT_INTERRUPTED, CannotStart
 from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import LeavePage
@@ -75,20 +75,14 @@ def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoRe
 
 def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
     """The line and the exit code for an agent that could not end by itself in time."""
-    standing, task = page.standing, page.task or "its last step"
-    if not standing.has_begun:
+    task = page.task or "its last step"
+    if page.code is None:
         return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
-    if standing.code is not None:
-        return f"elastic-train: the end of {task} was not waited for", standing.code
-    step, saved = standing.last_step, standing.saved_step
-    known = (
-        f"step {saved} is the newest that is known to be saved"
-        if saved
-        else "which step is saved is not known"
-    )
-    when = f" after step {step}" if standing.is_over and step > saved else ""
-    line = f"interrupted ({printable(str(page.reason))}){when}: {task} did not end in time; {known}; the same command resumes"
-    return line, EXIT_INTERRUPTED if standing.is_over and step <= saved else EXIT_FAILED
+    if not page.known:
+        return f"elastic-train: the end of {task} was not waited for", page.code
+    reason = printable(str(page.reason))
+    line = f"interrupted ({reason}): {task} did not end in time; {page.known}; the same command resumes"
+    return line, page.code
 
 
 def _end_if_dead(agent: int) -> None:

@@ -74,48 +74,71 @@ def save(store, step, *, run_id="r", data=IMAGE):
         os.close(fd)
 
 
-def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outside):
-    """The folder of the next checkpoint leads somewhere else: the save fails, and the checkpoints
-    do not look like none.
-    """
-    root.mkdir()
-    (root / step_dir(7)).symlink_to(outside)
-    with pytest.raises(OutsideStore, match="remove the link"):
-        save(store, 7)
-    with pytest.raises(StoreFailed, match="remove the link"):
-        list_commits(store, CLOCK)
+def in_place_of(path, make):
+    path.rename(path.with_name("elsewhere"))
+    make(path)
 
 
-@pytest.mark.parametrize("target", ["precious", "nothing"])
-def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
-    """Its target has the right bytes, or does not exist."""
+def sparse(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(HUGE_BYTES)
+
+
+PLACES = {
+    "a link outside": lambda path: path.symlink_to(path.parents[4] / "outside" / "precious"),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a pipe, whose opening would wait for ever": os.mkfifo,
+    "a folder": os.mkdir,
+    "a large hole": sparse,
+}
+
+
+@pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
+def test_what_lies_in_place_of_a_payload_is_damage_and_takes_no_memory(store, root, outside, make):
+    """A link's target may have the right bytes."""
     record = save(store, 7, data=PRECIOUS).record
-    (root / record.payload).unlink()
-    (root / record.payload).symlink_to(outside / target)
-    with pytest.raises(CheckpointDamaged, match="link"):
+    in_place_of(root / record.payload, make)
+    tracemalloc.start()
+    with pytest.raises(CheckpointDamaged):
         bytes_of(store, record, CLOCK)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < MOST_BYTES
     assert [damage.step for damage in verify(store, CLOCK)] == [7]
 
 
-@pytest.mark.parametrize("size_bytes", [0, 10**6, 10**11, 10**15])
+@pytest.mark.parametrize("make", [os.mkfifo, os.symlink, sparse])
+def test_what_lies_in_place_of_a_commit_record_is_damage_and_not_nothing(store, root, make):
+    """A run of which all records were replaced must not be started over."""
+    save(store, 7)
+    outside = (root / commit_name(7)).rename(root.parent / "outside")
+    make(*([outside] if make is os.symlink else []), root / commit_name(7))
+    records, damages = list_commits(store, CLOCK)
+    assert records == [] and [damage.step for damage in damages] == [7]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10**6, 10**15])
 def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(store, size_bytes):
-    """A hundred gigabytes would end this process if they were touched; the largest there is no room
-    for at all.
-    """
-    record = replace(save(store, 7, data=IMAGE).record, size_bytes=size_bytes)
+    """For the largest there is no room at all."""
+    record = replace(save(store, 7).record, size_bytes=size_bytes)
     with pytest.raises(
         CheckpointDamaged, match=r"bytes, expected|no tensor's|more than this process can hold"
     ):
         bytes_of(store, record, CLOCK)
 
 
-def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, tmp_path, outside):
-    """A run of which all records were replaced by links must not be started over."""
-    save(store, 7)
-    (root / commit_name(7)).rename(tmp_path / "moved.json")
-    (root / commit_name(7)).symlink_to(tmp_path / "moved.json")
-    records, damages = list_commits(store, CLOCK)
-    assert records == [] and [damage.step for damage in damages] == [7]
+def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outside):
+    """The save fails, and the checkpoints do not look like none. Links may lead in a circle."""
+    root.mkdir()
+    (root / step_dir(7)).symlink_to(outside)
+    with pytest.raises(OutsideStore, match="remove the link"):
+        save(store, 7)
+    with pytest.raises(StoreFailed, match="remove the link"):
+        list_commits(store, CLOCK)
+    (root / step_dir(8)).symlink_to(step_dir(8))
+    with pytest.raises(StoreFailed):
+        save(store, 8)
 
 
 def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_path, root):
@@ -125,64 +148,27 @@ def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_
     through = LocalStore(tmp_path / "link")
     record = save(through, 7).record
     assert bytes_of(through, record, CLOCK) == IMAGE
-    payload = root / record.payload
-    payload.rename(payload.with_name("elsewhere"))
-    payload.symlink_to("elsewhere")
+    in_place_of(root / record.payload, lambda path: path.symlink_to("elsewhere"))
     assert bytes_of(through, record, CLOCK) == IMAGE
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_a_pipe_or_folder_in_place_of_a_file_is_damage_and_blocks_no_reader(store, root, make):
-    """Opening a pipe without a writer would wait for ever."""
-    record = save(store, 7).record
-    (root / record.payload).unlink()
-    make(root / record.payload)
-    with pytest.raises(CheckpointDamaged):
-        bytes_of(store, record, CLOCK)
-    (root / commit_name(7)).unlink()
-    make(root / commit_name(7))
-    if make is os.mkfifo:
-        assert [damage.step for damage in list_commits(store, CLOCK)[1]] == [7]
-
-
-def test_links_in_a_circle_are_an_error_of_the_store(store, root):
-    """The kernel gives up on them, and so must this."""
-    root.mkdir()
-    (root / step_dir(7)).symlink_to(step_dir(7))
-    with pytest.raises(StoreFailed):
-        save(store, 7)
-
-
-def test_a_record_of_another_run_is_damage_and_never_counts(store):
-    """Checkpoints of a longer run were copied into the folder: none of them is used, and none of
-    ours is deleted in their favour.
+def test_records_of_another_run_never_count_and_name_no_payload_of_this_one(store):
+    """Checkpoints of a longer run were copied into the folder: none of them is used, none of ours
+    is deleted in their favour, and a step that is taken is committed again beside it.
     """
-    for step in (100, 200, 300):
-        save(store, step, run_id="other")
+    for step in (3, 100, 200, 300):
+        save(store, step, run_id="other", data=payload_of(b"theirs"))
     for step in (1, 2, 3):
-        save(store, step)
+        assert save(store, step).is_ours
         policy = RetentionPolicy(run_id="r", keep=2, save_deadline_s=100.0)
         Pruner(store, policy, CLOCK).after_commit(
             step=step, generation=1, resumed_from=None, is_newest=lambda: True
         )
     records, damages = of_run(list_commits(store, CLOCK), "r")
     assert [record.step for record in records] == [3, 2]
-    assert {damage.step for damage in damages} == {100, 200, 300}
-    assert all("another run" in damage.reason for damage in damages)
-
-
-def test_a_step_that_another_run_committed_is_committed_again_beside_it(store):
-    """The record's name is taken, by a state that is none of ours."""
-    save(store, 7, run_id="other", data=payload_of(b"theirs"))
-    done = save(store, 7, data=payload_of(b"ours"))
-    assert done.is_ours
-    (record,) = of_run(list_commits(store, CLOCK), "r")[0]
-    assert bytes_of(store, record, CLOCK) == payload_of(b"ours")
-
-
-def test_a_record_that_was_forged_for_another_step_names_no_payload(store):
-    """It names the payload below its own step, and nothing lies there."""
-    forged = replace(save(store, 7).record, step=9)
+    assert bytes_of(store, records[0], CLOCK) == IMAGE
+    assert {100, 200, 300} <= {damage.step for damage in damages}
+    forged = replace(records[0], step=9)
     assert forged.payload.startswith(step_dir(9))
     with pytest.raises(CheckpointDamaged, match="missing"):
         bytes_of(store, forged, CLOCK)
@@ -244,12 +230,6 @@ def test_no_file_holds_up_a_report(tmp_path, capsys, make):
     assert "run.json" in capsys.readouterr().err
 
 
-def sparse(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.truncate(HUGE_BYTES)
-
-
 def refused(call, error):
     with pytest.raises(error):
         call()
@@ -257,7 +237,6 @@ def refused(call, error):
 
 def test_files_larger_than_the_bound_take_little_memory(tmp_path, root, store):
     """Large holes where small files belong, and a header that announces exabytes."""
-    save(store, 7)
     sparse(root / commit_name(8))
     sparse(tmp_path / "state-000000000001.json")
     sparse(tmp_path / "run.json")
@@ -271,19 +250,6 @@ def test_files_larger_than_the_bound_take_little_memory(tmp_path, root, store):
         assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES
         assert read_events(tmp_path / "events") == []
         refused(lambda: safetensors_header.parse(header), CheckpointDamaged)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < MOST_BYTES
-
-
-def test_a_payload_that_grew_is_read_no_further_than_its_record_says(store, root):
-    """The payload was replaced by a large hole."""
-    record = save(store, 7).record
-    sparse(root / record.payload)
-    tracemalloc.start()
-    try:
-        refused(lambda: bytes_of(store, record, CLOCK), CheckpointDamaged)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
