@@ -172,7 +172,7 @@ def runs(words: _Words) -> int:
     from elastic.report.tables import runs_table
 
     with _looking():
-        found = list_runs(words.folder, SystemClock())
+        found = list_runs(words.folder)
     if words.json:
         print(json.dumps(asdict(found), indent=2))
     else:

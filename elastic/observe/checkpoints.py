@@ -32,7 +32,7 @@ class Commit:
 class Checkpoints:
     """newest: a restore would try it first, and none has rejected it since.
 
-    saving_s: seconds of each committed save. times: when they were committed, ascending.
+    saving_s: seconds of each committed save.
     """
 
     committed: int
@@ -40,7 +40,6 @@ class Checkpoints:
     fenced: int
     newest: Commit | None
     saving_s: list[float]
-    times: list[float]
 
 
 def checkpoints(events: Events) -> Checkpoints:
@@ -53,7 +52,6 @@ def checkpoints(events: Events) -> Checkpoints:
         if newest
         else None,
         saving_s=[each.event.seconds for each in commits],
-        times=sorted(each.time for each in commits),
     )
 
 

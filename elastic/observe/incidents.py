@@ -1,13 +1,13 @@
 """What went wrong in a run, and what became of it: in order, and the faults with their costs.
 
-An incident is one moment: a fault, a drain, a save that failed, a verdict on a state, the end.
-Committed checkpoints are not among them. A fault ends a generation, or all of the run: a worker
-failed, a node was lost, the ranks' states differed, or no node was left. Its cost is the time from
-the last step that counts before it to the first one after it, as in goodput.py, together with the
-time in which no group was there. Nodes that join, that leave, and planned stops are no faults.
+An incident is one moment of which a reader is told. A fault ends a generation, or all of the run: a
+worker failed, a node was lost, the ranks' states differed, or no node was left. Its cost is the
+time from the last step that counts before it to the first one after it, as in goodput.py, together
+with the time in which no group was there. Nodes that join, that leave, and planned stops are no
+faults.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from elastic.observe.generations import (
 from elastic.observe.logged_event import Events, LoggedEvent, first, last, of_kind
 from elastic.observe.recovery import Recovery
 
-_MOST_LATELY = 8
 NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells which
 
 
@@ -33,7 +32,7 @@ NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells 
 class Incident:
     """time: seconds since 1970. node: where it happened, empty where that is not known.
 
-    kind: fault, drain, save, state or end; of `lately`, generation, recovery and checkpoint too.
+    kind: fault, drain, save, state, end, generation, recovery or checkpoint.
     """
 
     time: float
@@ -60,58 +59,43 @@ class Fault:
     is_told: bool = True
 
 
-def incidents(events: Events, faults: Sequence[Fault]) -> list[Incident]:
+def incidents(events: Events, faults: Sequence[Fault], recovered: Sequence[Recovery]) -> list[Incident]:
     """In the order of their times."""
-    found = [_of_event(each, _RULES[type(each.event)]) for each in events if type(each.event) in _RULES]
-    return sorted([*filter(None, found), *_without_a_word(faults)], key=lambda each: each.time)
+    rank_0 = {each.generation: each.node for each in of_kind(events, kinds.GenerationStarted)}
+    found = [_of_event(each) for each in events if type(each.event) in _RULES]
+    # A node that dies or is cut off writes nothing; the next generation tells of it.
+    found += [
+        Incident(time=each.time, generation=each.generation, node=each.node, kind="fault", text=each.what)
+        for each in faults
+        if not each.is_told
+    ]
+    found += [
+        Incident(
+            time=each.ended_s,
+            generation=each.generation,
+            node=rank_0.get(each.generation, ""),
+            kind="recovery",
+            text=each.line,
+        )
+        for each in recovered
+        if each.ended_s is not None
+    ]
+    return sorted((each for each in found if each.text), key=lambda each: each.time)
 
 
-def _of_event(each: LoggedEvent[kinds.Event], rule: "_Rule") -> Incident | None:
-    kind, words = rule
-    text = words(each.event)
-    if isinstance(each.event, kinds.RunInterrupted) and each.event.gave_up:
-        kind = "fault"  # no request to leave had come
-    node = _machine_of(each)
-    return (
-        Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=text)
-        if text
-        else None
-    )
-
-
-def _without_a_word(faults: Sequence[Fault]) -> Iterator[Incident]:
-    """A node that dies or is cut off writes nothing; the next generation tells of it."""
-    for each in faults:
-        if not each.is_told:
-            yield Incident(
-                time=each.time, generation=each.generation, node=each.node, kind="fault", text=each.what
-            )
-
-
-def lately(
-    events: Events, shown: Sequence[Incident], begun: Sequence[Generation], recovered: Sequence[Recovery]
-) -> list[Incident]:
-    """The newest of all that a reader may be told, the oldest first: incidents, generations, what
-    each recovery cost, and committed checkpoints.
-    """
-    found = [*shown[-_MOST_LATELY:]]
-    rank_0 = {each.generation: each.start.node for each in begun}
-
-    def add(time: float, generation: int, kind: str, text: str) -> None:
-        node = rank_0.get(generation, "")
-        found.append(Incident(time=time, generation=generation, node=node, kind=kind, text=text))
-
-    for each in begun[-_MOST_LATELY:]:
-        number, size, size_nodes = each.generation, each.world_size, len(each.nodes)
-        of = f"{size} worker{'' if size == 1 else 's'} on {size_nodes} node{'' if size_nodes == 1 else 's'}"
-        add(each.begins_s, number, "generation", f"generation {number} ({each.cause}): {of}")
-    for one in recovered[-_MOST_LATELY:]:
-        if one.line and one.ended_s is not None:
-            add(one.ended_s, one.generation, "recovery", one.line)
-    for saved in of_kind(events, kinds.CheckpointCommitted)[-_MOST_LATELY:]:
-        text = f"checkpoint of step {saved.event.step} committed"
-        add(saved.time, saved.generation, "checkpoint", text)
-    return sorted(found, key=lambda each: each.time)[-_MOST_LATELY:]
+def _of_event(each: LoggedEvent[kinds.Event]) -> Incident:
+    """Its text may be empty. Where a state differed is not where that was found."""
+    (kind, words), node = _RULES[type(each.event)], each.node
+    match each.event:
+        case kinds.RunInterrupted(gave_up=True):
+            kind = "fault"  # no request to leave had come
+        case kinds.DivergenceJudged(nodes=nodes):
+            node = nodes[0] if len(nodes) == 1 else ""
+        case kinds.DivergenceDetected():
+            node = ""
+        case _:
+            pass
+    return Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=words(each.event))
 
 
 def faults(events: Events, generations: Sequence[Generation], state: str) -> list[Fault]:
@@ -189,15 +173,16 @@ def _cost_s(before: Generation, now: Generation) -> float:
     return max(0.0, lost_s) + (0.0 if now.trains_s is None else max(0.0, now.trains_s - now.begins_s))
 
 
-def _machine_of(logged: LoggedEvent[kinds.Event]) -> str:
-    """Where it happened: of a state that differed not where it was found."""
-    if isinstance(logged.event, kinds.DivergenceJudged):
-        return logged.event.nodes[0] if len(logged.event.nodes) == 1 else ""
-    return "" if isinstance(logged.event, kinds.DivergenceDetected) else logged.node
-
-
 def first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
+
+
+def _started(event: kinds.GenerationStarted) -> str:
+    workers, nodes = event.world_size, len(event.nodes)
+    return (
+        f"a generation begins ({event.cause}): {workers} worker{'' if workers == 1 else 's'} on"
+        f" {nodes} node{'' if nodes == 1 else 's'}"
+    )
 
 
 def _left(event: kinds.RunInterrupted) -> str:
@@ -216,6 +201,8 @@ def _exited(event: kinds.WorkerExited) -> str:
 # What an event is shown as: the sign, and what it says, empty where it is not shown.
 _Rule = tuple[str, Callable[[Any], str]]
 _RULES: dict[type[kinds.Event], _Rule] = {
+    kinds.GenerationStarted: ("generation", _started),
+    kinds.CheckpointCommitted: ("checkpoint", lambda event: f"checkpoint of step {event.step} committed"),
     kinds.FaultInjected: ("fault", lambda event: f"injected: {event.fault}"),
     kinds.WorkerExited: ("fault", _exited),
     kinds.WorkerFailed: ("fault", lambda event: f"rank {event.rank}: {event.message}"),

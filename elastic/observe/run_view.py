@@ -19,7 +19,7 @@ from elastic.observe.checkpoints import Checkpoints, checkpoints
 from elastic.observe.doubts import logged_by_rank, not_restored
 from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent
-from elastic.observe.incidents import Fault, Incident, faults, incidents, lately
+from elastic.observe.incidents import Fault, Incident, faults, incidents
 from elastic.observe.logged_event import Events, LoggedEvent, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
@@ -135,7 +135,7 @@ class RunView:
     generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
     in a row without a new step.
 
-    lately: the newest incidents, and what else a reader is told as it happens. lost_steps: that
+    lost_steps: that
     were done again. recent_step_s: the median of the newest steps. slow_ranks: for
     which the group waited, slow_now: in the newest generation that has steps. shards_by_rank: how
     many each rank of the newest generation computes, empty where all have as many, but for one.
@@ -172,7 +172,6 @@ class RunView:
     recoveries: list[Recovery]
     incidents: list[Incident]
     faults: list[Fault]
-    lately: list[Incident]
     checkpoints: Checkpoints
     audits: AuditCounts
     rehearsals: ComparedSteps
@@ -222,7 +221,6 @@ def view_of(
     plain = _plain_script(events, begun, running_s) if start and start.event.plain else None
     recovered = [] if plain else recoveries(begun)
     broken = faults(events, begun, state)
-    happened = incidents(events, broken)
     restores = [each.event for each in of_kind(events, kinds.Restored)]
     error = last(events, kinds.WorkerFailed) if failed and end is None else None
     snapshots = last(events, kinds.SnapshotInterval)
@@ -249,8 +247,7 @@ def view_of(
         recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
         generations=begun,
         recoveries=recovered,
-        incidents=happened,
-        lately=lately(events, happened, begun, recovered),
+        incidents=incidents(events, broken, recovered),
         faults=broken,
         checkpoints=checkpoints(events),
         audits=AuditCounts(done=trained.num_audited, failed=len(of_kind(events, kinds.AuditFailed))),

@@ -30,7 +30,7 @@ _STILL_S, _STILL_STEPS = 10.0, 10
 
 def page_of(name: str, view: RunView) -> dict[str, Any]:
     spent, curves = view.time, view.curves
-    drawn = timeline(view.generations, view.incidents, view.checkpoints.times) if view.generations else None
+    drawn = timeline(view.generations, view.incidents) if view.generations else None
     return {
         "name": short(name),
         "state": view.state,

@@ -1,43 +1,48 @@
-"""All runs below a folder or URL, a line each; an unreadable one ends no listing.
+"""Every run below a folder or URL is found, a line each; an unreadable one ends no listing.
 
-It does not promise that a run is whole: `verify` reads its checkpoints, and this does not.
+A run within another one's folder is found too. Folders whose name begins with a dot are not looked
+into, nor are links, unless one leads to a run itself. Where a folder cannot be read, or there are
+more than a listing may take, the result says so: a run that is not found there is not said to be
+missing. It does not promise that a run is whole: `verify` reads its checkpoints, and this does not.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elastic.config import identity
-from elastic.config.identity import Identity
-from elastic.config.run_dir import RunDir
+from elastic.config.identity import NAME
+from elastic.config.run_dir import OWN_NAMES, PLACE, UID, RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.observe.reader import read_newest
-from elastic.observe.run_view import view_of
 from elastic.report.download import readable
-from elastic.report.find_runs import Found, Unread, find_runs
-from elastic.report.views import heartbeat_ages_s
+from elastic.report.views import view_now
 from elastic.storage.remote import Objects, check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
-from elastic.system.clock import Clock
 from elastic.system.files import open_regular
-from elastic.system.untrusted import parse_json
 
-DAMAGED, OTHER_VERSION, UNREAD = "damaged", "other version", "not read"
-REMOTE_LIMIT_S = 120.0  # for all runs at a URL
+MOST_FOLDERS = 100_000  # of a disk
+MOST_LISTINGS = 300  # of an object store, each a request
+_REMOTE_LIMIT_S = 120.0
 _BLOCK_BYTES = 512  # of st_blocks
+# With a folder of events, any of these makes a run: a script without the library has no run.json.
+_BESIDE_EVENTS = {"checkpoints", "metrics.jsonl", "rendezvous"}
+# And any of these beside run.json, which other programs may have too.
+_BESIDE_IDENTITY = {*_BESIDE_EVENTS, UID, PLACE, "events"}
+
+# Whether each name directly below a folder is a folder; raises OSError or StoreFailed.
+_Listing = Callable[[str], Mapping[str, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
     """The fields are the keys of a run in `runs --json`, in this order.
 
-    name: relative to the folder or URL. state: as in `status`; or damaged, other version or not
-    read, with the reason. loss: of the newest step, null where it was not finite or there is none.
-    age_s: of the newest step. size_bytes: on the disk, without runs within;
-    of objects, their sizes.
+    name: relative to the folder or URL. state: as in `status`; or damaged or not read, with the
+    reason. loss: of the newest step, null where it was not finite or there is none. age_s: of the
+    newest step. size_bytes: on the disk, without runs within; of objects, their sizes.
     """
 
     name: str
@@ -51,6 +56,14 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A folder that was not looked into."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
     """The fields are the keys of `runs --json`. unread: folders that were not looked into."""
 
@@ -59,89 +72,136 @@ class Runs:
     unread: list[Unread]
 
 
-def list_runs(text: str, clock: Clock) -> Runs:
+def list_runs(text: str) -> Runs:
     """text: a folder or URL. Raises UsageError where there is none, StoreFailed."""
     where = RunDir.parse(text)
-    if "://" in text and not text.partition("://")[2].strip("/") and where.is_remote:
+    if where.is_remote and not where.url.partition("://")[2].strip("/"):
         raise UsageError(f"expected a folder or a URL with a bucket in it, found {text}; write {text}BUCKET")
     check_url(where.url)
     try:
-        found = find_runs(where)
+        names, unread = find_runs(where)
     except OSError as error:
         raise UsageError(
             f"expected a folder with runs in it, found: {error}; write elastic-train runs FOLDER"
         ) from error
-    return Runs(folder=where.url, runs=list(_lines(where, found, clock)), unread=found.unread)
+    return Runs(folder=where.url, runs=[_line(where, name, names) for name in names], unread=unread)
 
 
-def _lines(where: RunDir, found: Found, clock: Clock) -> Iterator[RunLine]:
-    deadline_s = clock.monotonic() + REMOTE_LIMIT_S
-    for name in found.names:
-        run = RunDir.parse(where.url if name == "." else f"{where.url}/{name}")
-        if where.is_remote and clock.monotonic() >= deadline_s:
-            reason = f"it took longer than {REMOTE_LIMIT_S:.0f} s to read those before it; give its own URL"
-            yield RunLine(name=name, state=UNREAD, reason=reason)
-        else:
-            yield _line(name, run, size=_size_of(where, run, name, found))
+def find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
+    """The names of the runs relative to where they are looked for, `.` for that itself; sorted.
+
+    Raises OSError or StoreFailed where the folder or URL itself cannot be listed, and UsageError
+    where there is no such bucket.
+    """
+    if not where.is_remote:
+        return _search(lambda name: _listed(where.local / name, is_top=name == "."), MOST_FOLDERS)
+    objects = Objects(where.url, limit_s=30.0)
+    found = _search(lambda name: objects.directly_below("" if name == "." else name), MOST_LISTINGS)
+    if not found[0]:
+        objects.check_bucket()
+    return found
 
 
-def _size_of(where: RunDir, run: RunDir, name: str, found: Found) -> Callable[[], int]:
+def _search(listing: _Listing, most: int) -> tuple[list[str], list[Unread]]:
+    """Level by level, so that of too many folders the nearest are looked into."""
+    names: list[str] = []
+    unread: list[Unread] = []
+    folders = ["."]
+    for looked, folder in enumerate(folders):  # it grows meanwhile
+        if looked == most:
+            reason = f"there are more than {most} folders; name one of them"
+            unread.append(Unread(name=folder, reason=reason))
+            break
+        try:
+            entries = listing(folder)
+        except (OSError, StoreFailed) as error:
+            if folder == ".":
+                raise
+            unread.append(Unread(name=folder, reason=str(error)))
+            continue
+        is_run = _holds_run(entries)
+        if is_run:
+            names.append(folder)
+        folders += _folders_in(folder, entries, is_run=is_run)
+    return sorted(names), unread
+
+
+def _holds_run(entries: Mapping[str, bool]) -> bool:
+    """entries: as `_Listing` gives them. A run that has lost a part of its files is one as well."""
+    if entries.get(NAME) is False and entries.keys() & _BESIDE_IDENTITY:
+        return True
+    if entries.get(UID) is False and entries.get(PLACE):
+        return True
+    return bool(entries.get("events") and entries.keys() & _BESIDE_EVENTS)
+
+
+def _folders_in(folder: str, entries: Mapping[str, bool], *, is_run: bool) -> Iterator[str]:
+    for name, is_folder in sorted(entries.items()):
+        if is_folder and not name.startswith(".") and not (is_run and name in OWN_NAMES):
+            yield name if folder == "." else f"{folder}/{name}"
+
+
+def _listed(folder: Path, *, is_top: bool) -> dict[str, bool]:
+    with os.scandir(folder) as entries:
+        found = {each.name: _is_folder(each) for each in entries}
+    if folder.is_symlink() and not is_top:
+        # It leads to a run. What lies below that may lead back here.
+        return {name: is_folder and name in OWN_NAMES for name, is_folder in found.items()}
+    return found
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    """A link counts as one only if it leads to a run: behind others a search might never end."""
+    if not entry.is_symlink():
+        return entry.is_dir()
+    with suppress(OSError), os.scandir(entry.path) as inside:
+        return _holds_run({each.name: each.is_dir() for each in inside})
+    return False
+
+
+def _line(where: RunDir, name: str, names: Sequence[str]) -> RunLine:
+    """Whatever is wrong with a run is a word in its own line. names: of all runs."""
+    run = RunDir.parse(where.url if name == "." else f"{where.url}/{name}")
     begin = "" if name == "." else f"{name}/"
-    nested = [each.removeprefix(begin) for each in found.names if each != name and each.startswith(begin)]
-    if where.is_remote:
-        return lambda: _size_of_objects(run.url, nested)
-    return lambda: _size_on_disk(run.local, nested)
-
-
-def _line(name: str, run: RunDir, size: Callable[[], int]) -> RunLine:
-    """Whatever is wrong with a run is a word in its own line."""
+    nested = [each.removeprefix(begin) for each in names if each != name and each.startswith(begin)]
     try:
         with readable(run) as local:
-            view = view_of(read_newest(local), heartbeat_ages_s(run.rendezvous_url))
-            word, reason = _wrong_identity(local)
+            view = view_now(local, newest=True)
+            reason = _wrong_identity(local)
         newest = view.newest
         return RunLine(
             name=name,
-            state=word or view.state,
+            state="damaged" if reason else view.state,
             step=None if view.plain else newest.step if newest else 0,
             steps=view.length,
             loss=newest.loss if newest else None,
             age_s=max(0.0, view.now_s - newest.time) if newest and newest.time is not None else None,
-            size_bytes=size(),
+            size_bytes=_size_of_objects(run.url, nested)
+            if run.is_remote
+            else _size_on_disk(run.local, nested),
             reason=reason,
         )
     # What no one has thought of, in files that anybody may have written, must not hide all others.
     except Exception as error:
-        state = UNREAD if isinstance(error, OSError | StoreFailed) else DAMAGED
+        state = "not read" if isinstance(error, OSError | StoreFailed) else "damaged"
         return RunLine(name=name, state=state, reason=f"{error}" or type(error).__name__)
 
 
-def _wrong_identity(run: RunDir) -> tuple[str | None, str | None]:
-    """(a word, the reason) where run.json is none of this version's."""
-    with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
-        data = file.read(SMALL_LIMIT_BYTES + 1)
+def _wrong_identity(run: RunDir) -> str | None:
+    """The reason where run.json is none of this version's."""
+    with suppress(FileNotFoundError), open_regular(run.local / NAME, follow=True) as file:
         try:
-            identity.parse(data, remedy="elastic-train --version says which version this is")
+            remedy = "elastic-train --version says which version this is"
+            identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
         except UsageError as error:
-            return (OTHER_VERSION if _is_of_other_version(data) else DAMAGED), str(error)
-        return None, None
+            return str(error)
+        return None
     # A script without the library has neither.
-    if (run.local / "checkpoints").exists():
-        return DAMAGED, f"there are checkpoints, and no {identity.NAME} that says of what"
-    return None, None
+    is_lost = (run.local / "checkpoints").exists()
+    return f"there are checkpoints, and no {NAME} that says of what" if is_lost else None
 
 
-def _is_of_other_version(data: bytes) -> bool:
-    """Another format; or, beside fields that this version knows, others or fewer."""
-    with suppress(ValueError):
-        found = parse_json(data)
-        known = {field.name for field in fields(Identity)}
-        if isinstance(found, dict) and {"recipe", "format"} <= found.keys():
-            return found["format"] != identity.FORMAT or not known - {"parent"} <= found.keys() <= known
-    return False
-
-
-def _size_on_disk(folder: Path, nested: list[str]) -> int:
+def _size_on_disk(folder: Path, nested: Sequence[str]) -> int:
     """What the files take, one with two names once. Links are not followed."""
     skipped, seen, total = {folder / each for each in nested}, set(), 0
     for place, below, files in os.walk(folder):
@@ -155,7 +215,7 @@ def _size_on_disk(folder: Path, nested: list[str]) -> int:
     return total
 
 
-def _size_of_objects(url: str, nested: list[str]) -> int:
+def _size_of_objects(url: str, nested: Sequence[str]) -> int:
     begins = tuple(f"{each}/" for each in nested)
-    listed = Objects(url, limit_s=REMOTE_LIMIT_S).listed("")
+    listed = Objects(url, limit_s=_REMOTE_LIMIT_S).listed("")
     return sum(each.size_bytes for name, each in listed.items() if not begins or not name.startswith(begins))

@@ -15,6 +15,7 @@ from elastic.report.words import short
 
 MOST_GENERATIONS = MOST_MARKS = MOST_COMMITS = 500
 MOST_LANES = 48
+_NO_MARKS = ("generation", "recovery", "checkpoint")  # which are drawn otherwise
 # As system/addresses.py names a node: host, process, and a random part.
 _NODE = re.compile(r"(.+)-[0-9]+-[0-9a-f]{8}", re.ASCII | re.DOTALL)
 
@@ -31,11 +32,8 @@ class Lane:
     spans: list[list[int]] = field(default_factory=list)
 
 
-def timeline(
-    generations: Sequence[Generation], incidents: Sequence[Incident], commits_s: Sequence[float]
-) -> dict[str, Any]:
-    """generations: of the whole run, at least one. commits_s: times of the committed checkpoints,
-    ascending, seconds since 1970.
+def timeline(generations: Sequence[Generation], incidents: Sequence[Incident]) -> dict[str, Any]:
+    """generations: of the whole run, at least one.
 
     In the answer, `began` alone is in seconds since 1970, and other times are seconds after that.
     """
@@ -45,11 +43,15 @@ def timeline(
     kept = sorted(lanes, key=lambda lane: lane.spans[-1][1])[-MOST_LANES:]
     drawn = [lane for lane in lanes if lane in kept]
     lane_of = {node: at for at, lane in enumerate(drawn) for node in lane.nodes}
-    marks = [each for each in incidents[-MOST_MARKS:] if each.time >= shown[0].begins_s]
-    commits = [each for each in commits_s[-MOST_COMMITS:] if each >= shown[0].begins_s]
+    saves = [each for each in incidents if each.kind == "checkpoint"]
+    told = [each for each in incidents if each.kind not in _NO_MARKS]
+    marks, commits = (
+        [each for each in found[-most:] if each.time >= shown[0].begins_s]
+        for found, most in ((told, MOST_MARKS), (saves, MOST_COMMITS))
+    )
     return {
         "began": began,
-        "ends": since(began, generations[-1].ends_s),
+        "ends": since(began, generations[-1].until_s),
         "num_generations": len(generations),
         "num_machines": len(lanes_of(generations)),
         "generations": [_generation(each, began) for each in shown],
@@ -61,13 +63,13 @@ def timeline(
             }
             for lane in drawn
         ],
-        "marks": [_mark(each, began, generations[-1].ends_s, lane_of) for each in marks],
-        "commits": [since(began, each) for each in commits],
+        "marks": [_mark(each, began, generations[-1].until_s, lane_of) for each in marks],
+        "commits": [since(began, each.time) for each in commits],
         "left_out": {
             "generations": len(generations) - len(shown),
             "machines": len(lanes) - len(drawn),
-            "marks": len(incidents) - len(marks),
-            "checkpoints": len(commits_s) - len(commits),
+            "marks": len(told) - len(marks),
+            "checkpoints": len(saves) - len(commits),
         },
     }
 
@@ -117,7 +119,7 @@ def _generation(each: Generation, began: float) -> dict[str, Any]:
         "trains": None if each.trains_s is None else since(began, each.trains_s),
         "trained": None if each.trained_s is None else since(began, each.trained_s),
         "ends": since(began, each.ends_s),
-        "gap": each.gap,
+        "gap": each.gap if each.after else "",
         "first_step": each.first_step,
         "last_step": each.last_step,
     }

@@ -28,6 +28,7 @@ from elastic.system.clock import SystemClock, time_of_day
 PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0
 _NICENESS = 10
 _BAR_COLUMNS = 30
+_MOST_EVENTS = 8
 _OVER = ("finished", "failed")
 _STYLES = {
     "running": "green",
@@ -77,22 +78,21 @@ def fitted(name: str, view: RunView, console: Console, problem: str = "") -> Ren
     cursor stands; what is above them gives way where there is no room for one.
     """
     told = [Text(problem)] if problem else []
-    for num_events in range(len(view.lately), 0, -1):
+    for num_events in range(_MOST_EVENTS, 0, -1):
         shown = Group(drawn(name, view, num_events), *told)
         if len(console.render_lines(shown, pad=False)) < console.size.height:
             return shown
     return Group(_events(view, 1), *told)
 
 
-def drawn(name: str, view: RunView, num_events: int | None = None) -> RenderableType:
-    """num_events: all by default."""
+def drawn(name: str, view: RunView, num_events: int = _MOST_EVENTS) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble((short(name), "bold"), "  ", (view.state, _STYLES[view.state]))
     ]
     if view.plain is None:
         parts.append(_progress(view))
     parts += [facts_table({label: short(text) for label, text in facts(view, "watch").items()})]
-    return Group(*parts, _events(view, len(view.lately) if num_events is None else num_events))
+    return Group(*parts, _events(view, num_events))
 
 
 def _progress(view: RunView) -> RenderableType:
@@ -114,6 +114,6 @@ def _events(view: RunView, number: int) -> Table:
     table.add_column(style="dim")
     table.add_column(style="dim", overflow="ellipsis", no_wrap=True, max_width=24)
     table.add_column(overflow="fold")
-    for each in view.lately[-number:] if number else []:
+    for each in view.incidents[-number:]:
         table.add_row(time_of_day(each.time), Text(short(each.node)), Text(short(each.text)))
     return table

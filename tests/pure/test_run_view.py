@@ -66,8 +66,10 @@ def test_checkpoints_and_incidents_are_told(tmp_path):
     found = view(write(tmp_path / "run", KILLED, STEPS))
     saved = found.checkpoints
     assert (saved.committed, saved.failed, saved.newest.step, saved.saving_s) == (1, 1, 5, [0.5])
-    assert [each.kind for each in found.incidents] == ["fault", "save", "drain", "drain"]
-    assert found.incidents[1].text == "save of step 14 failed: disk full"
+    assert [each.kind for each in found.incidents] == [
+        *("generation", "checkpoint", "fault", "generation", "recovery", "save", "drain", "drain")
+    ]
+    assert found.incidents[5].text == "save of step 14 failed: disk full"
 
 
 def test_a_run_with_a_young_heartbeat_runs(tmp_path):
