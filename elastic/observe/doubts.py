@@ -1,6 +1,12 @@
-"""A run that may not have the result of an undisturbed run says so where it ends."""
+"""What makes a run's result doubtful is shown, and said where the run ends: steps and states that
+differed, and variables that a restart did not bring back.
+"""
+
+from dataclasses import dataclass
 
 from elastic.events import (
+    DivergenceDetected,
+    DivergenceJudged,
     GenerationStarted,
     LoggedByRank,
     Overlapped,
@@ -15,6 +21,29 @@ from elastic.proof.evidence import roots
 
 MOST_NAMES = 3  # variables in the last line
 _FAULTS = ("failure", NODE_LOST, "resume")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSteps:
+    """Steps that were done twice, by other workers. alike: those with the same result twice."""
+
+    count: int
+    alike: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The ranks' states differed after a step.
+
+    node: the wrong one, or one of several suspects; None if it is not known or no
+    machine was. verdict: machine or recipe; None while the step was not done again.
+    """
+
+    step: int
+    node: str | None
+    entry: str
+    verdict: str | None
 
 
 def told_at_the_end(events: Events, steps: int) -> str:
@@ -50,3 +79,26 @@ def not_restored(events: Events) -> dict[str, str]:
 def logged_by_rank(events: Events) -> list[str]:
     """Names in the metrics whose numbers are those of rank 0 alone."""
     return list(dict.fromkeys(name for each in of_kind(events, LoggedByRank) for name in each.event.names))
+
+
+def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> ComparedSteps:
+    found = [each.event for each in of_kind(events, kind)]
+    alike = sum(each.verdict == "alike" for each in found)
+    return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
+
+
+def divergences(events: Events) -> list[Divergence]:
+    """One for each node that was wrong; differences without a verdict come last."""
+    found, judged = [], set()
+    for each in of_kind(events, DivergenceJudged):
+        event = each.event
+        judged.add(event.step)
+        nodes: list[str | None] = [*event.nodes] or [None]
+        found += [
+            Divergence(step=event.step, node=node, entry=event.entry, verdict=event.verdict) for node in nodes
+        ]
+    return found + [
+        Divergence(step=each.event.step, node=None, entry=each.event.entry, verdict=None)
+        for each in of_kind(events, DivergenceDetected)
+        if each.event.step not in judged
+    ]

@@ -10,8 +10,10 @@ Times are those of one_clock.py, which nodes share to within a second or so.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from elastic import events as kinds
+from elastic.errors import EXIT_INTERRUPTED
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, of_kind
 from elastic.observe.step_columns import GenerationSteps, StepColumns
 
@@ -220,12 +222,12 @@ def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
     own: events of one generation. A hang and an exception say more than the exit.
     """
     messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
-    said = ((each, _failed(each.event, messages)) for each in own)
+    said = ((each, failure_text(each.event, messages)) for each in own)
     return next(((each, words) for each, words in said if words), None)
 
 
-def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
-    """Empty unless it is a failure. messages: of the exceptions, by rank."""
+def failure_text(event: kinds.Event, messages: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Empty unless a worker failed, and by itself. messages: of the exceptions, by rank."""
     match event:
         case kinds.HangDetected():
             return f"rank {event.rank} hung"
@@ -233,7 +235,7 @@ def _failed(event: kinds.Event, messages: Mapping[int, str]) -> str:
             return f"rank {event.rank} failed ({_short(event.message)})"
         case kinds.WorkerExited(victim=False, signal=str()):
             return f"rank {event.rank} was killed by {event.signal}"
-        case kinds.WorkerExited(victim=False, code=code) if code:
+        case kinds.WorkerExited(victim=False, code=code) if code not in (0, EXIT_INTERRUPTED):
             return f"rank {event.rank} failed ({_short(messages.get(event.rank, f'exit code {code}'))})"
         case _:
             return ""

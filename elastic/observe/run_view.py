@@ -10,16 +10,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
 from elastic.observe.checkpoints import Checkpoints, checkpoints
-from elastic.observe.doubts import logged_by_rank, not_restored
+from elastic.observe.doubts import (
+    ComparedSteps,
+    Divergence,
+    compared,
+    divergences,
+    logged_by_rank,
+    not_restored,
+)
 from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent
-from elastic.observe.incidents import Fault, Incident, faults, incidents
+from elastic.observe.incidents import Incident, incidents
 from elastic.observe.logged_event import Events, LoggedEvent, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
@@ -54,14 +62,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """Seconds; None before the first step."""
-
-    median: float | None
-    p99: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainScript:
     """A script without this library: known by its restarts, its exit and its time, and by no step.
 
@@ -72,50 +72,6 @@ class PlainScript:
     restarts: dict[str, int]
     last_exit: str
     running_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSteps:
-    """Steps that were done twice, by other workers. alike: those with the same result twice."""
-
-    count: int
-    alike: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditCounts:
-    """done: audited steps that count, all without a difference. failed: shards that differed."""
-
-    done: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledNode:
-    """An agent that a scheduler started; the fields are those of the event `node_scheduled`."""
-
-    node: str
-    scheduler: str
-    job: str
-    array_job: str | None
-    array_task: int | None
-    restarts: int | None
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """The ranks' states differed after a step.
-
-    node: the wrong one, or one of several suspects; None if it is not known or no
-    machine was. verdict: machine or recipe; None while the step was not done again.
-    """
-
-    step: int
-    node: str | None
-    entry: str
-    verdict: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +101,9 @@ class RunView:
     went on. replays: steps that gave another result when they were done again. edits: where a
     process with another text of the recipe went on. logged_by_rank: names in the metrics whose
     numbers are those of rank 0 alone. unreadable_lines: of the metrics, whose steps no figure has.
-    durations: of the steps, each once.
+    durations: of the steps, each once. audits: done, which count and were without a difference, and
+    failed, shards that differed. scheduled: agents that a scheduler started, with the fields of the
+    event `node_scheduled`.
     """
 
     state: str
@@ -166,14 +124,13 @@ class RunView:
     restarts: int
     lost_steps: int
     time: TimeSpent | None
-    step_time_s: StepTime
+    step_time_s: dict[str, float | None]
     recent_step_s: float | None
     generations: list[Generation]
     recoveries: list[Recovery]
     incidents: list[Incident]
-    faults: list[Fault]
     checkpoints: Checkpoints
-    audits: AuditCounts
+    audits: dict[str, int]
     rehearsals: ComparedSteps
     overlaps: ComparedSteps
     not_restored: dict[str, str]
@@ -187,7 +144,7 @@ class RunView:
     slow_now: list[SlowRank]
     shards_by_rank: list[int]
     lineage: list[Ancestor]
-    scheduled: list[ScheduledNode]
+    scheduled: list[dict[str, Any]]
     unreadable_lines: int
     durations: Durations
     curves: Curves | None
@@ -220,7 +177,6 @@ def view_of(
     begun = generations(events, trained, running_s)
     plain = _plain_script(events, begun, running_s) if start and start.event.plain else None
     recovered = [] if plain else recoveries(begun)
-    broken = faults(events, begun, state)
     restores = [each.event for each in of_kind(events, kinds.Restored)]
     error = last(events, kinds.WorkerFailed) if failed and end is None else None
     snapshots = last(events, kinds.SnapshotInterval)
@@ -247,15 +203,14 @@ def view_of(
         recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
         generations=begun,
         recoveries=recovered,
-        incidents=incidents(events, broken, recovered),
-        faults=broken,
+        incidents=incidents(events, begun, recovered, state),
         checkpoints=checkpoints(events),
-        audits=AuditCounts(done=trained.num_audited, failed=len(of_kind(events, kinds.AuditFailed))),
-        rehearsals=_compared(events, kinds.Rehearsed),
-        overlaps=_compared(events, kinds.Overlapped),
+        audits={"done": trained.num_audited, "failed": len(of_kind(events, kinds.AuditFailed))},
+        rehearsals=compared(events, kinds.Rehearsed),
+        overlaps=compared(events, kinds.Overlapped),
         not_restored=not_restored(events),
         accepted=[each.event for each in of_kind(events, kinds.StepDiffered) if each.event.accepted],
-        divergences=_divergences(events),
+        divergences=divergences(events),
         replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
         edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
         logged_by_rank=logged_by_rank(events),
@@ -264,7 +219,9 @@ def view_of(
         slow_now=slow_ranks(events, {each: trained.paces[each] for each in [*trained.paces][-1:]}),
         shards_by_rank=_shards(events, start),
         lineage=[] if parent is None else [*parent.lineage],
-        scheduled=_scheduled(events),
+        scheduled=[
+            {"node": each.node} | each.event.fields() for each in of_kind(events, kinds.NodeScheduled)
+        ],
         unreadable_lines=trained.num_unreadable,
         durations=trained.durations,
         curves=record.curves,
@@ -386,45 +343,17 @@ def _restarts(events: Events, start: Start | None) -> int:
     return 0 if start is None or has_new_step else start.event.restarts
 
 
-def _step_time(trained: StepColumns) -> StepTime:
+def _step_time(trained: StepColumns) -> dict[str, float | None]:
+    """Seconds; None before the first step."""
     count = len(trained.seconds)
     if not count:
-        return StepTime(median=None, p99=None)
+        return {"median": None, "p99": None}
     places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
     below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
-    return StepTime(median=(below + above) / 2, p99=p99)
-
-
-def _compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped]) -> ComparedSteps:
-    found = [each.event for each in of_kind(events, kind)]
-    alike = sum(each.verdict == "alike" for each in found)
-    return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
-
-
-def _divergences(events: Events) -> list[Divergence]:
-    """One for each node that was wrong; differences without a verdict come last."""
-    found, judged = [], set()
-    for each in of_kind(events, kinds.DivergenceJudged):
-        event = each.event
-        judged.add(event.step)
-        nodes: list[str | None] = [*event.nodes] or [None]
-        found += [
-            Divergence(step=event.step, node=node, entry=event.entry, verdict=event.verdict) for node in nodes
-        ]
-    return found + [
-        Divergence(step=each.event.step, node=None, entry=each.event.entry, verdict=None)
-        for each in of_kind(events, kinds.DivergenceDetected)
-        if each.event.step not in judged
-    ]
+    return {"median": (below + above) / 2, "p99": p99}
 
 
 def _shards(events: Events, start: Start | None) -> list[int]:
     moved = last(events, kinds.ShardsMoved)
     is_old = moved is not None and start is not None and moved.generation < start.generation
     return [] if moved is None or is_old else moved.event.shards
-
-
-def _scheduled(events: Events) -> list[ScheduledNode]:
-    return [
-        ScheduledNode(node=each.node, **each.event.fields()) for each in of_kind(events, kinds.NodeScheduled)
-    ]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elastic.events import Stopped
-from elastic.observe.run_view import ComparedSteps, RunView
+from elastic.observe.doubts import ComparedSteps
+from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
 from elastic.report.words import count, duration
 
@@ -180,7 +181,7 @@ _FACTS: _Facts = _HEAD | {
     "step time": (
         ("report", "watch"),
         lambda view: (
-            f"median {seconds_text(view.step_time_s.median)}, p99 {seconds_text(view.step_time_s.p99)}"
+            f"median {seconds_text(view.step_time_s['median'])}, p99 {seconds_text(view.step_time_s['p99'])}"
         ),
     ),
     "slow": (
@@ -196,7 +197,7 @@ _FACTS: _Facts = _HEAD | {
         ("report",),
         lambda view: f"{view.checkpoints.committed} committed, {view.checkpoints.failed} failed",
     ),
-    "audits": (("report",), lambda view: f"{view.audits.done} done, {view.audits.failed} failed"),
+    "audits": (("report",), lambda view: f"{view.audits['done']} done, {view.audits['failed']} failed"),
     "rehearsals": (("report", "watch"), lambda view: _compared(view.rehearsals)),
     "overlaps": (("report", "watch"), lambda view: _compared(view.overlaps)),
     "snapshots": (("report",), _snapshots),

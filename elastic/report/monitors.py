@@ -25,7 +25,10 @@ def check_monitoring(options: Options) -> None:
             raise UsageError(
                 "expected the package tensorboardX for --tensorboard, found none; pip install 'elastic-train[tensorboard]'"
             )
-        _check_folder(options.tensorboard)
+        if "://" in options.tensorboard or Path(options.tensorboard).is_file():
+            raise UsageError(
+                f"expected a folder, found --tensorboard {options.tensorboard}; event files are written to a file system alone"
+            )
 
 
 @contextmanager
@@ -62,24 +65,3 @@ def _import_tensorboardx() -> None:
             f"expected the package tensorboardX for --tensorboard, found a broken one ({type(error).__name__}: {error});"
             " pip install --force-reinstall 'elastic-train[tensorboard]', or leave --tensorboard out"
         ) from error
-
-
-def _check_folder(text: str) -> None:
-    import os
-
-    if "://" in text:
-        raise UsageError(
-            f"expected a folder, found --tensorboard {text}; event files are written to a file system alone"
-        )
-    try:
-        folder = Path(text).absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        is_folder = there.is_dir() and bool(text)
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a zero
-        raise UsageError(f"expected the name of a folder, found --tensorboard: {error}") from error
-    if not is_folder:
-        raise UsageError(f"expected a folder, found --tensorboard {text!r}; take another")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"expected to write to {there}, found it read-only; take another --tensorboard or change its mode"
-        )

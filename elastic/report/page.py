@@ -17,6 +17,7 @@ from elastic.report.figures import ended, facts
 from elastic.report.timeline import since, timeline
 from elastic.report.words import count, duration, grouped, short, shortened_at_front
 
+_WRONG = ("fault", "save", "state")
 _OVER = ("failed", "drained", "interrupted")
 _MOST_ROWS = 20  # of faults and of recoveries
 _MOST_CAUSES = 16
@@ -99,24 +100,22 @@ def _still_s(view: RunView) -> float | None:
     begun_s = [each.begins_s for each in view.generations if each.cause in ("start", "resume")]
     step_s = None if view.newest is None else view.newest.time
     still_s = view.now_s - max([*begun_s, step_s or 0.0])
-    is_long = still_s > max(_STILL_S, _STILL_STEPS * (view.step_time_s.median or 0.0))
+    is_long = still_s > max(_STILL_S, _STILL_STEPS * (view.step_time_s["median"] or 0.0))
     return still_s if is_long else None
 
 
 def _faults(view: RunView) -> dict[str, Any]:
-    """The most expensive first; before them the fault that ended the run, which is not over yet."""
-    ranked = sorted(view.faults, key=lambda each: (each.cost_s is not None, -(each.cost_s or 0.0)))
+    """The newest first."""
+    found = [each for each in view.incidents if each.kind in _WRONG]
     shown = [
         {
             "at": since(view.began_s or 0.0, each.time),
-            "step": each.step,
             "node": short(each.node),
-            "what": short(each.what),
-            "cost_s": each.cost_s,
+            "what": short(each.text),
         }
-        for each in ranked[:_MOST_ROWS]
+        for each in found[: -_MOST_ROWS - 1 : -1]
     ]
-    return {"number": len(view.faults), "shown": shown}
+    return {"number": len(found), "shown": shown}
 
 
 def _recoveries(view: RunView) -> dict[str, Any]:

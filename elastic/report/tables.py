@@ -5,13 +5,14 @@ It does not promise a stable layout: scripts read the JSON.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic.observe.run_view import RunView, ScheduledNode
+from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
 from elastic.report.figures import facts
 from elastic.report.runs import Runs
@@ -37,7 +38,7 @@ def report_tables(name: str, view: RunView) -> RenderableType:
         rows = map(astuple, view.divergences)
         parts.append(table("steps after which the ranks' states differed: who was wrong", columns, rows))
     if view.scheduled:
-        jobs = ((each.node, _job(each), each.restarts, each.host) for each in view.scheduled)
+        jobs = ((each["node"], _job(each), each["restarts"], each["host"]) for each in view.scheduled)
         parts.append(table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
@@ -104,9 +105,10 @@ def _value_text(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else f"{value}"
 
 
-def _job(node: ScheduledNode) -> str:
+def _job(node: Mapping[str, Any]) -> str:
     """As `squeue` shows it: 12, or 12_3 for task 3 of the array 12."""
-    return node.job if node.array_job is None else f"{node.array_job}_{_value_text(node.array_task)}"
+    job, task = node["array_job"], _value_text(node["array_task"])
+    return f"{node['job']}" if job is None else f"{job}_{task}"
 
 
 def _generations(view: RunView) -> Table:

@@ -149,7 +149,7 @@ def test_a_run_that_failed_after_gaps_says_why_and_what_they_are(show):
     kinds = page.evaluate("[...document.querySelectorAll('.gap')].map((each) => each.dataset.kind)")
     assert kinds == ["stop", "down"]
     faults = text(page, "#faults tbody")
-    assert faults.index("the run failed: ValueError: no") < faults.index("no node answered")
+    assert faults.index("rank 0 failed (no)") < faults.index("no node answered")
     assert "stopped as asked1 min 40 snot counted" in text(page, "#time tbody")
 
 

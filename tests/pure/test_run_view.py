@@ -55,8 +55,8 @@ def test_a_run_that_was_killed_and_drained(tmp_path):
     assert [(each.cause, each.total_s, each.source) for each in found.recoveries] == [
         ("failure", 4.0, "snapshot")
     ]
-    assert [(each.node, each.what, each.step) for each in found.faults] == [
-        ("n2", "rank 2 was killed by SIGKILL", 11)
+    assert [(each.node, each.text) for each in found.incidents if each.kind == "fault"] == [
+        ("n2", "rank 2 was killed by SIGKILL")
     ]
     assert (found.rehearsals.alike, found.overlaps.count, found.overlaps.alike) == (1, 1, 0)
     assert found.not_restored == {"cache": "1, 2"}

@@ -226,7 +226,7 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
     found = report_json(viewed(events, columns_in(run / "metrics.jsonl")))
 
     assert found == report_json(viewed(events, metrics.read(run / "metrics.jsonl")))
-    assert (found["steps"], found["lost_steps"], found["audits"].done) == (120_000, 80, 1200)
+    assert (found["steps"], found["lost_steps"], found["audits"]["done"]) == (120_000, 80, 1200)
     assert [each["last_step"] for each in found["generations"]] == [50_040, 100_040, 120_000]
 
 

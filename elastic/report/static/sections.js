@@ -57,8 +57,7 @@ function figure(number, words) {
 
 function timeFigures(picture) {
   const { number, median_s, longest_s } = picture.recoveries;
-  const faults = picture.faults.number;
-  const found = [figure(grouped(faults), faults === 1 ? "fault ended a generation" : "faults ended a generation")];
+  const found = [figure(grouped(number), number === 1 ? "recovery" : "recoveries")];
   found.push(figure(grouped(picture.lost_steps), picture.lost_steps === 1 ? "step was done again" : "steps were done again"));
   if (median_s !== null) found.push(figure(duration(median_s), number === 1 ? "took the recovery" : "took a recovery, median"));
   if (median_s !== null && number > 1) found.push(figure(duration(longest_s), "took the longest one"));
@@ -86,9 +85,8 @@ function rankedSection(kind, title, order, number, columns, rows, ...after) {
 
 function faultsSection({ faults, timeline }) {
   if (!faults.number) return null;
-  const rows = faults.shown.map((each) => [clockTime(timeline.began + each.at, true), each.step === null ? "–" : grouped(each.step), each.node || "–", each.what, each.cost_s === null ? "–" : duration(each.cost_s)]);
-  const columns = [["time", false], ["step", true], ["machine", false], ["what happened", false], ["cost", true]];
-  return rankedSection("faults", "What went wrong", "most expensive", faults.number, columns, rows);
+  const rows = faults.shown.map((each) => [clockTime(timeline.began + each.at, true), each.node || "–", each.what]);
+  return rankedSection("faults", "What went wrong", "newest", faults.number, [["time", false], ["machine", false], ["what happened", false]], rows);
 }
 
 function timelineSection(pictures, views) {
