@@ -25,7 +25,11 @@ def check_monitoring(options: Options) -> None:
             raise UsageError(
                 "expected the package tensorboardX for --tensorboard, found none; pip install 'elastic-train[tensorboard]'"
             )
-        if "://" in options.tensorboard or Path(options.tensorboard).is_file():
+        try:
+            is_other = "://" in options.tensorboard or Path(options.tensorboard).is_file()
+        except OSError:  # a name that is too long
+            is_other = True
+        if is_other:
             raise UsageError(
                 f"expected a folder, found --tensorboard {options.tensorboard}; event files are written to a file system alone"
             )

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY
@@ -83,18 +84,6 @@ def test_values_that_no_run_writes_are_not_compared_and_counted():
     assert (len(found.by_step()[0]), found.num_unreadable, found.last_step) == (0, len(others), len(others))
 
 
-def test_equal_runs_are_the_same():
-    assert compared(run("abc"), run("abc")).same
-
-
-def test_a_difference_names_its_step():
-    found = compared(run("abcd"), run("abed"))
-
-    assert not found.same
-    assert found.first_difference == 3
-    assert "differ is 3" in found.reason
-
-
 def test_lines_that_cannot_be_read_are_counted_and_no_comparison_hides_them(tmp_path, capsys):
     """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
     a run that goes on, or was killed.
@@ -135,34 +124,25 @@ def test_lines_that_cannot_be_read_are_counted_and_no_comparison_hides_them(tmp_
     assert "is 31; 2 lines in the metrics of B cannot be read" in capsys.readouterr().out
 
 
-def test_an_unfinished_run_is_the_same_as_far_as_it_goes():
-    found = compared(run("ab", finished=False), run("abcd"))
-
-    assert found.same
-    assert found.common_steps == 2
-    assert "A is not finished" in found.reason
-
-
-def test_a_run_that_finished_earlier_differs():
-    for other_finished in (True, False):
-        found = compared(run("abcd", finished=other_finished), run("ab"))
-
-        assert not found.same
-        assert "B ends at step 2" in found.reason
-
-
-def test_equal_steps_with_different_final_digests_differ():
-    """A buffer that no loss depends on is different."""
-    found = compared(run("ab", digest="x"), run("ab", digest="y"))
-
-    assert not found.same
-    assert "final digests differ: x and y" in found.reason
-
-
-def test_runs_without_a_common_step_are_not_called_the_same():
-    """Empty metrics, or lines without a chain, must not pass for agreement."""
-    assert not compared(run(""), run("")).same
-    assert not compared(run([None, None]), run([None, None])).same
+@pytest.mark.parametrize(
+    ("a", "b", "same", "says"),
+    [
+        (run("abc"), run("abc"), True, "the same at all 3 steps, and the same final digest"),
+        (run("abcd"), run("abed"), False, "differ is 3"),
+        (run("ab", finished=False), run("abcd"), True, "A is not finished"),
+        (run("abcd"), run("ab"), False, "B ends at step 2"),
+        (run("abcd", finished=False), run("ab"), False, "B ends at step 2"),
+        # A buffer that no loss depends on is different.
+        (run("ab", digest="x"), run("ab", digest="y"), False, "final digests differ: x and y"),
+        # Empty metrics, or lines without a chain, must not pass for agreement.
+        (run(""), run(""), False, "no step in common"),
+        (run([None, None]), run([None, None]), False, "no step in common"),
+    ],
+)
+def test_runs_are_the_same_as_far_as_both_have_recorded(a, b, same, says):
+    found = compared(a, b)
+    assert found.same is same
+    assert says in found.reason
 
 
 def test_runs_that_differ_say_what_they_were_begun_with(tmp_path, capsys):

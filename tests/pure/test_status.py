@@ -77,6 +77,17 @@ def test_a_run_whose_other_node_is_silent_has_the_workers_that_are_left():
     assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
 
 
+def test_a_run_before_its_first_generation_has_every_key():
+    found = status([], None, {"n1": 0.1}, NOW)
+    assert (found["state"], found["step"], found["steps"], found["last_checkpoint"]) == (
+        "running",
+        0,
+        None,
+        None,
+    )
+    assert found.keys() == status(START, None, {}, NOW).keys()
+
+
 def test_a_generation_that_has_ended_has_no_workers():
     ended = logged("generation_ended", 998.0, step=100, cause="node lost")
     found = status([*START, ended], None, {"n1": 1.0, "n2": 1.0}, NOW)
@@ -132,22 +143,6 @@ def test_workers_that_exited_or_belong_to_an_older_generation_are_not_listed():
     assert status([*START, *later], None, {"n1": 0.1}, NOW)["workers"] == [
         {"rank": 0, "node": "n1", "pid": 20}
     ]
-
-
-def test_a_run_before_its_first_generation_has_every_key():
-    found = status([], None, {"n1": 0.1}, NOW)
-
-    assert found == {
-        "state": "running",
-        "step": 0,
-        "steps": None,
-        "generation": 0,
-        "world_size": 0,
-        "workers": [],
-        "last_checkpoint": None,
-        "stopped": None,
-        "plain": None,
-    }
 
 
 def test_a_run_that_its_recipe_ended_early_is_finished_and_says_where():

@@ -15,7 +15,7 @@ from long_run import write_long_run
 from viewed import columns_in, viewed
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, reader
+from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.observe.reader import RunReader
 from elastic.observe.slow_ranks import Tally
@@ -202,21 +202,6 @@ def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
 
     found = again.read()
     assert (found.steps.last_step, found.newest, found.events) == (0, None, [])
-
-
-def test_a_line_is_read_twice_only_where_it_is_no_line_of_a_step(tmp_path, monkeypatch):
-    """Else the report would be right, and as slow as before."""
-    parsed = []
-    original = reader.parsed_and_unreadable
-    monkeypatch.setattr(reader, "parsed_and_unreadable", lambda *given: parsed.append(1) or original(*given))
-    run = write_long_run(tmp_path / "run", 20_000)
-
-    columns = columns_in(run / "metrics.jsonl")
-    read = joined(batches_of(reader_of(run / "metrics.jsonl")))
-    assert parsed == []
-    lines = metrics.read(run / "metrics.jsonl")
-    assert columns == columns_of(lines)
-    assert read == joined([with_values(lines)])
 
 
 def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
