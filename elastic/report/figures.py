@@ -5,6 +5,7 @@ A new figure is a line in `report_json` or `status_json`, which scripts rely on,
 here; they are escaped where they are shown.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
 from elastic.report.words import count, duration
 
-_MOST_RANKS = 8  # named for one number of shards
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
 _GENERATION = ("generation", "world_size", "nodes", "first_step", "last_step", "cause")
 
@@ -91,15 +91,9 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def shards_text(shards: Sequence[int]) -> str:
-    """For a reader: which ranks have how many, the fewest first."""
-    of_counts: dict[int, list[int]] = {}
-    for rank, number in enumerate(shards):
-        of_counts.setdefault(number, []).append(rank)
-    parts = []
-    for number, ranks in sorted(of_counts.items()):
-        named = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
-        parts.append(f"{number} on rank{'s' if len(ranks) > 1 else ''} {named}")
-    return "; ".join(parts)
+    """How many ranks have how many, the fewest first: a thousand ranks fit into a line."""
+    ranks = Counter(shards)
+    return "; ".join(f"{number} on {count(ranks[number], 'rank', 'ranks')}" for number in sorted(ranks))
 
 
 def _saved(view: RunView) -> str:

@@ -67,33 +67,6 @@ def listen(address: ListenAddress) -> socket.socket:
         ) from error
 
 
-class HttpServer:
-    def __init__(
-        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, *, name: str | None = None
-    ) -> None:
-        """pages: by path. name: the server answers those who ask it by this name, an address or the
-        machine's name, and nobody else; None for whatever name. It closes the socket when it stops.
-        """
-        host, port = listening.getsockname()[:2]
-        self.address = ListenAddress(host=host, port=port)
-        self._server = _Server(listening, pages, clock, name)
-        self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def serve(self) -> None:
-        """In this thread, until `stop` or an exception."""
-        self._server.serve_forever(_LOOK_S)
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            # In a thread, since it waits for the server's loop without a limit.
-            threading.Thread(target=self._server.shutdown, daemon=True).start()
-            self._thread.join(_STOP_S)
-        self._server.server_close()
-
-
 def is_own_name(text: str | None, name: str) -> bool:
     """Whether a Host header names this server: by an address, as localhost, by the name that it
     listens on, or by the machine's name.
@@ -113,20 +86,41 @@ def is_own_name(text: str | None, name: str) -> bool:
     return False
 
 
-class _Server(ThreadingMixIn, HTTPServer):
+class HttpServer(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
 
     def __init__(
-        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, name: str | None
+        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, *, name: str | None = None
     ) -> None:
-        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        """pages: by path. name: the server answers those who ask it by this name, an address or the
+        machine's name, and nobody else; None for whatever name. It closes the socket when it stops.
+        """
+        host, port = listening.getsockname()[:2]
+        super().__init__((host, port), _Handler, bind_and_activate=False)
         self.socket.close()  # made by the base class
         self.socket = listening
+        self.address = ListenAddress(host=host, port=port)
         self.pages, self.name = pages, name
         self._clock = clock
         self._lock = threading.Lock()
         self._began_s: dict[socket.socket, float] = {}  # of open connections, the oldest first
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
+        self._thread.start()
+
+    def serve(self) -> None:
+        """In this thread, until `stop` or an exception."""
+        self.serve_forever(_LOOK_S)
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            # In a thread, since it waits for the server's loop without a limit.
+            threading.Thread(target=self.shutdown, daemon=True).start()
+            self._thread.join(_STOP_S)
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -167,7 +161,7 @@ class _Server(ThreadingMixIn, HTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = CONNECTION_S
-    server: _Server
+    server: HttpServer
     server_version, sys_version = "elastic-train", ""
 
     def do_GET(self) -> None:

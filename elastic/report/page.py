@@ -25,8 +25,6 @@ _MOST_NAMES = 10  # of those without a chart
 _MOST_FACT = 600  # letters of each, and of what two runs have in common
 _MOST_TRACEBACK = 6000  # letters
 _DIGITS = 6  # of a value
-# Without a step for longer than both, a run that is alive is said to stand still.
-_STILL_S, _STILL_STEPS = 10.0, 10
 
 
 def page_of(name: str, view: RunView) -> dict[str, Any]:
@@ -88,20 +86,7 @@ def _headline(view: RunView) -> str:
         return f"{state}: {count(view.step, 'step', 'steps')}{took}."
     of = f" of {grouped(view.length)}" if view.length else ""
     why = f": {short(view.failed.reason).rstrip('.')}" if view.failed else ""
-    still_s = _still_s(view)
-    still = f"; no step for {duration(still_s)}" if still_s else ""
-    return f"{state} at step {grouped(view.step)}{of}{took}{why}{still}."
-
-
-def _still_s(view: RunView) -> float | None:
-    """For how long a running run has made no step, where that is so long that it may hang."""
-    if view.state != "running":
-        return None
-    begun_s = [each.begins_s for each in view.generations if each.cause in ("start", "resume")]
-    step_s = None if view.newest is None else view.newest.time
-    still_s = view.now_s - max([*begun_s, step_s or 0.0])
-    is_long = still_s > max(_STILL_S, _STILL_STEPS * (view.step_time_s["median"] or 0.0))
-    return still_s if is_long else None
+    return f"{state} at step {grouped(view.step)}{of}{took}{why}."
 
 
 def _faults(view: RunView) -> dict[str, Any]:

@@ -75,21 +75,21 @@ def _of_objects(url: str) -> dict[str, float]:
     }
 
 
-def _parent_of(run: RunDir) -> Parent | None:
-    """The run that this one began from. Raises UsageError, OSError."""
-    found = _identity(run, "the report reads there what the run descends from")
-    return None if found is None else found.parent
-
-
 def begun_with(run: RunDir) -> Identity | None:
     """It explains a difference and makes none: what cannot be read is left out."""
     with suppress(UsageError, OSError):
-        return _identity(run, "the comparison reads there what the run was begun with")
+        return _identity(run)
     return None
 
 
-def _identity(run: RunDir, remedy: str) -> Identity | None:
+def _parent_of(run: RunDir) -> Parent | None:
+    """The run that this one began from. Raises UsageError, OSError."""
+    return found.parent if (found := _identity(run)) else None
+
+
+def _identity(run: RunDir) -> Identity | None:
     with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
+        remedy = "the report reads there what the run was begun with"
         return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
     return None
 

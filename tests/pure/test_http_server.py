@@ -92,13 +92,13 @@ def test_a_connection_ends_after_its_time(serve, monkeypatch):
     """A client that would send one byte after another for ever."""
     clock = FakeClock()
     came = threading.Event()
-    begin = http_server._Server.process_request
+    begin = http_server.HttpServer.process_request
 
     def process(*words):
         begin(*words)
         came.set()
 
-    monkeypatch.setattr(http_server._Server, "process_request", process)
+    monkeypatch.setattr(http_server.HttpServer, "process_request", process)
     address = serve(PAGES, clock)
     with socket.create_connection((address.host, address.port), timeout=60) as client:
         client.sendall(b"GET /o")

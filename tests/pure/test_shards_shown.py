@@ -28,10 +28,8 @@ def test_the_newest_numbers_of_the_newest_generation_are_shown():
     assert viewed([started(1), moved(1, 6, 2), started(2), moved(2, 2, 6)]).shards_by_rank == [2, 6]
 
 
-def test_ranks_with_as_many_shards_are_named_together():
-    """A thousand ranks fit into a line."""
-    assert shards_text([3, 0, 3, 2]) == "0 on rank 1; 2 on rank 3; 3 on ranks 0, 2"
-    assert shards_text([8] * 999 + [1]) == "1 on rank 999; 8 on ranks 0, 1, 2, 3, 4, 5, 6, 7, ..."
+def test_ranks_with_as_many_shards_are_counted_together():
+    assert shards_text([3, 0, 3, 2]) == "0 on 1 rank; 2 on 1 rank; 3 on 2 ranks"
 
 
 def start(generation, cause):
