@@ -86,24 +86,12 @@ def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
     """
     if not group.reports:
         return frozenset()
-    # While a part of a wide group waits cut off, each poll asks this several times of one value.
-    known, known_alive, found = _newest[0]
-    if known is not group or known_alive != alive:
-        found = _excluded(group, alive)
-        _newest[0] = group, frozenset(alive), found
-    return found
-
-
-def _excluded(group: Group, alive: AbstractSet[str]) -> frozenset[str]:
     broken = broken_by_node(group.reports)
-    members = [node.id for node in group.members if node.id in alive]
+    members = tuple(node.id for node in group.members if node.id in alive)
     left_out = frozenset(nodes_to_exclude(members, group.reports))
     stay = frozenset(members) - left_out
     others = alive & (group.waiting_ids - group.member_ids)
     return left_out | {name for name in others if not stay.isdisjoint(broken.get(name, ()))}
-
-
-_newest = [(Group(), frozenset[str](), frozenset[str]())]
 
 
 def admitted(

@@ -43,9 +43,14 @@ class UnreachableReport:
 
 
 @lru_cache(maxsize=65536)
-def place(name: str, ring: int = 0) -> bytes:
+def place(name: str, number: int = 0) -> bytes:
     """Where `name` stands in this ring, the same on every node and for ever."""
-    return hashlib.blake2b(name.encode(), digest_size=8, salt=b"%d" % ring).digest() + name.encode()
+    return hashlib.blake2b(name.encode(), digest_size=8, salt=b"%d" % number).digest() + name.encode()
+
+
+@lru_cache(maxsize=16)
+def ring(names: frozenset[str], number: int = 0) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: place(name, number)))
 
 
 @lru_cache(maxsize=8)
@@ -55,11 +60,11 @@ def probe_graph(names: frozenset[str]) -> Graph:
         return {name: names - {name} for name in names}
     found: dict[str, set[str]] = defaultdict(set)
     for number in range(RINGS):
-        ring = sorted(names, key=lambda name: place(name, number))
-        for at, name in enumerate(ring):
+        order = ring(names, number)
+        for at, name in enumerate(order):
             for distance in range(1, NEIGHBOURS + 1):
-                found[name].add(ring[at - distance])
-                found[ring[at - distance]].add(name)
+                found[name].add(order[at - distance])
+                found[order[at - distance]].add(name)
     return {name: frozenset(others) for name, others in found.items()}
 
 

@@ -34,9 +34,6 @@ LONGEST_POLL_S = 0.5
 FIRST_LOOK_S = 0.1
 LOOK_S = 2.0  # between two looks whether the run is complete
 
-_Found = tuple[tuple[str, ...], bool, tuple[Node, ...]]
-_Judgement = tuple[Group | None, frozenset[str] | None, _Found]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -184,7 +181,6 @@ class Rendezvous:
         self._writer = GroupWriter(
             backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
         )
-        self._judgement: _Judgement = (None, None, ((), False, ()))
         self._entered = 0
         self._due_close: Callable[[Group], Group] | None = None
         self._reason = ""
@@ -294,7 +290,8 @@ class Rendezvous:
         version, group = self._observer.poll()
         self._observer.keep(group)
         alive, changed = self._observer.alive, None
-        lost, are_dead, newcomers = self._judged(group, alive)
+        lost = membership.lost_members(group, alive=alive)
+        are_dead = bool(lost or membership.lost_waiting(group, alive=alive))
         if group.ended is None and are_dead:
             changed = self._writer.evict(version, group, step=step)
         else:
@@ -309,14 +306,12 @@ class Rendezvous:
             )
             if updated != group and self._writer.set(version, updated):
                 changed = updated
-        if changed is not None:
-            group = changed
-            newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
+        group = changed or group
         mine = group.generation == self._entered and self._me.id in group.member_ids
         view = GroupView(
             open=mine and group.open,
             fenced=not mine,
-            newcomers=newcomers,
+            newcomers=membership.newcomers(group, alive=alive, policy=self._policy),
             lost=lost,
             ended=group.ended,
             cause=group.cause,
@@ -504,18 +499,6 @@ class Rendezvous:
         self._backend.beat(self._me.id)
         taken_over = transitions.take_over(group, self._observer.settings)
         self._writer.set(version, transitions.join(taken_over, self._me))
-
-    def _judged(self, group: Group, alive: frozenset[str]) -> _Found:
-        """The lost members, whether any node of the group is dead, and the newcomers.
-
-        Computed once for what did not change since the last poll.
-        """
-        if self._judgement[0] is not group or self._judgement[1] is not alive:
-            lost = membership.lost_members(group, alive=alive)
-            are_dead = bool(lost or membership.lost_waiting(group, alive=alive))
-            newcomers = membership.newcomers(group, alive=alive, policy=self._policy)
-            self._judgement = group, alive, (lost, are_dead, newcomers)
-        return self._judgement[2]
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:

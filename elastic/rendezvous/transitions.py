@@ -148,15 +148,6 @@ def _next_action_forming(
     return GroupDecision(action=GroupAction.WAIT, reason=reason)
 
 
-def is_ready(group: Group, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy) -> bool:
-    """Whether the first node in rank order may form the next generation."""
-    if group.open or group.ended is not None:
-        return False
-    nodes = membership.next_members(group, alive=alive, policy=policy)
-    is_complete = not _who_is_missing(group, nodes, alive=alive, policy=policy)
-    return is_complete and not _pause(group, nodes, timing=timing, policy=policy)
-
-
 def _who_is_missing(
     group: Group, nodes: tuple[Node, ...], *, alive: AbstractSet[str], policy: GroupPolicy
 ) -> str:
@@ -209,26 +200,24 @@ def restart_pause_s(group: Group) -> float:
 
 
 def update_timing(
-    last: Timing,
-    group: Group,
-    *,
-    alive: AbstractSet[str],
-    policy: GroupPolicy,
-    is_enough: bool,
-    now_s: float,
+    last: Timing, group: Group, *, alive: AbstractSet[str], policy: GroupPolicy, now_s: float
 ) -> Timing:
-    """`last` after one more poll; a condition must hold at every poll for its time to go on.
-
-    is_enough: `membership.next_members` are at least `min_nodes`.
-    """
+    """`last` after one more poll; a condition must hold at every poll for its time to go on."""
     is_closed = not group.open and group.ended is None
+    nodes = membership.next_members(group, alive=alive, policy=policy)
+    is_enough = len(nodes) >= policy.min_nodes
     timing = Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
         enough_since_s=_since(last.enough_since_s, holds=is_enough, now_s=now_s),
     )
-    holds = is_enough and is_ready(group, alive=alive, timing=timing, policy=policy)
-    return replace(timing, ready_since_s=_since(last.ready_since_s, holds=holds, now_s=now_s))
+    # The first node in rank order may form the next generation.
+    is_ready = (
+        is_closed
+        and not _who_is_missing(group, nodes, alive=alive, policy=policy)
+        and not _pause(group, nodes, timing=timing, policy=policy)
+    )
+    return replace(timing, ready_since_s=_since(last.ready_since_s, holds=is_ready, now_s=now_s))
 
 
 def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
@@ -451,6 +440,20 @@ def take_over(group: Group, settings: SharedSettings) -> Group:
     elif group.member_ids | group.waiting_ids:
         group = _resumed(group)
     return replace(group, settings=settings)
+
+
+def count_on(group: Group, newest: int, *, has_begun: bool) -> Group:
+    """The group of a run whose `newest` generation is known from the run directory.
+
+    The backend is new, lost its state, or was last used before another one was. Were a number given
+    twice, a process that is left from the earlier generation of this number would no longer be
+    fenced, and the logs of that generation would be in the way. has_begun: whether the run has had
+    a generation; then the next one is no start, whatever its name was before.
+    """
+    if not group.open and group.generation < newest:
+        is_new = group.cause == START and not has_begun
+        group = replace(group, generation=newest, cause=NEW_RUN if is_new else group.cause)
+    return replace(group, cause=RESUME) if has_begun and group.cause == NEW_RUN else group
 
 
 def last_known_state(group: Group) -> Group:
