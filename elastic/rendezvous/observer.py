@@ -9,10 +9,9 @@ It does not promise that the state is current when the caller acts on it: compar
 
 from bisect import bisect_right
 from dataclasses import replace
-from itertools import chain
 
 from elastic.rendezvous import membership, transitions
-from elastic.rendezvous.backends.backend import Backend, ReadsWithBeats
+from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
@@ -46,9 +45,6 @@ class GroupObserver:
 
     `dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
     `alive`: all others that the group names.
-
-    `leads`: at the last poll this node was the first live member of its group, or the first that
-    waits where there is no member: it does what one node does for all.
     """
 
     def __init__(  # noqa: PLR0913 - one node's eyes on everything outside it
@@ -67,7 +63,6 @@ class GroupObserver:
         """`min_generation`, `has_begun`: known from the run directory; see Rendezvous."""
         self.newest = self.last_known = Group()
         self.settings = settings
-        self.leads = False
         self.timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         self._backend = backend
         self._me = me
@@ -95,7 +90,7 @@ class GroupObserver:
 
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
-        found, beats = self._read()
+        found = self._backend.read()
         version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
         group = transitions.restore_lost_state(there, self.last_known)
         if self.is_ours(group):
@@ -104,14 +99,12 @@ class GroupObserver:
         # If the state is lost, this node may be the first to begin the next one.
         self._min_generation = max(self._min_generation, group.generation)
         now_s = self._clock.monotonic()
-        self._observe_beats(group, now_s, beats)
+        self._observe_beats(group, now_s)
         if self._partition_detector is not None:
             self._partition_detector.observe(group, now_s=now_s)
         self.timing = transitions.update_timing(
             self.timing, group, alive=self.alive, policy=self._policy, now_s=now_s
         )
-        first = next((node.id for node in chain(group.members, group.waiting) if node.id in self.alive), "")
-        self.leads = first == self._me.id and group.settings == self.settings
         self.newest = group
         return version, group
 
@@ -129,43 +122,28 @@ class GroupObserver:
         """Remember the newest state of the group, as far as this node knows."""
         self.newest, self.last_known = group, transitions.last_known_state(group)
 
-    def _read(self) -> tuple[tuple[int, bytes] | None, dict[str, int] | None]:
-        """The newest version; and heartbeats, if they are due and the backend reads both at once.
-
-        They are those of the nodes that this one watched last, which it most often still does.
-        """
-        few = self._failure_detector.nodes.keys()
-        if (
-            isinstance(self._backend, ReadsWithBeats)
-            and 0 < len(few) <= WATCHED
-            and self._clock.monotonic() >= self._beats_due_s
-        ):
-            return self._backend.read_with_beats(few)
-        return self._backend.read(), None
-
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
             # An empty value stands for versions that were all lost.
             self._parsed = value, Group.parse(value) if value else Group()
         return self._parsed[1]
 
-    def _observe_beats(self, group: Group, now_s: float, read: dict[str, int] | None) -> None:
-        """read: the heartbeats of the nodes that were watched last, if they have just been read."""
+    def _observe_beats(self, group: Group, now_s: float) -> None:
         others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self._me.id}
-        own_s, last = self.settings.keep_alive_s, self._failure_detector.nodes.keys()
+        own_s = self.settings.keep_alive_s
         if self._suspects():
             self._watches_all_until_s = now_s + WATCHES_ALL_FOR * own_s
         is_all = now_s < self._watches_all_until_s or group.settings != self.settings
         watched = others if is_all else watched_by(self._me.id, others)
         # A node that is new here is alive only once it has been observed.
-        if now_s >= self._beats_due_s or watched != last:
+        if now_s >= self._beats_due_s or watched != self._failure_detector.nodes.keys():
             # A node with a longer keep-alive sends heartbeats less often.
             keep_alive_s = max(own_s, group.settings.keep_alive_s if group.settings else 0.0)
             pause_s = keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
             if watched == others:
                 pause_s = min(pause_s, len(others) * BEATS_READ_S_PER_NODE)
             self._beats_due_s = now_s + pause_s
-            beats = read if read is not None and watched == last else self._backend.beats(watched)
+            beats = self._backend.beats(watched)
             # If this node cannot send heartbeats (the disk that they share is full), the others
             # most likely cannot either, and their silence must not count.
             self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(

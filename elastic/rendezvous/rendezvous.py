@@ -322,14 +322,9 @@ class Rendezvous:
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two calls of `watch`, at least: longer in a larger group, but
-        not for the node that forms the next generation.
-        """
-        group = self._observer.newest
-        nodes = membership.width(group, self._policy)
-        if self._observer.leads or nodes <= observer.ALL_WATCH_ALL:
-            return 0.0
-        return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S)
+        """How long to wait between two calls of `watch`, at least: longer in a larger group."""
+        nodes = membership.width(self._observer.newest, self._policy)
+        return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S) if nodes > observer.ALL_WATCH_ALL else 0.0
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.

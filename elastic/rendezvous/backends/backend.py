@@ -59,16 +59,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class ReadsWithBeats(Protocol):
-    """A backend that can read the value and some counters at once, for less than one after the
-    other.
-    """
-
-    def read_with_beats(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, int]]:
-        """What `read` and `beats` of these few nodes give."""
-
-
-@runtime_checkable
 class CollectsRequests(Protocol):
     """A backend in which nodes leave short texts for one of them to read all at once."""
 

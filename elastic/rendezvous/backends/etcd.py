@@ -47,9 +47,9 @@ class EtcdBackend:
         self._newest = 0, b""  # revision and value
 
     def read(self) -> tuple[int, bytes] | None:
-        return self.read_with_beats(())[0]
+        return self._read_with_beats(())[0]
 
-    def read_with_beats(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, int]]:
+    def _read_with_beats(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, int]]:
         group, seen = self._key("group"), self._newest[0]
         beats = [_range(self._key(_BEAT + name), keys_only=True) for name in sorted(node_ids)]
         found = self._etcd.call(
@@ -86,7 +86,7 @@ class EtcdBackend:
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         if node_ids is not None and len(node_ids) <= NAMED_AT_MOST:
-            return self.read_with_beats(node_ids)[1]
+            return self._read_with_beats(node_ids)[1]
         found = {name: int(each.mod_revision) for name, each in self._below(_BEAT, keys_only=True)}
         return {name: found[name] for name in (found if node_ids is None else found.keys() & node_ids)}
 
