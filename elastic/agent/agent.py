@@ -187,7 +187,7 @@ class NodeAgent:
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
-        parts.commits.poll()
+        parts.note_commit()
         parts.run_dir_watch.poll()
         self._settle_divergence()
         # A plain script sends no heartbeats.

@@ -10,8 +10,6 @@ state does not count.
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -41,7 +39,6 @@ from elastic.events import (
     RunFinished,
     RunInterrupted,
     RunStarted,
-    WorkerFailed,
 )
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse, unreached
@@ -56,144 +53,114 @@ from elastic.system.untrusted import printable
 
 def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     """Record how the run ended on this node, print it, and return the exit code."""
-    imports_library = parts.settings.imports_library
-    newest = None
-    if imports_library:
-        is_new = agent.end.exit_code == EXIT_INTERRUPTED and agent.has_trained
+    code, newest = agent.end.exit_code, None
+    if parts.settings.imports_library:
+        is_new = code == EXIT_INTERRUPTED and agent.has_trained
         with parts.shutdown.task("the look for the newest checkpoint"):
             newest = parts.final_checkpoint.newest_checkpoint(
                 step=agent.last_step, generation=agent.generation, is_new=is_new
             )
-    # Where the storage does not say it, a commit that this node has seen counts.
-    saved_step = parts.shutdown.saved_step if newest is None else newest.step
-    code = agent.end.exit_code
     if code == EXIT_INTERRUPTED:
-        return _interrupted(agent, parts, saved_step)
+        # Where the storage does not say it, a commit that this node has seen counts.
+        saved_step = parts.shutdown.saved_step if newest is None else newest.step
+        code, text = _interrupted(agent, parts, saved_step)
+        parts.shutdown.decided(code)
+        # The reason may quote the group's state, which another node wrote.
+        print_if_read(printable(text), file=sys.stderr)
+        parts.log.record(RunInterrupted(step=saved_step, reason=agent.end.reason, gave_up=agent.gave_up))
+        return code
     parts.shutdown.decided(code)
     if code == EXIT_COMPLETE:
-        return _complete(parts, newest)
-    parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
-    _print_failure(agent, parts.settings, newest)
+        print_if_read(*map(printable, _complete(parts, newest)), file=sys.stdout)
+    else:
+        parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
+        print_if_read(*map(printable, _failed(agent, parts.settings, newest)), file=sys.stderr)
     return code
 
 
-def _complete(parts: AgentParts, newest: CommitRecord | None) -> int:
+def _complete(parts: AgentParts, newest: CommitRecord | None) -> list[str]:
+    """The last lines. The node of rank 0 writes down that the run is complete."""
     settings, run = parts.settings, parts.settings.run
+    is_first = parts.group.is_first and not parts.group.is_fenced
     if not settings.imports_library:
-        if parts.group.is_first and not parts.group.is_fenced:
+        if is_first:
             parts.log.record(RunFinished(steps=0, epochs=0, digest=""))
-        _print(f"complete; elastic-train report {run.url} shows its restarts; logs are in {run.logs}")
-        return EXIT_COMPLETE
+        return [f"complete; elastic-train report {run.url} shows its restarts; logs are in {run.logs}"]
     try:
         events = read_events(run.events)
     except OSError as error:
-        _print(f"complete; its events cannot be read ({error}). Logs are in {run.logs}")
-        return EXIT_COMPLETE
+        return [f"complete; its events cannot be read ({error}). Logs are in {run.logs}"]
     started = logged_event.last(events, RunStarted)
-    # The last step was committed before the run ended; a storage that hangs now does not tell.
     committed = logged_event.last(events, CheckpointCommitted)
+    # The last step was committed before the run ended; a storage that hangs now does not tell.
     last = committed.event if newest is None and committed is not None else newest
     if started is None or last is None:
-        what = "complete"
-        if started is None and last is None:
-            what += (
-                ": the recipe ended without training a step, since it took none from run.steps(data, state)"
-            )
-        _print(f"{what}; logs are in {run.logs}")
-        return EXIT_COMPLETE
-    if parts.group.is_first and not parts.group.is_fenced and not has_recorded_end(run):
+        is_empty = started is None and last is None
+        why = ": the recipe ended without training a step, since it took none from run.steps(data, state)"
+        return [f"complete{why if is_empty else ''}; logs are in {run.logs}"]
+    if is_first and not has_recorded_end(run):
         epochs = started.event.epochs_done(last.step)
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))
     stopped = None
     with suppress(GivenUp):
         stopped = parts.shutdown.within(Share.REPORT, partial(read_stop, settings))
     what = f"complete: {last.step} steps" if stopped is None else str(stopped)
-    failed = logged_event.of_kind(events, WorkerFailed)
-    errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
-    what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
-    what += doubts.told_at_the_end(events, last.step)
-    _print_unreached(parts, last.step)
-    _print(f"{what}; elastic-train report {run.url} shows how it went")
-    return EXIT_COMPLETE
+    what += f", digest {last.digest[:16]}{doubts.told_at_the_end(events, last.step)}"
+    return [*_unreached(parts, last.step), f"{what}; elastic-train report {run.url} shows how it went"]
 
 
-def _print(line: str) -> None:
-    print_if_read(printable(line), file=sys.stdout)
-
-
-def _print_unreached(parts: AgentParts, last_step: int) -> None:
-    """One node of those that share the claims says it; in an object store each has its own."""
+def _unreached(parts: AgentParts, last_step: int) -> list[str]:
+    """Which faults of a plan struck nothing; one node of those that share the claims says it, and
+    in an object store each has its own.
+    """
     options, run = parts.settings.options, parts.settings.run
     if not parts.group.is_first or (run.is_remote and options.max_nodes > 1):
-        return
+        return []
     claims = Claims(run.faults)
-    faults = [fault for fault in parse(options.faults or "") if not claims.is_taken(fault)]
-    for line in unreached(faults, last_step):
-        _print(line)
+    return unreached([each for each in parse(options.faults or "") if not claims.is_taken(each)], last_step)
 
 
-def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
-    reason, code = agent.end.reason, EXIT_FAILED
+def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[int, str]:
+    """The exit code and the last line."""
+    how, url = f"interrupted ({agent.end.reason})", parts.settings.run.url
     if parts.final_checkpoint.differences:
-        text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
-    elif not parts.settings.imports_library:
+        return EXIT_FAILED, f"{how}: {parts.final_checkpoint.differences[0]}"
+    if not parts.settings.imports_library:
+        cut = ": the script was stopped, and whatever it saved is its own" if agent.cut_short else ""
         code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED
-        how = ": the script was stopped, and whatever it saved is its own" if agent.cut_short else ""
-        text = f"interrupted ({reason}){how}; the same command starts it again"
-    elif agent.last_step > saved_step and agent.others_go_on:
+        return code, f"{how}{cut}; the same command starts it again"
+    if agent.last_step > saved_step and agent.others_go_on:
         saved = f"step {saved_step} is the newest that is saved" if saved_step else "no step is saved yet"
         code = EXIT_FAILED if agent.has_trained else EXIT_INTERRUPTED
         when = f"after step {agent.last_step}" if agent.has_trained else "before it trained a step"
-        text = f"interrupted ({reason}) {when}; the other nodes go on, and {saved}"
-    elif agent.last_step > saved_step:
+        return code, f"{how} {when}; the other nodes go on, and {saved}"
+    if agent.last_step > saved_step:
         # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
         # again.
-        code = EXIT_INTERRUPTED if agent.gave_up else EXIT_FAILED
-        text = (
-            f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
+        return EXIT_INTERRUPTED if agent.gave_up else EXIT_FAILED, (
+            f"{how} after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
             f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
         )
-    elif not saved_step:
-        code = EXIT_INTERRUPTED
-        text = f"interrupted ({reason}); this node saw no saved step in {parts.settings.run.url}: the same command goes on"
-    else:
-        url, code = parts.settings.run.url, EXIT_INTERRUPTED
-        text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"
-    parts.shutdown.decided(code)
-    # The reason may quote the group's state, which another node wrote.
-    print_if_read(printable(text), file=sys.stderr)
-    parts.log.record(RunInterrupted(step=saved_step, reason=reason, gave_up=agent.gave_up))
-    return code
+    if not saved_step:
+        return EXIT_INTERRUPTED, f"{how}; this node saw no saved step in {url}: the same command goes on"
+    return EXIT_INTERRUPTED, f"{how}; step {saved_step} is saved in {url}: the same command resumes"
 
 
-def _print_failure(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -> None:
-    failure, code, reason, run = agent.failure, agent.end.exit_code, agent.end.reason, settings.run
+def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -> list[str]:
+    """The last lines, with the traceback of the worker that failed first."""
+    failure, code, run = agent.failure, agent.end.exit_code, settings.run
     if failure is not None and is_own_exit(failure.message, code):
-        line = f"{settings.options.recipe} ended with exit code {code}; its words are above"
-        print_if_read(printable(line), file=sys.stderr)
-        return
+        return [f"{settings.options.recipe} ended with exit code {code}; its words are above"]
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS or not settings.imports_library:
         saved = ""  # the reason says what is there; or the script knows
     logs = f"; logs are in {run.logs}" if os.path.exists(run.logs) else ""  # noqa: PTH110 - Path.exists may raise
-    lines = [f"training failed: {reason}{saved}{logs}"]
+    lines = [f"training failed: {agent.end.reason}{saved}{logs}"]
     if failure is not None:
-        # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")
-        lines.append(failure.traceback.rstrip() or ("" if failure.message in reason else failure.message))
-    print_if_read(*(printable(line) for line in lines if line), file=sys.stderr)
-
-
-def told_at_the_end(failures: Iterable[tuple[int, str]], max_restarts: int) -> str:
-    """Of a run that is complete: whether one error came more often than restarts are allowed.
-
-    failures: pairs of a generation and the message of an error that ended it.
-    """
-    counts = Counter(message for _, message in set(failures))
-    message, times = next(iter(counts.most_common(1)), ("", 0))
-    if times <= max_restarts:
-        return ""
-    return f"; {times} generations failed with the same error on the way: {message.splitlines()[0]:.200}"
+        words = failure.traceback.rstrip() or ("" if failure.message in agent.end.reason else failure.message)
+        lines += [words] if words else []
+    return lines
 
 
 def check_finished(settings: Settings, committed_step: int) -> None:

@@ -56,7 +56,7 @@ class NodeGeneration:
     def report_done(self) -> None:
         """All workers of this node finished: report it to the group, if the backend answers."""
         # The last step was committed a moment ago; once the run has ended, no report counts.
-        self._parts.commits.poll()
+        self._parts.note_commit()
         self.is_done = self._parts.group.report_done()
         if not self.is_done:
             self._parts.clock.sleep(GROUP_POLL_S)

@@ -13,10 +13,11 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.agent.shutdown_request import Calls, GivenUp, ShutdownRequest
+from elastic.config.options import Options
 from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
@@ -42,28 +43,23 @@ class GroupClient:
     def __init__(
         self,
         rendezvous: Rendezvous,
+        options: Options,
         report: Callable[[str], None],
-        clock: Clock,
         shutdown: ShutdownRequest,
-        *,
-        join_window_s: float = 0.0,
-        max_nodes: int | None = None,
+        clock: Clock,
     ) -> None:
-        """join_window_s: how long to wait for more nodes before the group drains for some."""
         self._rendezvous = rendezvous
-        self._join_window_s = join_window_s
-        self._max_nodes = max_nodes
+        self._options = options
         self._report = report
         self._clock = clock
         self._shutdown = shutdown
         self._calls = Calls()  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
-        self._polled_s = 0.0  # when it was asked
-        self._commit: tuple[int, Future[object]] | None = None  # the report that has no answer yet
         self._is_given_up = False
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
+        self._committed = self._told = 0  # the newest step with a checkpoint, here and in the group
         self.is_first = self.is_fenced = False
 
     def enter(self, generation: Generation, *, step: int) -> bool:
@@ -91,34 +87,49 @@ class GroupClient:
         step: the last that this node's workers finished. is_idle: they have nothing left to do.
         Raises BackendFailed when an idle node has not reached the backend for --rdzv-timeout.
         """
-        now_s = self._clock.monotonic()
+        view, problem = None, "the place to meet did not answer"
         if self._polled is None and not self._is_given_up:
-            self._polled = self._calls.submit(partial(self._rendezvous.watch, step=step))
-            self._polled_s = now_s
-        if self._polled is None or not wait([self._polled], ANSWER_S).done:
-            if is_idle and now_s - self._polled_s >= self._rendezvous.timeout_s:
-                self._is_given_up = True
-                raise BackendFailed("the place to meet did not answer")
-            return None
-        polled, self._polled = self._polled, None
-        try:
-            view = polled.result()
-        except BackendFailed as error:
-            # It may be unreachable at first and then have lost its data.
-            if str(error) not in self._said and len(self._said) < MOST_REASONS:
-                self._said.add(str(error))
-                self._report(f"the rendezvous did not answer ({error}); training goes on")
-            self._is_reached = False
-            if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
-                raise
+            self._polled = self._calls.submit(
+                partial(self._with_commit, partial(self._rendezvous.watch, step=step))
+            )
+        if self._polled is not None and wait([self._polled], ANSWER_S).done:
+            polled, self._polled = self._polled, None
+            try:
+                view = polled.result()
+            except BackendFailed as error:
+                problem, self._is_reached = str(error), False
+                # It may be unreachable at first and then have lost its data.
+                if problem not in self._said and len(self._said) < MOST_REASONS:
+                    self._said.add(problem)
+                    self._report(f"the rendezvous did not answer ({problem}); training goes on")
+        now_s = self._clock.monotonic()
+        if view is None:
+            if is_idle and now_s - self._reached_s >= self._rendezvous.timeout_s:
+                self._is_given_up = self._is_given_up or self._polled is not None
+                raise BackendFailed(problem)
             return None
         if not self._is_reached:
             self._said.clear()
             self._report("the rendezvous answers again")
-        self._is_reached, self._reached_s = True, self._clock.monotonic()
-        self._backoff = self._backoff.observe(view.newcomers, now_s=self._reached_s)
+        self._is_reached, self._reached_s = True, now_s
+        self._backoff = self._backoff.observe(view.newcomers, now_s=now_s)
         self.is_fenced = view.fenced
         return view
+
+    def note_commit(self, step: int) -> None:
+        """A checkpoint of this step is committed: further calls tell the group, until one succeeds.
+
+        A restore that finds only older states then knows that it misses one. It does not promise
+        that the group knows the newest: a node may die between a commit and the next call.
+        """
+        self._committed = max(self._committed, step)
+
+    def _with_commit(self, call: Callable[[], T]) -> T:
+        if (step := self._committed) > self._told:
+            with suppress(BackendFailed):
+                self._rendezvous.report_commit(step)
+                self._told = step
+        return call()
 
     def join(
         self, interrupted: Callable[[], bool], *, meanwhile: Callable[[], object], share: Share
@@ -139,14 +150,16 @@ class GroupClient:
             if self._shutdown.is_over(share):
                 self._give_up()
                 raise Interrupted
-        return joined.result()
+        generation = joined.result()
+        self._reached_s = self._clock.monotonic()
+        return generation
 
     def _join_reached(self, interrupted: Callable[[], bool]) -> Generation:
         unreached, reason = 0, ""
         while unreached < UNREACHED_TRIES:
             generation = self._rendezvous.join(interrupted)
-            found = self._reaches(generation, interrupted)
-            if found is True:
+            found = self._why_unreached(generation, interrupted)
+            if found == "":
                 return generation
             if found is not None:
                 # Nodes that do reach it see the close and join again. Where the place to meet does
@@ -159,23 +172,20 @@ class GroupClient:
             f" did not ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
         )
 
-    def _reaches(self, generation: Generation, interrupted: Callable[[], bool]) -> Literal[True] | str | None:
-        """Whether the machine that serves the generation's store answers this node: the reason why
-        not, or None where the generation is over before that is known.
+    def _why_unreached(self, generation: Generation, interrupted: Callable[[], bool]) -> str | None:
+        """Why the machine that serves the generation's store does not answer this node: empty where
+        it does, None where the generation is over before that is known.
         """
-        if generation.rank_of_node == 0:
-            return True
         host, _, port = generation.endpoint.rpartition(":")
         reason = ""
-        for _ in range(CONNECT_TRIES):
+        for _ in range(CONNECT_TRIES if generation.rank_of_node else 0):
             try:
                 socket.create_connection((host, parse_number(port) or 0), timeout=CONNECT_S).close()
+                return ""
             except ConnectionRefusedError:
-                return True
+                return ""
             except (OSError, OverflowError) as error:  # the second for a number that is no port
                 reason = f"{generation.endpoint}: {error}"
-            else:
-                return True
             with suppress(BackendFailed):
                 view = self._rendezvous.watch()
                 if interrupted() or view.fenced or not view.open:
@@ -190,28 +200,13 @@ class GroupClient:
         return self.is_first and self._backoff.admits(
             view.newcomers,
             now_s=self._clock.monotonic(),
-            window_s=self._join_window_s,
-            max_nodes=self._max_nodes,
+            window_s=self._options.join_window_s,
+            max_nodes=self._options.max_nodes,
         )
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
-        return self._asked(Share.DRAIN, self._rendezvous.done)
-
-    def report_commit(self, step: int) -> bool:
-        """A checkpoint of this step is committed. Returns whether the group is known to have it.
-
-        It waits for no answer: a later call asks for it.
-        """
-        if self._commit is None and not self._is_given_up:
-            self._commit = step, self._calls.submit(partial(self._rendezvous.report_commit, step))
-        if self._commit is None or not wait([self._commit[1]], ANSWER_S).done:
-            return False
-        (reported, answer), self._commit = self._commit, None
-        with suppress(BackendFailed):
-            answer.result()
-            return reported == step
-        return False
+        return self._asked(Share.DRAIN, partial(self._with_commit, self._rendezvous.done))
 
     def close(
         self,
@@ -242,15 +237,13 @@ class GroupClient:
             self._clock.sleep(LOST_POLL_S)
         return False
 
-    def end(self, run_end: RunEnd) -> None:
-        """End the run for all nodes; without an answer, the others come to the same end."""
-        self._asked(Share.GROUP, partial(self._rendezvous.end, run_end))
+    def end(self, run_end: RunEnd, *, of_any: bool = False) -> bool:
+        """End the run for all nodes; without an answer, the others come to the same end.
 
-    def end_of_any(self, run_end: RunEnd) -> bool:
-        """End the run for all nodes, also in a newer generation than this node's. Returns whether
-        the backend answered.
+        of_any: also in a newer generation than this node's. Returns whether the backend answered.
         """
-        return self._asked(Share.SAVE, partial(self._rendezvous.end, run_end, of_any=True))
+        share = Share.SAVE if of_any else Share.GROUP
+        return self._asked(share, partial(self._rendezvous.end, run_end, of_any=of_any))
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """The workers of this node have stopped, and it is to leave.
@@ -264,7 +257,7 @@ class GroupClient:
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""
-        self._asked(Share.REPORT, self._rendezvous.leave)
+        self._asked(Share.REPORT, partial(self._with_commit, self._rendezvous.leave))
 
     def _asked(self, share: Share, call: Callable[[], object]) -> bool:
         """Whether the backend answered."""

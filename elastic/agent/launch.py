@@ -14,8 +14,7 @@ from functools import partial
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import check_finished, finished_text, report_exit
-from elastic.agent.monitor import Monitor
-from elastic.agent.parts import AgentParts, open_parts
+from elastic.agent.parts import AgentParts, Monitor
 from elastic.agent.preemption import open_notices
 from elastic.agent.run_directory import (
     answer_of,
@@ -124,7 +123,7 @@ def _run(
         uploader = _start_uploader(settings, backend)
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
-        parts = open_parts(settings, rendezvous, place, shutdown, spawner, uploader=uploader, console=console)
+        parts = AgentParts(settings, rendezvous, place, shutdown, spawner, uploader=uploader, console=console)
         agent = NodeAgent(parts, sockets)
         _handle_signals(options, shutdown)
         if run.is_remote:
@@ -143,7 +142,7 @@ def _run(
             # one may be in this memory alone, which ends with the agent.
             parts.memory.keep_compared()
             parts.final_checkpoint.offer_newest()
-        parts.final_checkpoint.finish_saves(uploader)
+        parts.final_checkpoint.finish_saves()
         shutdown.tidy(rendezvous.stop)
         if agent.end.exit_code != EXIT_INTERRUPTED:
             shutdown.tidy(partial(serve_until_read, backend, settings.node, _CLOCK))

@@ -5,10 +5,9 @@ ends the run, unless another state may still avoid it; a machine that computes s
 the others for the second time leaves for good.
 
 The same exception at the same place in two generations in a row would come in the third one too.
-One that comes after as many steps of each process, whatever the step, hangs on the process: a run
-that trains a step or two between such errors would end well after any number of restarts. This
-keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
-exceptions can be such an error at all.
+This keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
+exceptions can be such an error at all. An error between which and the next one new steps lie is not
+known again, at whatever step of its process it comes: the run goes on, slowly.
 """
 
 import signal
@@ -35,7 +34,7 @@ class OwnFailures:
         self.suspect = 0
         # Because of which the next workers do steps again; their agreement settles it.
         self.divergence: Divergence | None = None
-        self._raised: list[list[RaisedError]] = []  # by this node's workers, in each generation
+        self._raised: list[RaisedError] = []  # by this node's workers, in the generation before
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
 
     @property
@@ -51,7 +50,7 @@ class OwnFailures:
             self.suspect += 1
 
     def generation_ended(self, raised: list[RaisedError], divergence: Divergence | None) -> None:
-        self._raised = [*self._raised, raised][-max(1, self._max_restarts) :]
+        self._raised = raised
         self.divergence = divergence or self.divergence
 
     def came_back(self, raised: RaisedError | None) -> str | None:
@@ -72,39 +71,17 @@ class OwnFailures:
         return f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
 
 
-def came_back(
-    now: RaisedError | None, earlier: Sequence[Sequence[RaisedError]], max_restarts: int
-) -> str | None:
+def came_back(now: RaisedError | None, before: Sequence[RaisedError], max_restarts: int) -> str | None:
     """Why no restart helps, as a sentence; None if one may.
 
-    now: of the worker that failed first. earlier: of the workers of each generation in a row before
-    this one, the newest last.
+    now: of the worker that failed first. before: of the workers of the generation before this one.
     """
-    if now is None or not earlier:
-        return None
-    same = [each for each in earlier[-1] if _identity(each) == _identity(now)]
-    if not same:
-        return _kept_coming(now, earlier, max_restarts)
-    if _may_be_the_state(now, same[0], max_restarts):
+    same = next((each for each in before if now is not None and _identity(each) == _identity(now)), None)
+    if now is None or same is None or _may_be_the_state(now, same, max_restarts):
         return None
     place = now.place
     begin = {None: "", 0: " from the beginning"}.get(place.resumed, f" from step {place.resumed}")
     return f"the same error came back {place.where} after a restart{begin}, so that another restart would not help"
-
-
-def _kept_coming(now: RaisedError, earlier: Sequence[Sequence[RaisedError]], max_restarts: int) -> str | None:
-    """New steps lie between, so that it counts only once all restarts would be used up."""
-    in_a_row = 1
-    for errors in reversed(earlier):
-        if not any(_of_process(each) == _of_process(now) for each in errors):
-            break
-        in_a_row += 1
-    if in_a_row <= max_restarts:
-        return None
-    after = {0: "before its first step", 1: "after one step"}.get(
-        now.place.trained, f"after {now.place.trained} steps"
-    )
-    return f"the same error ended {in_a_row} generations in a row, each {after}, and --max-restarts is {max_restarts}"
 
 
 def _may_be_the_state(now: RaisedError, before: RaisedError, max_restarts: int) -> bool:
@@ -127,10 +104,6 @@ def _may_be_the_state(now: RaisedError, before: RaisedError, max_restarts: int) 
 def _identity(error: RaisedError) -> tuple[str, ...]:
     # The place names the step in work: where it is the same, no new step lies between.
     return error.kind, error.message, error.line, error.place.where
-
-
-def _of_process(error: RaisedError) -> tuple[str | int, ...]:
-    return error.kind, error.message, error.line, error.place.trained
 
 
 def first_failure(

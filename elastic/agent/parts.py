@@ -1,15 +1,15 @@
 """The parts of an agent outlive its generations; those that ask them never hold its loop.
 
-`AgentParts` is what the loop, each generation and the monitors share, and `open_parts` makes it.
-`AgentHealth` tells other
+`AgentParts` is what the loop, each generation and the monitors share. `AgentHealth` tells other
 threads whether the loop turns, and whether the node is in a generation.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Protocol
 
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
+from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hang_detector import HangDetector
 from elastic.agent.run_directory import RunDirWatch
@@ -28,7 +28,6 @@ from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd
 from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.leave_deadline import Share
@@ -67,26 +66,39 @@ class AgentHealth:
         return self.still_s < STANDS_STILL_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
     """The parts of one agent, which outlive its generations."""
 
-    settings: Settings
-    group: GroupClient
-    shutdown: ShutdownRequest
-    spawner: Spawner
-    uploader: UploaderProcess
-    page: ControlPage
-    memory: SnapshotMemory
-    commits: CommitWatch
-    final_checkpoint: FinalCheckpoint
-    watchdog: Watchdog
-    faults: NodeFaults
-    console: ConsoleFollower
-    log: EventLog
-    run_dir_watch: RunDirWatch
-    health: AgentHealth
-    clock: Clock
+    def __init__(  # noqa: PLR0913 - what the agent is made of
+        self,
+        settings: Settings,
+        rendezvous: Rendezvous,
+        place: Place,
+        shutdown: ShutdownRequest,
+        spawner: Spawner,
+        *,
+        uploader: UploaderProcess,
+        console: ConsoleFollower,
+    ) -> None:
+        """place: where the nodes meet."""
+        options, run, report, clock = settings.options, settings.run, console.print_line, _CLOCK
+        self.settings, self.shutdown, self.spawner, self.uploader = settings, shutdown, spawner, uploader
+        self.console, self.clock = console, clock
+        spawner.report = report
+        self.log = _open_log(settings)
+        self.page = ControlPage.create()
+        slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
+        self.memory = SnapshotMemory(self.page, slots, report)
+        self.group = GroupClient(rendezvous, options, report, shutdown, clock)
+        self.final_checkpoint = FinalCheckpoint(
+            self.memory, settings, uploader, shutdown, self.log, report=report, clock=clock
+        )
+        detector = HangDetector(fixed_limit_s=options.hang_timeout.value or None)
+        self.watchdog = Watchdog(detector, self.page, self.log, clock)
+        self.faults = NodeFaults(parse(options.faults or ""), Claims(run.faults), self.log, clock)
+        self.run_dir_watch = RunDirWatch(settings, place, report, shutdown.ban, clock)
+        self.health = AgentHealth(clock)
+        self._commit = (0, 0)  # the last that `note_commit` has seen
 
     @property
     def step(self) -> int:
@@ -137,14 +149,14 @@ class AgentParts:
             self.uploader.enter(done.generation)
         with self.shutdown.task("the save of the last step"):
             self.final_checkpoint.ensure_committed(others=others, meanwhile=self.revive_uploader)
-            self.commits.poll()
+            self.note_commit()
         if differences := self.final_checkpoint.differences:
             # Nothing says which of the two states is right: no node goes on with either of them, in
             # whichever generation it is by now.
             reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
             run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
             longest_s = self.shutdown.grace_s
-            while not self.group.end_of_any(run_end):
+            while not self.group.end(run_end, of_any=True):
                 if self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s, longest_s):
                     break
                 self.clock.sleep(GROUP_POLL_S)
@@ -161,54 +173,30 @@ class AgentParts:
                 self.console.print_line(str(death))
             self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
 
+    def note_commit(self) -> None:
+        """A checkpoint that the uploader of this node committed since the last call counts."""
+        if (last := self.uploader.last_commit) != self._commit:
+            self._commit, step = last, last[1]
+            self.shutdown.saved(step)
+            self.group.note_commit(step)
 
-def open_parts(  # noqa: PLR0913 - what the agent is made of
-    settings: Settings,
-    rendezvous: Rendezvous,
-    place: Place,
-    shutdown: ShutdownRequest,
-    spawner: Spawner,
-    *,
-    uploader: UploaderProcess,
-    console: ConsoleFollower,
-) -> AgentParts:
-    """place: where the nodes meet."""
-    options, run, report = settings.options, settings.run, console.print_line
-    spawner.report = report
-    log = _open_log(settings)
-    page = ControlPage.create()
-    slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
-    memory = SnapshotMemory(page, slots, report)
-    group = GroupClient(
-        rendezvous, report, _CLOCK, shutdown, join_window_s=options.join_window_s, max_nodes=options.max_nodes
-    )
-    return AgentParts(
-        settings=settings,
-        group=group,
-        commits=CommitWatch(uploader, shutdown.saved, group.report_commit),
-        shutdown=shutdown,
-        spawner=spawner,
-        uploader=uploader,
-        page=page,
-        memory=memory,
-        final_checkpoint=FinalCheckpoint(
-            memory=memory,
-            store=open_store(run.checkpoints_url),
-            run_id=settings.run_id,
-            uploader_socket=uploader.socket_path,
-            shutdown=shutdown,
-            clock=_CLOCK,
-            report=report,
-            log=log,
-        ),
-        watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK),
-        faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
-        console=console,
-        log=log,
-        run_dir_watch=RunDirWatch(settings, place, report, shutdown.ban, _CLOCK),
-        health=AgentHealth(_CLOCK),
-        clock=_CLOCK,
-    )
+
+class Monitor(Protocol):
+    """Watches an agent from above, and is never waited for: `start` and `stop` neither raise, nor
+    wait for longer than a moment.
+    """
+
+    def start(self, parts: AgentParts) -> None:
+        """The agent is about to run."""
+
+    def catch_up(self, settings: Settings) -> str:
+        """In place of `start`, where the run has finished before: make up for what is missing.
+
+        Returns a sentence for the console, empty for none. May raise OSError.
+        """
+
+    def stop(self) -> None:
+        """The run has ended for this node, and its files hold how."""
 
 
 def _open_log(settings: Settings) -> EventLog:

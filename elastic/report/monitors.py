@@ -1,12 +1,13 @@
 """Which of the ways to watch an agent its command asks for; what cannot work is refused here."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from elastic.agent.monitor import Monitor, Monitors
+from elastic.agent.parts import AgentParts, Monitor
+from elastic.agent.settings import Settings
 from elastic.config.options import Options
 from elastic.errors import UsageError
 from elastic.system.clock import SystemClock
@@ -33,6 +34,36 @@ def check_monitoring(options: Options) -> None:
             raise UsageError(
                 f"expected a folder, found --tensorboard {options.tensorboard}; event files are written to a file system alone"
             )
+
+
+class Monitors:
+    """Any number of them, none included. One that fails costs its own service, and no training."""
+
+    def __init__(self, *monitors: Monitor) -> None:
+        self._monitors = monitors
+
+    def start(self, parts: AgentParts) -> None:
+        for each in self._monitors:
+            try:
+                each.start(parts)
+            except Exception as error:  # no thread is left, for instance
+                parts.console.print_line(
+                    f"this agent is not watched by {type(each).__name__} ({error}); training goes on"
+                )
+
+    def catch_up(self, settings: Settings) -> str:
+        found = []
+        for each in self._monitors:
+            try:
+                found.append(each.catch_up(settings))
+            except Exception as error:  # what a disk and a library may raise; the run has finished
+                found.append(f"{type(each).__name__} could not make up for what is missing ({error})")
+        return "; ".join(filter(None, found))
+
+    def stop(self) -> None:
+        for each in self._monitors:
+            with suppress(Exception):  # the run is over, and its exit code must not change
+                each.stop()
 
 
 @contextmanager

@@ -24,14 +24,12 @@ class ErrorPlace:
     """where: as the end of a sentence, such as "in step 9"; it names the step.
 
     resumed: the step whose state the generation began from, None where the recipe had not asked for
-    a state yet. has_older: an older one is committed. trained: how many steps this process had
-    finished.
+    a state yet. has_older: an older one is committed.
     """
 
     where: str
     resumed: Count | None = None
     has_older: bool = False
-    trained: Count = 0
 
 
 BEFORE_THE_LOOP = ErrorPlace(where="before step 1")

@@ -8,7 +8,7 @@ from committed import commit_image
 from payloads import payload_of
 
 from elastic.agent import final_checkpoint
-from elastic.agent.final_checkpoint import CommitWatch, FinalCheckpoint
+from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.errors import StoreFailed
 from elastic.observe.log import EventLog
@@ -42,15 +42,16 @@ class Node:
         self.shutdown = ShutdownRequest(LeavePage(GRACE_S), self.clock)
         self.events = tmp_path / "events"
         monkeypatch.setattr(final_checkpoint, "UploaderClient", lambda _path: self)
+        monkeypatch.setattr(final_checkpoint, "open_store", lambda _url: self.store)
+        self.uploader = SimpleNamespace(socket_path="")
         self.final = FinalCheckpoint(
-            memory=SimpleNamespace(slots=object(), newest=newest),
-            store=self.store,
-            run_id="r",
-            uploader_socket="",
-            shutdown=self.shutdown,
-            clock=self.clock,
+            SimpleNamespace(slots=object(), newest=newest),
+            SimpleNamespace(run=SimpleNamespace(checkpoints_url=""), run_id="r"),
+            self.uploader,
+            self.shutdown,
+            EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
             report=self.said.append,
-            log=EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
+            clock=self.clock,
         )
 
     def offer(self, _slots, newest, *, resumed_from, final, within_s):
@@ -180,24 +181,9 @@ def test_the_saves_at_the_end_have_the_time_that_their_size_takes(leaving, capac
         def stop(self, timeout_s):
             ended.append(node.clock.now + timeout_s)
 
-    node.final.memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
-    node.final.finish_saves(Hangs())
+    node.final._memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
+    node.final._uploader = Hangs()
+    node.final.finish_saves()
     assert ended[0] - 1000.0 == pytest.approx(limit_s, abs=0.3)
     (line,) = node.said
     assert f"waiting for the save in progress, {limit_s:.0f} s at most" in line
-
-
-def test_the_group_is_told_of_each_newer_commit_until_it_knows():
-    uploader, saved, reported = SimpleNamespace(last_commit=(0, 0)), [], []
-    answers = [False, True, True]
-
-    def report(step):
-        reported.append(step)
-        return answers.pop(0)
-
-    watch = CommitWatch(uploader, saved.append, report)
-    for commit in ((0, 0), (1, 4), (1, 4), (1, 4), (2, 2), (4, 8)):
-        uploader.last_commit = commit
-        watch.poll()
-    assert saved == [4, 2, 8]
-    assert reported == [4, 4, 8]

@@ -1,6 +1,7 @@
 """What an agent makes of a rendezvous backend that answers or does not."""
 
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from elastic.agent import group_client
 from elastic.agent.group_client import GroupClient
 from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.config.options import Options
 from elastic.errors import RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
@@ -17,6 +19,7 @@ from elastic.system.leave_deadline import LeavePage, Share
 from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0
+OPTIONS = Options(recipe="r.py", run_dir="r", max_nodes=3)
 A, B, C = (Node(id=name, address=name, nproc=1) for name in "abc")
 WATCH = GroupView(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, cause="start", failure=None)
 
@@ -48,7 +51,7 @@ def there():
         rendezvous,
         clock,
         said,
-        GroupClient(rendezvous, said.append, clock, ShutdownRequest(LeavePage(30.0), clock)),
+        GroupClient(rendezvous, OPTIONS, said.append, ShutdownRequest(LeavePage(30.0), clock), clock),
     )
 
 
@@ -77,11 +80,17 @@ def test_an_outage_and_its_end_are_reported_once(there):
 
 
 def test_only_an_idle_node_gives_up_on_a_backend_and_only_after_the_timeout(there):
+    """It counts from the last answer. A report that the backend does not take is no error."""
     rendezvous, clock, _, group = there
+    clock.sleep(TIMEOUT_S)
+    group.poll(step=1, is_idle=True)
+    assert group.close("failure", step=1, counts=True, failure=None) == Group()
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
     assert group.poll(step=1, is_idle=True) is None
-    assert not group.report_done()
+    assert group.close("failure", step=1, counts=True, failure=None) is None
+    group.leave()
+    assert not group.end(RunEnd(exit_code=1, reason="it raised"))
     clock.sleep(1)
     assert not group.report_done()
     assert group.poll(step=1, is_idle=False) is None
@@ -89,23 +98,36 @@ def test_only_an_idle_node_gives_up_on_a_backend_and_only_after_the_timeout(ther
         group.poll(step=1, is_idle=True)
 
 
-def test_an_answer_restarts_the_timeout(there):
+def test_a_call_that_hangs_holds_up_an_idle_node_for_no_longer(there):
+    """From then on nothing is asked of the backend any more."""
     rendezvous, clock, _, group = there
-    clock.sleep(TIMEOUT_S)
-    group.poll(step=1, is_idle=True)
-    rendezvous.up = False
-    clock.sleep(TIMEOUT_S - 1)
+    asked, answers = [], Event()
+    rendezvous.watch = lambda **_: asked.append(1) or answers.wait()
     assert group.poll(step=1, is_idle=True) is None
+    clock.sleep(TIMEOUT_S)
+    assert group.poll(step=1, is_idle=False) is None
+    with pytest.raises(BackendFailed):
+        group.poll(step=1, is_idle=True)
+    assert not group.report_done() and asked == [1]
+    answers.set()
 
 
-def test_a_report_that_the_backend_does_not_take_is_no_error(there):
+def test_the_group_is_told_of_each_newer_commit_until_it_knows(there):
+    """With the next poll, the report that the workers are done, or the last call."""
     rendezvous, _, _, group = there
-    verdict = RunEnd(exit_code=1, reason="it raised")
-    assert group.close("failure", step=1, counts=True, failure=None) == Group()
-    rendezvous.up = False
-    assert group.close("failure", step=1, counts=True, failure=None) is None
-    assert not group.leave()
-    group.end(verdict)
+    told = []
+
+    def report_commit(step):
+        if not rendezvous.up:
+            raise BackendFailed("no route")
+        told.append(step)
+
+    rendezvous.report_commit = report_commit
+    calls = [lambda: group.poll(step=1, is_idle=False), group.report_done, group.leave]
+    for call, step, rendezvous.up in zip(calls * 2, (4, 4, 2, 4, 8, 9), (0, 1, 1, 1, 1, 1), strict=True):
+        group.note_commit(step)
+        call()
+    assert told == [4, 8, 9]
 
 
 @pytest.mark.parametrize(

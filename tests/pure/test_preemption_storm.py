@@ -6,6 +6,7 @@ import pytest
 
 from elastic.agent.group_client import GroupClient
 from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.config.options import Options
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, WorkerFailure
@@ -99,21 +100,19 @@ class Lossy:
 
 
 @pytest.mark.parametrize(
-    ("at", "error", "expected"), [(3, None, True), (10_000, None, False), (3, BackendFailed("away"), True)]
+    ("at", "error", "others", "expected"),
+    [
+        (3, None, 1, True),
+        (10_000, None, 1, False),
+        (3, BackendFailed("away"), 1, True),
+        (1, None, 0, False),  # a node by itself waits for no other
+    ],
 )
-def test_an_agent_whose_limit_is_reached_waits_until_all_members_are_known_to_live(at, error, expected):
+def test_a_node_whose_limit_is_reached_looks_for_a_lost_member(at, error, others, expected):
     clock = FakeClock()
-    group = GroupClient(Lossy(at, error), lambda _text: None, clock, ShutdownRequest(LeavePage(30.0), clock))
-    group._backoff = group._backoff.entered((node(0), node(1)), step=0)
+    shutdown, options = ShutdownRequest(LeavePage(30.0), clock), Options(recipe="r.py", run_dir="r")
+    group = GroupClient(Lossy(at, error), options, lambda _text: None, shutdown, clock)
+    group._backoff = group._backoff.entered(tuple(map(node, range(1 + others))), step=0)
     began_s = clock.monotonic()
     assert group.loses_member(3.0) is expected
-    assert clock.monotonic() - began_s <= 3.1
-
-
-def test_a_node_by_itself_waits_for_no_other():
-    clock = FakeClock()
-    group = GroupClient(Lossy(1), lambda _text: None, clock, ShutdownRequest(LeavePage(30.0), clock))
-    group._backoff = group._backoff.entered((node(0),), step=0)
-    began_s = clock.monotonic()
-    assert not group.loses_member(3.0)
-    assert clock.monotonic() == began_s
+    assert clock.monotonic() - began_s <= 3.1 * others

@@ -111,8 +111,7 @@ class Loop:
         began, passed = self._began, max(self._passed, self._began.step)
         where = f"after step {passed}" if passed else "before step 1"
         where = where if self.step is None else f"in step {self.step.number}"
-        trained = passed - began.step
-        return ErrorPlace(where=where, resumed=began.step, has_older=began.has_older, trained=trained)
+        return ErrorPlace(where=where, resumed=began.step, has_older=began.has_older)
 
     def checksum(self) -> str:
         """The checksum of the whole state, as it is now on this rank."""
