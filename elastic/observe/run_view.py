@@ -28,7 +28,7 @@ from elastic.observe.doubts import (
 from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent
 from elastic.observe.incidents import Incident, incidents
-from elastic.observe.logged_event import Events, LoggedEvent, in_generation, last, of_kind
+from elastic.observe.logged_event import E, Events, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
 from elastic.observe.slow_ranks import SlowRank, slow_ranks
@@ -66,7 +66,7 @@ class PlainScript:
     """A script without this library: known by its restarts, its exit and its time, and by no step.
 
     restarts: how often it was started again, by cause. last_exit: in words; empty before the
-    first. running_s: seconds in which its workers ran.
+    first. running_s: seconds of its generations.
     """
 
     restarts: dict[str, int]
@@ -167,36 +167,41 @@ def view_of(
     """
     events, trained, newest = record.events, record.steps, record.newest
     ages_s = beat_ages_s or {}
-    now_s = _now_s(record)
-    start, end = last(events, kinds.GenerationStarted), end_of_run(events)
-    state = _state(events, newest, now_s, ages_s)
+    start, now_s = last(events, kinds.GenerationStarted), _now_s(record)
+    number = start.generation if start else 0
+    own = in_generation(events, number)  # of the newest generation
+    end, stopped = _end_of_run(events, start), last(events, kinds.Stopped)
+    stop = stopped.event if stopped and end and end.steps == stopped.event.step else None
+    state = "finished" if end else _state(events, own, newest, now_s, ages_s)
     running_s = now_s if state == "running" else None
-    stopped, started, failed = stopped_early(events), last(events, kinds.RunStarted), last_failure(events)
-    step = trained.last_step if newest is None else newest.step
-    workers, world_size = _training(events, start, ages_s) if start and state == "running" else ([], 0)
+    workers, world_size = _training(own, start, ages_s) if start and state == "running" else ([], 0)
     begun = generations(events, trained, running_s)
-    plain = _plain_script(events, begun, running_s) if start and start.event.plain else None
+    plain = _plain_script(events, begun, is_over=end is not None) if start and start.event.plain else None
     recovered = [] if plain else recoveries(begun)
-    restores = [each.event for each in of_kind(events, kinds.Restored)]
-    error = last(events, kinds.WorkerFailed) if failed and end is None else None
-    snapshots = last(events, kinds.SnapshotInterval)
+    restores, started = _all(events, kinds.Restored), last(events, kinds.RunStarted)
+    step = end.steps if end else newest.step if newest else trained.last_step
+    # Not by time: an agent that leaves alone writes its last event once the others have committed
+    # its state, in their next generation.
+    failed = None if end else last(own, kinds.RunFailed)
+    error = last(events, kinds.WorkerFailed) if failed else None
+    snapshots, moved = last(events, kinds.SnapshotInterval), last(events, kinds.ShardsMoved)
     return RunView(
         state=state,
         now_s=now_s,
-        end=end.event if end else None,
-        stopped=stopped,
-        failed=failed if end is None else None,
+        end=end,
+        stopped=stop,
+        failed=failed.event if failed else None,
         traceback=error.event.traceback if error else "",
         plain=plain,
         newest=newest,
-        step=end.event.steps if end else step,
-        length=_length(events) if stopped is None else stopped.steps,
+        step=step,
+        length=stop.steps if stop else _length(events),
         highest_step=max([step, *(each.step + each.lost_steps for each in restores)]),
-        epochs=end.event.epochs if end else started.event.epochs_done(step) if started else 0,
-        generation=start.generation if start else 0,
+        epochs=end.epochs if end else started.event.epochs_done(step) if started else 0,
+        generation=number,
         world_size=world_size,
         workers=workers,
-        restarts=_restarts(events, start),
+        restarts=start.event.restarts if start and not last(own, kinds.FirstStep) else 0,
         lost_steps=sum(each.lost_steps for each in restores),
         time=time_spent(begun),
         step_time_s=_step_time(trained),
@@ -209,15 +214,15 @@ def view_of(
         rehearsals=compared(events, kinds.Rehearsed),
         overlaps=compared(events, kinds.Overlapped),
         not_restored=not_restored(events),
-        accepted=[each.event for each in of_kind(events, kinds.StepDiffered) if each.event.accepted],
+        accepted=[each for each in _all(events, kinds.StepDiffered) if each.accepted],
         divergences=divergences(events),
-        replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
-        edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
+        replays=_all(events, kinds.ReplayDiffered),
+        edits=_all(events, kinds.RecipeEdited),
         logged_by_rank=logged_by_rank(events),
         snapshots=snapshots.event if snapshots else None,
         slow_ranks=slow_ranks(events, trained.paces),
         slow_now=slow_ranks(events, {each: trained.paces[each] for each in [*trained.paces][-1:]}),
-        shards_by_rank=_shards(events, start),
+        shards_by_rank=moved.event.shards if moved and moved.generation >= number else [],
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=[
             {"node": each.node} | each.event.fields() for each in of_kind(events, kinds.NodeScheduled)
@@ -228,49 +233,35 @@ def view_of(
     )
 
 
-def stopped_early(events: Events) -> kinds.Stopped | None:
-    """Where the recipe ended the run, if the run ended there."""
-    finished, stopped = last(events, kinds.RunFinished), last(events, kinds.Stopped)
-    ended_there = finished and stopped and finished.event.steps == stopped.event.step
-    return stopped.event if stopped and ended_there else None
+def _all(events: Events, kind: type[E]) -> list[E]:
+    return [each.event for each in of_kind(events, kind)]
 
 
-def last_failure(events: Events) -> kinds.RunFailed | None:
-    """How the newest generation ended, if it failed.
-
-    Not by time: an agent that leaves alone writes its last event once the others have committed its
-    state, in their next generation.
-    """
-    start = last(events, kinds.GenerationStarted)
-    failed = last(in_generation(events, start.generation if start else 0), kinds.RunFailed)
-    return failed.event if failed else None
-
-
-def end_of_run(events: Events) -> LoggedEvent[kinds.RunFinished] | None:
+def _end_of_run(events: Events, start: Start | None) -> kinds.RunFinished | None:
     """The end of the run; of a plain script, that of its newest start: other arguments go on."""
-    found, start = last(events, kinds.RunFinished), last(events, kinds.GenerationStarted)
-    is_over = found and start and start.event.plain and found.generation < start.generation
-    return None if is_over else found
+    found = last(events, kinds.RunFinished)
+    is_older = found and start and start.event.plain and found.generation < start.generation
+    return found.event if found and not is_older else None
 
 
-def _plain_script(events: Events, begun: list[Generation], now_s: float | None) -> PlainScript:
-    """now_s: where it runs, since 1970."""
-    until_s = [max(each.time for each in one.own) for one in begun]
-    if now_s is not None and last(begun[-1].own, kinds.GenerationEnded) is None:
-        until_s[-1] = now_s
-    ran_s = (max(0.0, until - one.begins_s) for until, one in zip(until_s, begun, strict=True))
-    is_over = end_of_run(events) is not None
-    last_exit = "exit code 0" if is_over else ""
-    for each in () if is_over else events:
-        match each.event:
-            case kinds.RunFailed(exit_code=code, reason=reason):
-                last_exit = f"exit code {code}: {reason}"
-            case kinds.GenerationEnded(cause=cause):
-                last_exit = cause
-            case _:
-                pass
-    restarts = dict(Counter(each.cause for each in begun[1:]))
-    return PlainScript(restarts=restarts, last_exit=last_exit, running_s=sum(ran_s))
+def _plain_script(events: Events, begun: list[Generation], *, is_over: bool) -> PlainScript:
+    ended = (
+        each.event for each in events[::-1] if isinstance(each.event, kinds.RunFailed | kinds.GenerationEnded)
+    )
+    match next(ended, None):
+        case _ if is_over:
+            last_exit = "exit code 0"
+        case kinds.RunFailed(exit_code=code, reason=reason):
+            last_exit = f"exit code {code}: {reason}"
+        case kinds.GenerationEnded(cause=cause):
+            last_exit = cause
+        case _:
+            last_exit = ""
+    return PlainScript(
+        restarts=dict(Counter(each.cause for each in begun[1:])),
+        last_exit=last_exit,
+        running_s=sum(max(0.0, each.ends_s - each.begins_s) for each in begun),
+    )
 
 
 def _now_s(record: Record) -> float:
@@ -281,17 +272,17 @@ def _now_s(record: Record) -> float:
     return max(times_s, default=0.0) + record.age_s
 
 
-def _state(events: Events, newest: StepLine | None, now_s: float, beat_ages_s: Mapping[str, float]) -> str:
-    if end_of_run(events):
-        return "finished"
+def _state(
+    events: Events, own: Events, newest: StepLine | None, now_s: float, beat_ages_s: Mapping[str, float]
+) -> str:
+    """Of a run that has not finished. own: events of the newest generation."""
     # Perhaps after a failure, and waiting for others.
     if _is_stepping(events, newest, now_s) or _is_beating(events, beat_ages_s):
         return "running"
-    if last_failure(events):
+    if last(own, kinds.RunFailed):
         return "failed"
-    start = last(events, kinds.GenerationStarted)
-    left = of_kind(in_generation(events, start.generation if start else 0), kinds.RunInterrupted)
-    return "drained" if left and not any(each.event.gave_up for each in left) else "interrupted"
+    left = _all(own, kinds.RunInterrupted)
+    return "drained" if left and not any(each.gave_up for each in left) else "interrupted"
 
 
 def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
@@ -311,9 +302,8 @@ def _is_stepping(events: Events, newest: StepLine | None, now_s: float) -> bool:
     return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
 
 
-def _training(events: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
+def _training(own: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
     """The workers that train in the newest generation; none while nodes wait for others."""
-    own = in_generation(events, start.generation)
     if last(own, kinds.GenerationEnded):
         return [], 0
     alive = {node for node, age_s in beat_ages_s.items() if age_s < ALIVE_WITHIN_S}
@@ -337,12 +327,6 @@ def _length(events: Events) -> int | None:
     return next(lengths, None) or None
 
 
-def _restarts(events: Events, start: Start | None) -> int:
-    """In a row without a new step, up to now."""
-    has_new_step = start is None or last(in_generation(events, start.generation), kinds.FirstStep)
-    return 0 if start is None or has_new_step else start.event.restarts
-
-
 def _step_time(trained: StepColumns) -> dict[str, float | None]:
     """Seconds; None before the first step."""
     count = len(trained.seconds)
@@ -351,9 +335,3 @@ def _step_time(trained: StepColumns) -> dict[str, float | None]:
     places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
     below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
     return {"median": (below + above) / 2, "p99": p99}
-
-
-def _shards(events: Events, start: Start | None) -> list[int]:
-    moved = last(events, kinds.ShardsMoved)
-    is_old = moved is not None and start is not None and moved.generation < start.generation
-    return [] if moved is None or is_old else moved.event.shards

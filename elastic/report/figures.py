@@ -157,7 +157,7 @@ _PLAIN_FACTS: _Facts = _HEAD | {
     "script": (_ALL, lambda _: "does not import elastic: its steps and states are its own"),
     "restarts": (_ALL, _plain),
     "last exit": (_ALL, lambda view: view.plain.last_exit or "-" if view.plain else ""),
-    "time": (_ALL, lambda view: f"{view.plain.running_s:.1f} s with workers" if view.plain else ""),
+    "time": (_ALL, lambda view: f"{view.plain.running_s:.1f} s in its generations" if view.plain else ""),
 }
 _FACTS: _Facts = _HEAD | {
     "step": (_ALL, lambda view: f"{view.step} of {view.length or 'an unknown number'}"),

@@ -78,9 +78,7 @@ def _headline(view: RunView) -> str:
         return "Not begun: no generation has formed yet."
     state = short(ended(view.state.capitalize(), view.stopped))
     if view.plain is not None:
-        return (
-            f"{state}: a script that does not import elastic, {duration(view.plain.running_s)} with workers."
-        )
+        return f"{state}: a script that does not import elastic, {duration(view.plain.running_s)} in its generations."
     took = f" in {duration(view.time.wall_s)}" if view.time else ""
     if view.is_finished:
         return f"{state}: {count(view.step, 'step', 'steps')}{took}."

@@ -179,7 +179,7 @@ def test_a_script_that_found_its_way_into_the_page_is_refused(chromium, tmp_path
 
 def test_two_runs_lie_over_each_other_and_their_first_difference_is_marked(chromium, tmp_path, capsys):
     events, lines = drawn_runs.of_generations(2, 40)
-    other = lines[:29] + [replace(each, loss=each.loss + 1, chain="other") for each in lines[29:]]
+    other = lines[:29] + [replace(each, loss=each.loss + 1, chain="0" * 16) for each in lines[29:]]
     a, b = drawn_runs.write(tmp_path / "a", events, lines), drawn_runs.write(tmp_path / "b", events, other)
 
     assert main(["diff", str(a), str(b), "--html", str(tmp_path / "pair.html")]) == 1

@@ -31,7 +31,7 @@ def test_a_plain_script_that_runs_shows_restarts_and_time():
     found = viewed(FAILED_ONCE, beats={"n1": 1.0}, now=115.0)
     assert found.state == "running"
     assert (found.plain.restarts, found.plain.last_exit) == ({"failure": 1}, "rank 0 ended with signal 9")
-    assert found.plain.running_s == 13.0
+    assert found.plain.running_s == 15.0
 
 
 def test_a_finished_plain_script_has_no_steps_nor_goodput():
@@ -39,7 +39,7 @@ def test_a_finished_plain_script_has_no_steps_nor_goodput():
     assert (report["finished"], report["steps"], report["goodput"], report["badput_s"]) == (True, 0, None, {})
     assert report["recoveries"] == []
     text = shown(FINISHED)
-    assert "18.0 s with workers" in text
+    assert "20.0 s in its generations" in text
     assert "1 (1 failure)" in text
     assert "exit code 0" in text
     for word in ("goodput", "checkpoint", "unknown number", "0 steps", "first step", "finished no"):
