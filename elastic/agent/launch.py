@@ -37,8 +37,8 @@ from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded
 from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
-from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
+from elastic.observe.run_uid import claim_local_copies
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.select import serve_until_read
@@ -217,7 +217,6 @@ def _start_log_shipper(parts: AgentParts) -> LogShipper:
         settings.run,
         settings.node,
         is_first=lambda: parts.group.is_first,
-        is_new=settings.is_new,
         print_line=parts.console.print_line,
     )
     log_shipper.start()

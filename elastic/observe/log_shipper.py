@@ -19,7 +19,6 @@ from math import inf
 from pathlib import Path
 
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
 from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
@@ -36,7 +35,6 @@ PART_LIMIT_S = 30.0
 PART_BYTES = 4 * 1024 * 1024
 HANGS_S = 4.0  # at the end, until a request without an answer is made again beside it
 _LINES_PER_PART = 5000
-_CLOSE_POLL_S = 0.05
 
 
 class MetricsShipper:
@@ -74,63 +72,25 @@ class MetricsShipper:
         self._waiting = []
 
 
-class FileShipper:
-    """Uploads the events and logs of a local folder; its offset in the file identifies a part."""
-
-    def __init__(self, run: RunDir, objects: Objects, *, ignored: frozenset[Path]) -> None:
-        self._run = run
-        self._objects = objects
-        self._ignored = ignored
-        self._ends: dict[str, int] | None = None
-
-    def upload(self) -> bool:
-        """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
-        if self._ends is None:
-            listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
-            sizes = {name: about.size_bytes for name, about in listed.items()}
-            self._ends = upload_parts.uploaded_bytes(sizes)
-        for path in _files(self._run):
-            if path not in self._ignored and not self._upload(path, self._ends):
-                # The part exists: another agent in this folder uploaded it, or the answer to an
-                # earlier try was lost. What the store has is listed again with the next call.
-                self._ends = None
-                return False
-        return True
-
-    def _upload(self, path: Path, ends: dict[str, int]) -> bool:
-        """False if a part existed."""
-        source = path.relative_to(self._run.local).as_posix()
-        while data := _whole_lines(path, ends.get(source, 0)):
-            if not self._objects.create(upload_parts.part_name(source, ends.get(source, 0)), data):
-                return False
-            ends[source] = ends.get(source, 0) + len(data)
-        return True
-
-
 class NodeShipper:
     """Uploads everything that one node writes, and what the killed agents of its folder left."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        node: str,
-        objects: Objects,
-        *,
-        is_first: Callable[[], bool],
-        ignored: frozenset[Path],
-        left_behind: list[Path],
-    ) -> None:
-        """is_first: as of `LogShipper`. ignored: of an older run. left_behind: files of metrics."""
-        self._files = FileShipper(run, objects, ignored=ignored)
-        self._left_behind = [MetricsShipper(path, path.stem, objects) for path in left_behind]
+    def __init__(self, run: RunDir, node: str, objects: Objects, *, is_first: Callable[[], bool]) -> None:
+        """is_first: whether this node has rank 0, whose metrics are the run's."""
+        self._run, self._node, self._objects, self._is_first = run, node, objects, is_first
+        self._ends: dict[str, int] | None = None
+        self._left_behind: list[MetricsShipper] | None = None
         self._lines = MetricsShipper(run.metrics_of(node), node, objects)
-        self._is_first = is_first
 
     def upload(self) -> bool:
         """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
         # Events before metrics: a reader that finds a step must find the event that says which
         # state its generation restored.
-        is_done = self._files.upload()
+        is_done = self._upload_files()
+        if self._left_behind is None:
+            others = [path for path in _with_suffix(self._run.copies, ".jsonl") if path.name[0] != "."]
+            left = (path for path in others if path.stem != self._node)
+            self._left_behind = [MetricsShipper(path, path.stem, self._objects) for path in left]
         while self._left_behind:
             self._left_behind[-1].upload()
             self._left_behind.pop()
@@ -138,37 +98,38 @@ class NodeShipper:
             self._lines.upload()
         return is_done
 
+    def _upload_files(self) -> bool:
+        """The events and logs, in parts that are known by their offset in the file."""
+        if self._ends is None:
+            listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
+            self._ends = upload_parts.uploaded_bytes(
+                {name: about.size_bytes for name, about in listed.items()}
+            )
+        logs = (path for folder in listing(self._run.logs) for path in _with_suffix(folder, ".log"))
+        for path in [*_with_suffix(self._run.events, ".jsonl"), *logs]:
+            source = path.relative_to(self._run.local).as_posix()
+            while data := _whole_lines(path, at := self._ends.get(source, 0)):
+                if not self._objects.create(upload_parts.part_name(source, at), data):
+                    # Another agent in this folder uploaded it, or the answer to an earlier try was
+                    # lost. What the store has is listed again with the next call.
+                    self._ends = None
+                    return False
+                self._ends[source] = at + len(data)
+        return True
+
 
 class LogShipper:
-    """The thread that uploads what one node writes."""
+    """The thread that uploads what one node writes.
+
+    The local folder is that of the run's `uid` (run_uid.py): a killed agent of this run may have
+    left lines in it that it had not uploaded, and none of another run are there.
+    """
 
     def __init__(
-        self,
-        run: RunDir,
-        node: str,
-        *,
-        is_first: Callable[[], bool],
-        is_new: bool,
-        print_line: Callable[[str], None],
+        self, run: RunDir, node: str, *, is_first: Callable[[], bool], print_line: Callable[[str], None]
     ) -> None:
-        """is_first: whether this node has rank 0, whose metrics are the run's.
-
-        is_new: the run starts new at this URL. Then the files that are in the local folder by now
-        belong to an older run, and stay there. Otherwise a killed agent of this run may have left
-        lines that it had not uploaded; this one uploads them. Raises UsageError where it cannot
-        look at the folder: lines of the older run would be uploaded as those of the new one.
-        """
-        try:
-            ignored = frozenset(_files(run) if is_new else [])
-            others = [] if is_new else _with_suffix(run.copies, ".jsonl")
-        except OSError as error:
-            raise UsageError(
-                f"expected to read the local copies in {run.local}, found: {error}; change its mode, or move it away"
-            ) from error
-        left_behind = [path for path in others if path.stem != node and not path.name.startswith(".")]
-        self._open = partial(
-            NodeShipper, run, node, is_first=is_first, ignored=ignored, left_behind=left_behind
-        )
+        """is_first: as of NodeShipper."""
+        self._open = partial(NodeShipper, run, node, is_first=is_first)
         self._shipper = self._open(Objects(run.url, limit_s=PART_LIMIT_S))
         # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
         # Workers write events too, but those can wait for the next regular upload.
@@ -194,21 +155,16 @@ class LogShipper:
         """
         if not self._thread.is_alive():
             return ""
-        began_s = self._clock.monotonic()
-        self._ends_s = began_s + within_s
+        self._ends_s = self._clock.monotonic() + within_s
         self._closing.set()
-        threads = [self._thread]
-        while (now_s := self._clock.monotonic()) < self._ends_s and any(each.is_alive() for each in threads):
-            if self._has_arrived.wait(_CLOSE_POLL_S):
-                return ""
-            if len(threads) == 1 and now_s >= began_s + HANGS_S:
-                # The thread's request may hang for longer than there is time, or a part be large.
-                # Both go on: a part that exists is never replaced.
-                again = self._open(Objects(self._run.url, limit_s=HANGS_S, first_limit_s=HANGS_S))
-                threads.append(
-                    threading.Thread(target=self._upload_the_rest, args=(again,), name="again", daemon=True)
-                )
-                threads[1].start()
+        self._thread.join(min(HANGS_S, within_s))
+        if self._thread.is_alive():
+            # Its request may hang for longer than there is time, or a part be large. Both go on: a
+            # part that exists is never replaced.
+            beside = self._open(Objects(self._run.url, limit_s=HANGS_S, first_limit_s=HANGS_S))
+            again = threading.Thread(target=self._upload_the_rest, args=[beside], name="again", daemon=True)
+            again.start()
+            again.join(max(0.0, self._ends_s - self._clock.monotonic()))
         if self._has_arrived.is_set():
             return ""
         return (
@@ -260,19 +216,10 @@ class LogShipper:
 
 
 def upload_left_behind(run: RunDir) -> str:
-    """Upload what killed or cut off agents of a run left in its local folder; as of `close`.
-
-    Raises UsageError.
-    """
-    shipper = LogShipper(run, "", is_first=lambda: False, is_new=False, print_line=lambda text: None)
+    """Upload what killed or cut off agents of a run left in its local folder; as of `close`."""
+    shipper = LogShipper(run, "", is_first=lambda: False, print_line=lambda text: None)
     shipper.start()
     return shipper.close()
-
-
-def _files(run: RunDir) -> list[Path]:
-    """The events and logs. Raises OSError."""
-    logs = (path for folder in listing(run.logs) for path in _with_suffix(folder, ".log"))
-    return [*_with_suffix(run.events, ".jsonl"), *logs]
 
 
 def _with_suffix(folder: Path, suffix: str) -> list[Path]:

@@ -43,17 +43,14 @@ def part_name(source: str, offset: int) -> str:
     return f"{stem}/{offset:012d}.{suffix}"
 
 
-def parse_part_name(name: str) -> tuple[str, int] | None:
-    """(source, offset) of a part's name; None for the name of something else."""
-    match = _PART.fullmatch(name)
-    return None if match is None else (match["stem"] + match["suffix"], int(match["offset"]))
-
-
 def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """How many bytes of each source the store has; `sizes`: bytes of each part, by its name."""
-    parts = ((parse_part_name(name), size_bytes) for name, size_bytes in sizes.items())
-    # Of several pairs with one key, a dict keeps the last: here the part that ends highest.
-    return dict(sorted((part[0], part[1] + size_bytes) for part, size_bytes in parts if part is not None))
+    found: dict[str, int] = {}
+    for name, size_bytes in sizes.items():
+        if part := _PART.fullmatch(name):
+            source = part["stem"] + part["suffix"]
+            found[source] = max(found.get(source, 0), int(part["offset"]) + size_bytes)
+    return found
 
 
 def metrics_part_name(generation: int, first: int, last: int, node: str) -> str:

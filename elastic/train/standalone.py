@@ -26,9 +26,8 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_FAILED, ElasticError, shown_code
-from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log_shipper import LogShipper
-from elastic.observe.run_uid import claim_uid
+from elastic.observe.run_uid import claim_local_copies, claim_uid
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.meeting_place import ALONE, Place, alone_backend
@@ -203,7 +202,7 @@ def _take_place(run: RunDir) -> None:
 def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     """The path of its socket."""
     if run.is_remote:
-        log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
+        log_shipper = LogShipper(run, node, is_first=lambda: True, print_line=print)
         _at_end.append(lambda: _write(log_shipper.close()))
         log_shipper.start()
     scratch, _ = open_scratch()

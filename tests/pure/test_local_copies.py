@@ -1,7 +1,7 @@
 """The local copies of a run at a URL are not taken for those of another run at that URL."""
 
-import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,8 +9,8 @@ from elastic.agent.run_directory import has_recorded_end
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import RunFinished
-from elastic.observe.local_copies import claim_local_copies
 from elastic.observe.log import EventLog
+from elastic.observe.run_uid import claim_local_copies
 from elastic.testing.fakes import FakeClock
 
 
@@ -30,17 +30,12 @@ def test_a_run_that_another_node_began_anew_takes_nothing_of_the_older_one(run):
     """The bucket was emptied. This machine has the end of the older run."""
     claim_local_copies(run, "run-1")
     finish(run)
+    claim_local_copies(run, "run-1")
+    assert has_recorded_end(run)
     claim_local_copies(run, "run-2")
     assert not has_recorded_end(run)
     aside = RunDir(url=run.url, local=run.local.with_name(f"{run.local.name}.old-1"))
     assert has_recorded_end(aside)
-
-
-def test_the_copies_of_a_run_stay_where_it_resumes(run):
-    claim_local_copies(run, "run-1")
-    finish(run)
-    claim_local_copies(run, "run-1")
-    assert has_recorded_end(run)
 
 
 def test_a_folder_that_cannot_be_claimed_is_said(run, monkeypatch):
@@ -56,35 +51,18 @@ def test_a_run_in_a_folder_has_no_copies(tmp_path):
     assert not run.local.exists()
 
 
-@pytest.mark.parametrize("older", ["none", "another run's"])
-def test_processes_that_claim_at_one_moment_agree(run, older):
-    """The ranks of torchrun on one machine, or several agents. One renamed what another had just
-    claimed, or failed.
+def test_processes_that_claim_at_one_moment_agree(run):
+    """The ranks of torchrun on one machine, or several agents, and a folder of an older run. One
+    renamed what another had just claimed, or failed.
     """
     for number in range(30):
-        if older == "another run's":
-            claim_local_copies(run, f"older-{number}")
-            finish(run)
-        go = threading.Barrier(4)
-        failed = []
-
-        def claim(number=number, go=go, failed=failed):
-            go.wait()
-            try:
-                claim_local_copies(run, f"run-{number}")
-            except BaseException as error:
-                failed.append(error)
-
-        children = [threading.Thread(target=claim) for _ in range(4)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join()
-        assert not failed
+        with ThreadPoolExecutor(4) as processes:
+            go = threading.Barrier(4)
+            claims = [
+                processes.submit(lambda: go.wait() >= 0 and claim_local_copies(run, f"run-{number}"))  # noqa: B023
+                for _ in range(4)
+            ]
+        assert [each.result() for each in claims] == [None] * 4
         assert (run.local / "uid").read_text() == f"run-{number}"
-        asides = list(run.local.parent.glob(f"{run.local.name}.old-*"))
-        assert not any(
-            (each / "uid").read_text() == f"run-{number}" for each in asides if (each / "uid").exists()
-        )
-        if older == "none":
-            shutil.rmtree(run.local)
+    asides = [(each / "uid").read_text() for each in run.local.parent.glob(f"{run.local.name}.old-*")]
+    assert sorted(asides) == sorted(f"run-{number}" for number in range(29))

@@ -215,15 +215,11 @@ def test_a_file_in_the_place_of_the_logs_has_no_generation(run):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_new_run_whose_older_local_copies_cannot_be_seen_is_refused(tmp_path, monkeypatch, code):
-    """They would be uploaded as its own. A run that goes on says that they are not uploaded."""
-    run, said = RunDir(url="memory://run", local=tmp_path), []
+def test_local_copies_that_cannot_be_seen_are_said_to_be_missing(tmp_path, monkeypatch, code):
+    run = RunDir(url="memory://run", local=tmp_path)
     (run.copies / "n0.jsonl").parent.mkdir()
-    options = {"is_first": lambda: False, "print_line": said.append}
-    one = LogShipper(run, "n1", is_new=False, **options)
+    one = LogShipper(run, "n1", is_first=lambda: False, print_line=print)
     Stale(tmp_path, monkeypatch, code).is_on = True
-    with pytest.raises(UsageError, match="expected to read the local copies in"):
-        LogShipper(run, "n1", is_new=True, **options)
     one.start()
     assert "have not reached memory://run" in one.close()
 

@@ -16,7 +16,7 @@ from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import log_shipper as shipper
 from elastic.observe import metrics
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper, upload_left_behind
+from elastic.observe.log_shipper import LogShipper, NodeShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -50,8 +50,12 @@ def restored(run, name, generation, step, lost_steps=0):
     log.record(Restored(step=step, source="none", lost_steps=lost_steps, seconds=0.1))
 
 
-def log_shipper(run, name, *, is_first=True, is_new=False, print_line=lambda text: None):
-    return LogShipper(run, name, is_first=lambda: is_first, is_new=is_new, print_line=print_line)
+def log_shipper(run, name, *, is_first=True, print_line=lambda text: None):
+    return LogShipper(run, name, is_first=lambda: is_first, print_line=print_line)
+
+
+def node_shipper(run, objects=None):
+    return NodeShipper(run, "a", objects or Objects(run.url), is_first=lambda: True)
 
 
 def uploaded(run, name, **options):
@@ -111,13 +115,10 @@ def test_a_new_rank_0_on_another_node_uploads_what_the_lost_one_had_not(node):
 
 
 def test_the_next_agent_in_a_folder_uploads_what_a_killed_one_left(node):
-    """The killed agent had uploaded nothing. If a run is new at this URL, the folder's files
-    stay.
-    """
+    """The killed agent had uploaded nothing."""
     run = node("a")
     restored(run, "old", 1, 0)
     trained(run, "old", 1, 1, 3)
-    uploaded(run, "new", is_first=False, is_new=True)
     with pytest.raises(UsageError, match="found nothing there"):
         steps(run)
     uploaded(run, "new", is_first=False)
@@ -130,7 +131,7 @@ def test_two_uploaders_of_one_folder_upload_everything_once(node):
     """
     run = node("a")
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    both = [FileShipper(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
+    both = [node_shipper(run) for _ in range(2)]
     for number in range(5):
         log.record(GenerationEnded(cause=f"cause {number}", step=number))
         threads = [threading.Thread(target=files.upload) for files in both]
@@ -155,25 +156,20 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
     objects = Objects(run.url)
-    files, lines = (
-        FileShipper(run, objects, ignored=frozenset()),
-        MetricsShipper(run.metrics_of("a"), "a", objects),
-    )
+    files = node_shipper(run, objects)
     assert objects.read("anything") is None
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
     limit_s, objects._limit_s = objects._limit_s, 1.0  # it is known to pass
-    for call in (files.upload, lines.upload):
+    while lost.struck < 2:
         # The library tries again by itself, and finds that the part exists.
         with contextlib.suppress(StoreFailed):
-            call()
-    assert lost.struck >= 2
+            files.upload()
     objects._limit_s = limit_s
     proxy.heal()
     restored(run, "a", 2, 3)
     trained(run, "a", 2, 4, 5)
     while not files.upload():
         pass
-    lines.upload()
     assert steps(run) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     with readable(run) as there:
         assert [event["generation"] for event in run_records.events(there.events)] == [1, 2]
@@ -274,7 +270,7 @@ def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
     run.events.mkdir(parents=True)
     path = run.events / "a-agent.jsonl"
     text = json.dumps({"event": "probe", "time": 1.0, "node": "a", "generation": 1}) + "\n"
-    files = FileShipper(run, Objects(run.url), ignored=frozenset())
+    files = node_shipper(run)
     with path.open("a") as file:
         file.write(text + text[:10])
         file.flush()
@@ -292,7 +288,7 @@ def test_logs_are_uploaded(node):
     path = run.log(generation=1, rank=0)
     path.parent.mkdir(parents=True)
     objects = Objects(run.url)
-    files = FileShipper(run, objects, ignored=frozenset())
+    files = node_shipper(run, objects)
     for text in ("first\n", "second\n"):
         with path.open("a") as file:
             file.write(text)
