@@ -68,7 +68,14 @@ class UploaderClient:
         `within_s`, because the uploader may just be restarting. Raises StoreFailed when no uploader
         takes it.
         """
-        offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
+        offer = Offer(
+            step=snapshot.info.step,
+            generation=snapshot.info.generation,
+            slot=snapshot.slot,
+            seq=snapshot.seq,
+            resumed_from=resumed_from,
+            is_final=final,
+        )
         limit_s = max(OFFER_S, min(FINAL_OFFER_S, within_s)) if final else OFFER_S
         deadline = _CLOCK.monotonic() + limit_s
         # First what has arrived: the end of a dead uploader's connection makes room for its
@@ -84,7 +91,7 @@ class UploaderClient:
                 f"found none ({error}); was it killed?"
             ) from error
         self._unanswered.append(offer.step)
-        _offered_bytes[self._path] = max(offer.size_bytes, _offered_bytes.get(self._path, 0))
+        _offered_bytes[self._path] = max(snapshot.size_bytes, _offered_bytes.get(self._path, 0))
 
     def poll(self) -> list[SaveResult]:
         """The results that have come since the last call."""
@@ -126,13 +133,8 @@ class UploaderClient:
             return
         try:
             for message in self._connection.receive():
-                if "state" in message:
-                    result = SaveResult.parse(message)
-                    # A save whose storage hung has two results: it was reported as failed and was
-                    # committed later.
-                    if result.step in self._unanswered:
-                        self._unanswered.remove(result.step)
-                    self._results.append(result)
+                self._results.append(SaveResult.parse(message))
+                self._unanswered.remove(self._results[-1].step)
             if self._connection.has_ended:
                 self._lose(
                     "the uploader ended before it answered; the checkpoint may be committed all the same"

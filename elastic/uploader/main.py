@@ -3,10 +3,10 @@
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
 The result comes when its save is over, when a newer offer takes its place, when its storage hangs,
-or when the uploader has to leave. One save is in flight. Of the others the newest waits, and up to
-four final ones. A save that was reported as hung has a second result where it is committed after
-all, or finds its step committed with another state. It does not promise that a client receives
-them: the client may be dead, and its save goes on without it.
+or when the uploader has to leave. One save is in flight, and of the others the newest waits. Where
+the storage hangs, the process begins anew: a save that was reported as failed may be committed all
+the same. It does not promise that a client receives a result: the client may be dead, and its save
+goes on without it.
 
 The owner holds the uploader's standard input: its end means finish and exit. The uploader does not
 promise to outlive its owner for longer than its saves may take. It imports no torch, so that it
@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import Enum
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,17 +35,16 @@ from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import At
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import MetricsShipper
-from elastic.snapshot.slots import SnapshotSlots
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
-from elastic.uploader.save import Saver, report_problem
+from elastic.uploader.save import OVERWRITTEN, Saver, report_problem
 
 OVERTIME_S = 5.0
-MOST_WAITING = 4
 METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the grace may be short
 # Of a save beside training, and of the threads that it starts. It cannot be taken back, and a
 # thread that gets no processor may hold Python's lock, which the loop needs that takes offers: so
@@ -59,61 +59,54 @@ _EVENTS = {
 }
 
 
+class End(Enum):
+    """How an uploader ends: everything is saved, or saves had to be abandoned; or a call of the
+    storage hangs, which only another process can do without.
+    """
+
+    FINISHED, ABANDONED, HUNG = range(3)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """An offer that was accepted. `is_leased`: the slot is this job's until `release`.
-
-    Without a lease the slot holds something newer already, which shows when the save begins.
-    """
+    """A snapshot whose slot is leased until `close`."""
 
     offer: Offer
     slots: SnapshotSlots
-    is_leased: bool
+    snapshot: Snapshot
     client: JsonLineSocket
 
     @staticmethod
-    def accept(offer: Offer, fd: int, client: JsonLineSocket) -> "Job":
+    def accept(offer: Offer, fd: int, client: JsonLineSocket) -> "Job | None":
         """Lease the slot, in the memory behind `fd`, which belongs to the job from here on.
 
-        Raises ValueError or OSError when there are no slots behind it.
+        None where the slot holds something newer already. Raises ValueError or OSError when there
+        are no slots behind it.
         """
+        os.set_inheritable(fd, False)
         slots = SnapshotSlots.attach(fd)
-        return Job(offer=offer, slots=slots, is_leased=slots.lease(offer.slot, offer.seq), client=client)
-
-    def release(self) -> None:
-        """Let the slot be written again."""
-        # Without a lease of its own this job would give back another's, and the writer would
-        # overwrite bytes that are being saved.
-        if self.is_leased:
-            self.slots.release(self.offer.slot)
+        if slots.lease(offer.slot, offer.seq):
+            found = slots.find(offer.slot, offer.seq)
+            if found is not None and (found.info.step, found.info.generation) == (
+                offer.step,
+                offer.generation,
+            ):
+                return Job(offer=offer, slots=slots, snapshot=found, client=client)
+            slots.release(offer.slot)
+        slots.close()
+        return None
 
     def close(self) -> None:
-        self.release()
+        """Let the slot be written again."""
+        self.slots.release(self.offer.slot)
         self.slots.close()
-
-    def answer(self, result: SaveResult) -> None:
-        _send(self.client, asdict(result))
-
-
-def enqueue(waiting: tuple[Job, ...], new: Job) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
-    """(the waiting jobs, oldest first; the dropped ones) after `new` came.
-
-    At most one ordinary save waits, the newest, because an older state is worth nothing once a
-    newer one can be saved. A final save is never dropped for another. Clients offer few of them:
-    rank 0 its last step, again where that failed, and the agent the newest snapshot at a change of
-    membership. More than MOST_WAITING are a fault of the clients; then `new` is dropped.
-    """
-    final = tuple(job for job in waiting if job.offer.is_final)
-    if len(final) >= MOST_WAITING:
-        return waiting, (new,)
-    return (*final, new), tuple(job for job in waiting if not job.offer.is_final)
 
 
 class Jobs:
-    """The save in flight, in a thread, and those that wait.
+    """The save in flight, in a thread, and the one that waits: the newest, because an older state
+    is worth nothing once a newer one can be saved.
 
-    `wakeup` becomes readable when that thread has something for `advance`. `overdue_s`: when the
-    save in flight is; once it was reported, when those that wait are.
+    `wakeup` becomes readable when that thread has something for `advance`.
     """
 
     def __init__(self, saver: Saver, config: UploaderConfig, log: EventLog, clock: Clock) -> None:
@@ -121,33 +114,32 @@ class Jobs:
         self._fixed_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
-        self._waiting: tuple[Job, ...] = ()
+        self._waiting: Job | None = None
         self._in_flight: Job | None = None
-        self._is_reported = False  # the save in flight
-        self.overdue_s = inf
+        self._is_answered = False  # the save in flight, whose thread deletes old checkpoints now
+        self.overdue_s = inf  # when the save in flight is, or its deletions are
         self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
 
     @property
-    def _all(self) -> tuple[Job, ...]:
-        return self._waiting if self._in_flight is None else (self._in_flight, *self._waiting)
-
-    @property
     def is_idle(self) -> bool:
-        return not self._all
+        return self._in_flight is None
 
     @property
     def finish_limit_s(self) -> float:
         """How long finishing everything may take."""
-        return sum(self._limit_s(job) for job in self._all)
+        return sum(self._limit_s(job) for job in (self._in_flight, self._waiting) if job is not None)
 
-    def add(self, job: Job) -> None:
-        self._waiting, dropped = enqueue(self._waiting, job)
-        for each in dropped:
-            newer = f"the save of step {job.offer.step} took its place"
-            reason = newer if each is not job else f"{MOST_WAITING} final saves wait already"
-            each.close()
-            each.answer(each.offer.result(SaveState.DROPPED, reason))
+    def offer(self, offer: Offer, fd: int, client: JsonLineSocket) -> None:
+        """Raises ValueError or OSError as `Job.accept`."""
+        if (job := Job.accept(offer, fd, client)) is None:
+            self._report(offer, client, offer.result(SaveState.FAILED, OVERWRITTEN.format(step=offer.step)))
+            return
+        if (old := self._waiting) is not None:
+            old.close()
+            reason = f"the save of step {offer.step} took its place"
+            self._report(old.offer, old.client, old.offer.result(SaveState.DROPPED, reason))
+        self._waiting = job
         self._start_next()
 
     def advance(self) -> None:
@@ -159,60 +151,39 @@ class Jobs:
             self._in_flight, self.overdue_s = None, inf
             self._start_next()
             return
-        # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
-        # slot.
+        # Now, and not once old checkpoints are deleted: training needs the slot.
         job.close()
-        if not self._is_reported or result.state in (SaveState.COMMITTED, SaveState.DIFFERS):
-            self._report(job, result)
+        self._is_answered, self.overdue_s = True, self._clock.monotonic() + self._limit_s(job)
+        self._report(job.offer, job.client, result, size_bytes=job.snapshot.size_bytes)
 
-    def check_overdue(self) -> None:
-        """Report a save whose storage call hangs as failed, and later those that wait for it, or
-        for the deletion of older checkpoints after it.
+    def abandon(self, reason: str) -> None:
+        """Report everything that is not reported yet as failed; the process exits next.
 
-        Its thread cannot be stopped. When the call returns, the save's own deadline keeps it from
-        creating a commit record, unless that very call has done so.
+        The thread of a save cannot be stopped before. A commit record that it creates all the same
+        names a whole payload.
         """
-        job = self._in_flight
-        if job is None or self._clock.monotonic() < self.overdue_s:
-            return
-        silence = f"the storage has not answered for {self._limit_s(job):.0f} s"
-        if not self._is_reported:
-            self._fail(job, f"{silence}; saves wait until it does")
-            return
-        waiting, self._waiting = self._waiting, ()
-        for each in waiting:
-            each.close()
-            self._fail(
-                each, f"{silence} since step {job.offer.step} was saved, whose older checkpoints are deleted"
-            )
-        self.overdue_s = self._clock.monotonic() + self._limit_s(job)
-
-    def abandon(self) -> None:
-        """Report everything that is not reported yet as failed; the process exits next."""
-        for job in self._all:
-            if job is self._in_flight and self._is_reported:
-                continue
-            # Released but not closed: the thread of the save may still be reading the memory.
-            job.release()
-            self._fail(job, "the uploader had to leave before it was committed")
+        for job in (None if self._is_answered else self._in_flight, self._waiting):
+            if job is not None:
+                # Released but not closed: the thread of the save may still be reading the memory.
+                job.slots.release(job.offer.slot)
+                self._report(job.offer, job.client, job.offer.result(SaveState.FAILED, reason))
 
     def _limit_s(self, job: Job) -> float:
-        return save_limit_s(self._fixed_s, job.offer.size_bytes)
+        return save_limit_s(self._fixed_s, job.snapshot.size_bytes)
 
     def _start_next(self) -> None:
-        if self._in_flight is None and self._waiting:
-            job, *rest = self._waiting
-            self._waiting, self._in_flight = tuple(rest), job
-            self._is_reported, self.overdue_s = False, self._clock.monotonic() + self._limit_s(job)
-            save = threading.Thread(target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}")
-            save.start()
+        if self._in_flight is None and (job := self._waiting) is not None:
+            self._waiting, self._in_flight = None, job
+            self._is_answered, self.overdue_s = False, self._clock.monotonic() + self._limit_s(job)
+            name = f"save-{job.offer.step}"
+            threading.Thread(target=self._run, args=(job,), daemon=True, name=name).start()
 
     def _run(self, job: Job) -> None:
         if not job.offer.is_final:
             # Training comes first. After a final save there is none.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        result = self._saver.save(job.offer, job.slots)
+        result = self._saver.save(job.offer, job.slots, job.snapshot)
         # Before old checkpoints are deleted: deleting may hang, and a committed save has not
         # failed.
         self._hand_over(result)
@@ -224,24 +195,23 @@ class Jobs:
         self._results.put(result)
         self._waker.send(b"x")
 
-    def _fail(self, job: Job, reason: str) -> None:
-        self._report(job, job.offer.result(SaveState.FAILED, reason))
-
-    def _report(self, job: Job, result: SaveResult) -> None:
-        in_flight = self._in_flight or job
-        self._is_reported, self.overdue_s = True, self._clock.monotonic() + self._limit_s(in_flight)
-        self._log.generation = job.offer.generation
+    def _report(
+        self, offer: Offer, client: JsonLineSocket, result: SaveResult, *, size_bytes: int = 0
+    ) -> None:
+        self._log.generation = offer.generation
         if (kind := _EVENTS.get(result.state)) is not None:
             self._log.record(kind(step=result.step, reason=result.reason))
         elif result.is_ours:
             event = CheckpointCommitted(
-                step=result.step,
-                size_bytes=job.offer.size_bytes,
-                seconds=result.seconds,
-                digest=result.digest,
+                step=result.step, size_bytes=size_bytes, seconds=result.seconds, digest=result.digest
             )
             self._log.record(event)
-        job.answer(result)
+        # A client that does not read is cut off: it must not hold up the saves of the others.
+        try:
+            client.send(asdict(result), timeout_s=0)
+        except OSError:
+            with suppress(OSError):
+                client.shutdown()
 
 
 class Uploader:
@@ -259,22 +229,25 @@ class Uploader:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(owner_fd, selectors.EVENT_READ, self._receive_from_owner)
 
-    def run(self) -> bool:
-        """Serve until the owner is gone and everything is done; False when saves had to be
-        abandoned.
+    def run(self) -> End:
+        """Serve until the owner is gone and everything is done, or as long as the storage does not
+        hang.
         """
         while True:
             ready = self._selector.select(self._timeout_s())
             for key, _ in ready:
                 key.data()
-            self._jobs.check_overdue()
             # Only when nothing was readable is it certain that no offer from before the owner's end
             # is unread.
             if not ready and self._is_finished():
-                return True
-            if self._clock.monotonic() >= self._exit_by:
-                self._jobs.abandon()
-                return False
+                return End.FINISHED
+            now_s = self._clock.monotonic()
+            if now_s >= self._exit_by:
+                self._jobs.abandon("the uploader had to leave before it was committed")
+                return End.ABANDONED
+            if now_s >= self._jobs.overdue_s:
+                self._jobs.abandon("the storage has not answered for longer than a save may take")
+                return End.HUNG if self._exit_by == inf else End.ABANDONED
 
     def _is_finished(self) -> bool:
         return self._jobs.is_idle and self._exit_by < inf
@@ -300,31 +273,21 @@ class Uploader:
     def _receive(self, client: JsonLineSocket) -> None:
         try:
             for message in client.receive():
-                self._jobs.add(Job.accept(Offer.parse(message), client.take_fd(), client))
+                self._jobs.offer(Offer.parse(message), client.take_fd(), client)
             is_over = client.has_ended
         except ConnectionError:  # a worker that ended, or was killed, before it read its answer
             is_over = True
         except (ValueError, OSError) as error:
             report_problem(f"a client of the uploader is cut off: {error}")
-            _send(client, {"error": str(error)})
             is_over = True
         if is_over:
             self._selector.unregister(client)
             client.close()
 
 
-def _send(client: JsonLineSocket, message: dict[str, Any]) -> None:
-    # A client that does not read is cut off: it must not hold up the saves of the others.
-    try:
-        client.send(message, timeout_s=0)
-    except OSError:
-        with suppress(OSError):
-            client.shutdown()
-
-
 def serve(
     config: UploaderConfig, owner_fd: int, *, reached: Callable[[str, int], None], ready: Callable[[], None]
-) -> bool:
+) -> End:
     """Run an uploader until the end of `owner_fd`; `ready` is called once clients can connect.
 
     `reached` is called with a point of the commit protocol (upload, before-commit, after-commit)
@@ -367,6 +330,8 @@ def _listen(path: str) -> socket.socket:
 
 
 def _notify_owner(message: dict[str, Any]) -> None:
+    if os.path.sameopenfile(1, 2):
+        return  # the owner was told before the storage hung
     with suppress(BrokenPipeError):  # it was told to leave before it was ready
         os.write(1, f"{json.dumps(message)}\n".encode())
     # The owner reads this pipe no further: what a library prints later goes to the log.
@@ -406,11 +371,14 @@ def main(arguments: list[str]) -> int:
     try:
         config = UploaderConfig.parse(arguments[0])
         share_boot_wall_s(config.boot_wall_s)
-        is_done = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))
+        end = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))
     except UsageError as error:
         _notify_owner({"error": str(error)})
         return EXIT_USAGE
-    return EXIT_COMPLETE if is_done else EXIT_FAILED
+    if end is End.HUNG:
+        # A thread in a call that hangs cannot be ended, and would hold up all later saves.
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very command
+    return EXIT_COMPLETE if end is End.FINISHED else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 It does not promise who is at the other end: the folder and the mode of the socket decide that.
 
 client     Offer, with the descriptor of the memory that holds the snapshot
-uploader   SaveResult, one for each offer, once its save is over; {"error": reason} before it hangs
-           up
+uploader   SaveResult, one for each offer, once its save is over
 """
 
 import json
@@ -16,7 +15,6 @@ from typing import Any
 
 from elastic.checkpoint.record import SAVE_S
 from elastic.config.run_dir import RunDir
-from elastic.snapshot.slots import Snapshot
 from elastic.system.clock import boot_wall_s
 from elastic.system.untrusted import Count, Positive, decode
 
@@ -105,43 +103,25 @@ class SaveResult:
     @staticmethod
     def parse(message: dict[str, Any]) -> "SaveResult":
         """Raises ValueError that says which value is wrong."""
-        return decode(SaveResult, message | {"state": SaveState(message.get("state", ""))}, what="the result")
+        return decode(SaveResult, message, what="the result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One snapshot to save, in the memory whose descriptor comes with the offer.
 
-    It lies in `slot`, and was published there as `seq`; its header tells the rest. `step`,
-    `generation` and `size_bytes` are repeated here for a result, should it be written over.
-    `resumed_from`: the step of the checkpoint from which training resumed, None where that is not
-    known; retention distrusts what was passed over then. `is_final`: no later save may take its
-    place in the queue.
+    It lies in `slot`, and was published there as `seq`; its header tells the rest. `step` and
+    `generation` are repeated here for a result, should it be written over. `resumed_from`: the step
+    of the checkpoint from which training resumed, None where that is not known; retention distrusts
+    what was passed over then. `is_final`: no training goes on beside the save.
     """
 
     step: Count
     generation: Count
     slot: Count
     seq: Positive
-    size_bytes: Positive
     resumed_from: Count | None
     is_final: bool
-
-    @staticmethod
-    def of(snapshot: Snapshot, *, resumed_from: int | None, is_final: bool) -> "Offer":
-        return Offer(
-            step=snapshot.info.step,
-            generation=snapshot.info.generation,
-            slot=snapshot.slot,
-            seq=snapshot.seq,
-            size_bytes=snapshot.size_bytes,
-            resumed_from=resumed_from,
-            is_final=is_final,
-        )
-
-    def is_of(self, snapshot: Snapshot) -> bool:
-        """Whether what lies in its slot is the snapshot that was offered."""
-        return self == Offer.of(snapshot, resumed_from=self.resumed_from, is_final=self.is_final)
 
     @staticmethod
     def parse(message: dict[str, Any]) -> "Offer":

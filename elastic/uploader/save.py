@@ -21,7 +21,7 @@ from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.checksum import ImageChecksum
 from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
-from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
 from elastic.system.clock import Clock, processor_s
@@ -57,13 +57,13 @@ class Saver:
         self._run_dir: Store | None = None
         self._difference = ""  # why nothing more is saved
 
-    def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
+    def save(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
         began_s, cpu_began_s = self._clock.monotonic(), processor_s()
         if self._difference:
             return offer.result(SaveState.DIFFERS, self._difference)
         try:
-            done = self._commit(offer, slots, began_s)
+            done = self._commit(offer, slots, snapshot, began_s)
         except Fenced as error:
             return offer.result(SaveState.FENCED, str(error))
         except (StoreFailed, CheckpointDamaged) as error:
@@ -90,11 +90,9 @@ class Saver:
             cpu_s=processor_s() - cpu_began_s,
         )
 
-    def _commit(self, offer: Offer, slots: SnapshotSlots, began_s: float) -> Committed:
-        snapshot = slots.find(offer.slot, offer.seq)
-        if snapshot is None or not offer.is_of(snapshot):
-            raise StoreFailed(OVERWRITTEN.format(step=offer.step))
-        image = slots.body(offer.slot)[: offer.size_bytes]
+    def _commit(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot, began_s: float) -> Committed:
+        size_bytes = snapshot.size_bytes
+        image = slots.body(offer.slot)[:size_bytes]
         facts = {name: getattr(snapshot.info, name) for name in Save.__slots__ if name != "run_id"}
         save = decode(Save, facts | {"run_id": self._config.run_id}, what="the header of a snapshot")
 
@@ -107,11 +105,11 @@ class Saver:
             self._check_run_dir()
             return not self._fence.admits(offer.generation)
 
-        limit_s = save_limit_s(self._config.save_deadline_s, offer.size_bytes)
+        limit_s = save_limit_s(self._config.save_deadline_s, size_bytes)
         with hash_beside(image, snapshot.info) as hashed:
             return commit(
                 self._store,
-                Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=offer.size_bytes),
+                Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=size_bytes),
                 save,
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
                 clock=self._clock,

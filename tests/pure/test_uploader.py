@@ -15,8 +15,6 @@ from dataclasses import replace
 
 import pytest
 import run_records
-from hypothesis import given
-from hypothesis import strategies as st
 from payloads import bytes_of
 
 from elastic.checkpoint.catalog import list_commits
@@ -28,10 +26,10 @@ from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.uploader import client, fence
+from elastic.uploader import client, fence, main
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.fence import FencePage
-from elastic.uploader.main import MOST_WAITING, OVERTIME_S, Job, Jobs, Uploader, _listen, enqueue, serve
+from elastic.uploader.main import End, Jobs, Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
 LIMIT_S = 60.0
@@ -125,7 +123,7 @@ def hand_over(uploads, slots, step, data=None, *, final=False, generation=1):
 
 
 def meta_of(step, generation=1):
-    where = {"slot": 0, "seq": 2, "size_bytes": 10, "resumed_from": None, "is_final": False}
+    where = {"slot": 0, "seq": 2, "resumed_from": None, "is_final": False}
     return {"step": step, "generation": generation} | where
 
 
@@ -146,10 +144,10 @@ class InThread:
         self._owner_fd, self._owner_end = os.pipe()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(config,), daemon=True)
-        self.is_done = None
+        self.end = None
 
     def _serve(self, config):
-        self.is_done = serve(config, self._owner_fd, reached=self._hold, ready=self._is_ready.set)
+        self.end = serve(config, self._owner_fd, reached=self._hold, ready=self._is_ready.set)
 
     def _hold(self, point, step):
         if point == "before-commit":
@@ -216,22 +214,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
-    """A process offers a snapshot in memory of another process, and kills itself at once."""
+    """A process offers a snapshot in memory of another process, and kills itself at once. Then the
+    owner leaves; all saves are finished.
+    """
     keep(slots, 3, image_of(3, LARGE_BYTES // 2))
     command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert process.stop(LIMIT_S)
-    assert committed_steps(config) == [3]
-
-
-def test_the_end_of_the_owners_pipe_finishes_the_saves(config, process, slots):
-    """The owner exits right after the offers: both saves are finished, and the exit code is 0."""
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, slots, 1, image_of(1, LARGE_BYTES // 2))
-    hand_over(uploads, slots, 2, final=True)
+    hand_over(uploads, slots, 4, final=True)
     assert process.stop(LIMIT_S)
-    assert committed_steps(config) == [2, 1]
-    assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED] * 2
+    assert committed_steps(config) == [4, 3]
+    assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED]
 
 
 def test_an_uploader_starts_beside_a_thousand_open_files(config):
@@ -271,23 +264,26 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots):
-    """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be
-    dropped, and 4 falls to 5.
-    """
+def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots, rendezvous):
+    """Step 1 is held before its commit record, and then by an agent that does not answer."""
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        hand_over(uploads, slots, 2)
-        hand_over(uploads, slots, 3, final=True)
+        hand_over(uploads, slots, 2, final=True)
+        hand_over(uploads, slots, 3)
         assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        hand_over(uploads, slots, 4)
-        hand_over(uploads, slots, 5)
-        assert "step 5" in uploads.wait(4, LIMIT_S).reason
+        rendezvous.asked.clear()
+        rendezvous.may_answer.clear()
         uploader.go_on.set()
-        assert [uploads.wait(step, LIMIT_S).state for step in (1, 3, 5)] == [SaveState.COMMITTED] * 3
-    assert committed_steps(config) == [5, 3, 1]
+        try:
+            assert rendezvous.asked.wait(LIMIT_S)
+            hand_over(uploads, slots, 4)
+            assert "step 4" in uploads.wait(3, LIMIT_S).reason
+        finally:
+            rendezvous.may_answer.set()
+        assert [uploads.wait(step, LIMIT_S).state for step in (1, 4)] == [SaveState.COMMITTED] * 2
+    assert committed_steps(config) == [4, 1]
 
 
 def test_a_save_is_fenced_by_a_generation_without_its_node(
@@ -322,24 +318,6 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
     ]
 
 
-def test_an_agent_that_does_not_answer_holds_up_no_offer(config, rendezvous, slots):
-    """Its rendezvous hangs. Meanwhile of two later offers the older one is dropped."""
-    rendezvous.may_answer.clear()
-    uploads = UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
-        try:
-            hand_over(uploads, slots, 1)
-            assert rendezvous.asked.wait(LIMIT_S)
-            hand_over(uploads, slots, 2)
-            hand_over(uploads, slots, 3)
-            assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        finally:
-            rendezvous.may_answer.set()
-        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-        assert uploads.wait(3, LIMIT_S).state is SaveState.COMMITTED
-
-
 def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
     """It ends during the upload. The last number counts, so that the newest state is kept."""
     config = replace(config, owner=os.getpid())  # which is not the parent of this process
@@ -351,7 +329,7 @@ def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
         uploader.leave()
         uploader.go_on.set()
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-    assert uploader.is_done
+    assert uploader.end is End.FINISHED
 
 
 @pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
@@ -504,26 +482,20 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
     assert open_store(config.checkpoints_url).list() == []
 
 
-@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"size_bytes": 5}])
+@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {}])
 def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
-    """The one slot is being saved.
-
-    An offer of bytes that the slot held before, or never, waits behind it. It must not give back a
-    lease that it never had.
-    """
+    """The one slot is being saved, and holds another step than the offer, or held it before."""
     slots, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         keep(slots, 1)
         snapshot = hand_over(uploads, slots, 2)
         assert uploader.reached.wait(LIMIT_S)
-        for step in (3, 4):
-            changed = replace(snapshot, info=info(step), **change)
-            uploads.offer(slots, changed, resumed_from=None, final=False)
-        assert uploads.wait(3, LIMIT_S).state is SaveState.DROPPED
+        uploads.offer(slots, replace(snapshot, info=info(3), **change), resumed_from=None, final=False)
+        result = uploads.wait(3, LIMIT_S)
+        assert result.state is SaveState.FAILED and "written over" in result.reason
         assert slots.begin() is None
         uploader.go_on.set()
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
-        assert uploads.wait(4, LIMIT_S).state is SaveState.FAILED
     assert committed_steps(config) == [2]
 
 
@@ -571,18 +543,20 @@ def test_an_uploader_that_keeps_dying_is_started_more_rarely(config, monkeypatch
 
 
 class HeldSaver:
-    """A storage call that does not return until the test lets it."""
+    """A storage whose named call does not return until the test lets it."""
 
-    def __init__(self):
-        self.go_on = threading.Event()
-        self.state = SaveState.COMMITTED
+    def __init__(self, hangs_in):
+        self.go_on, self._hangs_in = threading.Event(), hangs_in
 
-    def save(self, offer, slots):
-        assert self.go_on.wait(LIMIT_S)
-        return SaveResult(step=offer.step, state=self.state, reason="at last", is_ours=True)
+    def save(self, offer, slots, snapshot):
+        self._call("save")
+        return SaveResult(step=offer.step, state=SaveState.COMMITTED, reason="", is_ours=True)
 
     def prune(self, offer):
-        pass
+        self._call("prune")
+
+    def _call(self, name):
+        assert name != self._hangs_in or self.go_on.wait(LIMIT_S)
 
 
 class Listener:
@@ -590,125 +564,72 @@ class Listener:
         self.answers = []
 
     def send(self, message, *, timeout_s):
-        self.answers.append(message["state"])
+        self.answers.append((message["step"], str(message["state"])))
 
 
-def held_job(slots, listener, step=1):
-    keep(slots, step)
-    offer = Offer.of(slots.newest(), resumed_from=None, is_final=False)
-    return Job.accept(offer, os.dup(slots.fd), listener)
-
-
-@pytest.mark.parametrize("state", [SaveState.COMMITTED, SaveState.DIFFERS])
-def test_a_hanging_save_is_reported_as_failed_and_then_its_end(config, tmp_path, slots, state):
-    """The fake clock passes the deadline and the patience while the storage call is held; later the
-    call returns after all. That its step has another state ends the run, so it is said as well.
+@pytest.mark.parametrize(
+    ("hangs_in", "owner_lives", "end", "first"),
+    [
+        ("save", True, End.HUNG, "failed"),
+        ("save", False, End.ABANDONED, "failed"),
+        ("prune", True, End.HUNG, "committed"),
+    ],
+)
+def test_a_hanging_storage_fails_all_saves_and_keeps_no_uploader(
+    config, tmp_path, slots, *, hangs_in, owner_lives, end, first
+):
+    """A second save waits. Each look at the clock is past every limit that was set before; a save
+    that was committed before old checkpoints are deleted has not failed.
     """
-    held, clock, listener = HeldSaver(), FakeClock(), Listener()
-    held.state = state
+    held, clock, listener = HeldSaver(hangs_in), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
-    jobs.add(held_job(slots, listener))
-    jobs.check_overdue()
-    assert listener.answers == []
-    clock.now += LIMIT_S + OVERTIME_S + 1.0
-    jobs.check_overdue()
-    jobs.check_overdue()
-    assert listener.answers == ["failed"]
-    assert not jobs.is_idle
-    held.go_on.set()
     jobs.wakeup.settimeout(LIMIT_S)
-    jobs.advance()
-    assert listener.answers == ["failed", str(state)]
-    jobs.advance()
-    assert jobs.is_idle
-
-
-def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, slots):
-    """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be
-    reported as failed.
-    """
-    held, clock, listener = HeldSaver(), FakeClock(), Listener()
+    for step in (1, 2):
+        snapshot = keep(slots, step)
+        offer = Offer(**meta_of(step) | {"slot": snapshot.slot, "seq": snapshot.seq})
+        jobs.offer(offer, os.dup(slots.fd), listener)
+    if hangs_in == "prune":
+        jobs.advance()
+    owner_fd, owner_end = os.pipe()
+    if not owner_lives:
+        os.close(owner_end)
+    with _listen(config.socket_path) as socket:
+        uploader = Uploader(jobs, socket, owner_fd, clock)
+        clock.monotonic = itertools.count(2000, 1000).__next__
+        assert uploader.run() is end
+    os.close(owner_fd)
+    assert listener.answers == [(1, first), (2, "failed")]
+    assert [e["step"] for e in run_records.events(tmp_path / "events")] == [1, 2]
+    assert all(slots.lease(snapshot.slot, snapshot.seq) for snapshot in slots.whole())
     held.go_on.set()
-    may_prune = threading.Event()
-    held.prune = lambda offer: may_prune.wait(LIMIT_S)
-    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
-    jobs.add(held_job(slots, listener))
-    jobs.wakeup.settimeout(LIMIT_S)
-    jobs.advance()
-    clock.now += LIMIT_S + OVERTIME_S + 1.0
-    jobs.check_overdue()
-    assert listener.answers == ["committed"]
-    assert not jobs.is_idle
-    may_prune.set()
-    jobs.advance()
-    assert jobs.is_idle
 
 
-def test_saves_that_wait_for_a_hanging_deletion_fail(config, tmp_path, slots):
-    """Training would wait for their answers and save nothing more, and nobody would be told."""
-    held, clock, first, second = HeldSaver(), FakeClock(), Listener(), Listener()
-    held.go_on.set()
-    may_prune = threading.Event()
-    held.prune = lambda offer: may_prune.wait(LIMIT_S)
-    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
-    jobs.add(held_job(slots, first))
-    jobs.wakeup.settimeout(LIMIT_S)
-    jobs.advance()
-    for step in (2, 3):
-        jobs.add(held_job(slots, second, step))
-        jobs.check_overdue()
-        assert second.answers == ["failed"] * (step - 2)
-        clock.now += LIMIT_S + OVERTIME_S + 1.0
-        jobs.check_overdue()
-        assert second.answers == ["failed"] * (step - 1)
-    assert first.answers == ["committed"]
-    failed = [e for e in run_records.events(tmp_path / "events") if e["event"] == "checkpoint_failed"]
-    assert [e["step"] for e in failed] == [2, 3]
-    assert "whose older checkpoints are deleted" in failed[0]["reason"]
-    may_prune.set()
-    jobs.advance()
-    assert jobs.is_idle
+def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
+    """A thread in a call that hangs cannot be ended, and would hold up all later saves."""
+    begun = []
+    monkeypatch.setattr(main, "serve", lambda *_words, **_options: End.HUNG)
+    monkeypatch.setattr(main.os, "execv", lambda *words: begun.append(words))
+    monkeypatch.setattr(main.stop_signals, "ignore", lambda: None)
+    main.main([config.to_json()])
+    assert begun == [(sys.executable, sys.orig_argv)]
 
 
 def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.
     """
-    held, clock = HeldSaver(), SystemClock()
-    held.go_on.set()
-    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    clock = SystemClock()
+    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
+    jobs = Jobs(HeldSaver("nothing"), config, log, clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     uploads = UploaderClient(config.socket_path)
     with _listen(config.socket_path) as socket:
         hand_over(uploads, slots, 1)
-        assert Uploader(jobs, socket, owner_fd, clock).run()
+        assert Uploader(jobs, socket, owner_fd, clock).run() is End.FINISHED
     os.close(owner_fd)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-
-
-def test_a_hanging_storage_does_not_keep_the_uploader(config, tmp_path, slots):
-    """The owner is gone and the storage call never returns: the loop gives up instead of lasting.
-
-    All limits are zero.
-    """
-    held, clock, listener = HeldSaver(), FakeClock(), Listener()
-    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
-    jobs = Jobs(held, config, log, clock)
-    jobs.add(held_job(slots, listener, 1))
-    jobs.add(held_job(slots, listener, 2))
-    owner_fd, owner_end = os.pipe()
-    os.close(owner_end)
-    with _listen(config.socket_path) as socket:
-        uploader = Uploader(jobs, socket, owner_fd, clock)
-        # From here on each look at the clock is past every limit that was set at the look before.
-        clock.monotonic = iter(range(2000, 10**9, 1000)).__next__
-        assert not uploader.run()
-    os.close(owner_fd)
-    assert listener.answers == ["failed", "failed"]
-    assert sorted(e["step"] for e in run_records.events(tmp_path / "events")) == [1, 2]
-    held.go_on.set()
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
@@ -734,36 +655,9 @@ def test_a_wait_for_a_step_that_was_not_offered_ends_at_once(config):
     assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
-def waiting_job(number, *, is_final):
-    offer = Offer(**meta_of(number) | {"is_final": is_final})
-    return Job(offer=offer, slots=None, is_leased=False, client=None)
-
-
-@given(st.lists(st.booleans(), max_size=20))
-def test_the_queue_keeps_the_newest_and_every_final_save(finals):
-    """Offers in any order while nothing is taken out: at most one ordinary save waits, and every
-    one is waiting or was dropped.
-    """
-    waiting, gone = (), []
-    for number, is_final in enumerate(finals):
-        new = waiting_job(number, is_final=is_final)
-        is_full = sum(each.offer.is_final for each in waiting) >= MOST_WAITING
-        waiting, dropped = enqueue(waiting, new)
-        gone += dropped
-        assert is_full or new in waiting
-        assert all(not each.offer.is_final or is_full for each in dropped)
-    assert sum(not each.offer.is_final for each in waiting) <= 1
-    assert sorted(each.offer.step for each in (*waiting, *gone)) == list(range(len(finals)))
-
-
 @pytest.mark.parametrize(
     "change",
-    [
-        {"step": -1},
-        {"size_bytes": 0},
-        {"slot": None},
-        {"resumed_from": "x"},
-    ],
+    [{"step": -1}, {"seq": 0}, {"slot": None}, {"resumed_from": "x"}],
 )
 def test_an_offer_with_an_impossible_value_is_refused(change):
     """Each value would make a commit record that cannot be parsed."""
