@@ -16,7 +16,7 @@ from contextlib import closing
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.checkpoint.catalog import commits_of_step, list_commits, of_run
+from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import StoreFailed
@@ -174,11 +174,9 @@ class FinalCheckpoint:
         until_s = self._shutdown.end_s(share, self._clock.monotonic(), longest_s)
 
         def look() -> list[CommitRecord]:
-            records = of_run(list_commits(self._store, self._clock, until_s), self._run_id)[0]
-            if step > max((record.step for record in records), default=0):
-                named = commits_of_step(self._store, step, self._clock, until_s)
-                records += of_run(named, self._run_id)[0]
-            return records
+            return list_commits(
+                self._store, self._clock, run_id=self._run_id, known_step=step, until_s=until_s
+            )[0]
 
         try:
             return self._shutdown.within(share, look, longest_s=longest_s)

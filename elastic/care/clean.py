@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.record import SAVE_S, parse_attempt, parse_step, save_limit_s
+from elastic.checkpoint.record import SAVE_S, parse_name, save_limit_s
 from elastic.config.run_dir import OWN_NAMES, OWN_PREFIX, RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
@@ -129,9 +129,10 @@ def leftovers(
         if _is_draft(name):
             return "a draft"
         folder, _, inner = name.partition("/")
-        attempt = parse_attempt(inner) if folder == "checkpoints" else None
-        is_free = attempt and attempt[0] not in named and parse_step(inner) not in unclear_steps
-        return "an attempt that was not committed" if is_free else None
+        stored = parse_name(inner) if folder == "checkpoints" else None
+        if stored and stored.attempt not in ("", *named) and stored.step not in unclear_steps:
+            return "an attempt that was not committed"
+        return None
 
     return [
         Leftover(name=name, size_bytes=about.size_bytes, what=kind)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from elastic.checkpoint.payload_check import check_state
-from elastic.checkpoint.record import RECORDS_PER_STEP, CommitRecord, commit_name, parse, parse_commit_name
+from elastic.checkpoint.record import RECORDS_PER_STEP, CommitRecord, commit_name, parse, parse_name
 from elastic.errors import CheckpointDamaged
 from elastic.storage.store import (
     OutsideStore,
@@ -30,17 +30,22 @@ class Damage:
     reason: str
 
 
-def list_commits(store: Store, clock: Clock, until_s: float = inf) -> tuple[list[CommitRecord], list[Damage]]:
+def list_commits(
+    store: Store, clock: Clock, *, run_id: str = "", known_step: int = 0, until_s: float = inf
+) -> tuple[list[CommitRecord], list[Damage]]:
     """The commit records of the store, newest step first, and those that do not parse.
 
-    Of one step the latest replacement comes first. until_s: when to try no more. Raises StoreFailed
-    when the store cannot be listed, or shows only records that are gone: that is not the same as
-    finding nothing.
+    Of one step the latest replacement comes first. run_id: records of other runs are among the
+    damages: a state of another run would load wherever its shapes fit, and would spoil the
+    trajectory. known_step: was committed; where the listing, which may be old, has none as new, its
+    records are read by their names. until_s: when to try no more.
+
+    Raises StoreFailed when the store cannot be listed, or shows only records that are gone: that is
+    not the same as finding nothing.
     """
     listings = 0
     while True:
-        listings += 1
-        entries = reading(store.list, clock, until_s)
+        entries, listings = reading(store.list, clock, until_s), listings + 1
         by_name, damages, num_gone = records_in(entries, store, clock, until_s)
         # Retention deleted a record after the listing, because a newer one was committed.
         if not num_gone or listings == MOST_LISTINGS:
@@ -49,7 +54,20 @@ def list_commits(store: Store, clock: Clock, until_s: float = inf) -> tuple[list
         raise StoreUnavailable(
             f"{num_gone} commit records were listed and cannot be found; do the store's listings lag behind?"
         )
-    return list(by_name.values()), damages
+    records = list(by_name.values())
+    ours = [each.step for each in records if run_id in ("", each.run_id)]
+    if known_step > max(ours, default=0) and known_step not in {each.step for each in damages}:
+        names = [
+            StoredObject(name=commit_name(known_step, each), size_bytes=0) for each in range(RECORDS_PER_STEP)
+        ]
+        named, more, _ = records_in(names, store, clock, until_s)
+        records, damages = [*named.values(), *records], [*more, *damages]
+    foreign = [
+        Damage(step=each.step, reason=f"it is of another run ({each.run_id!r:.40}, expected {run_id!r})")
+        for each in records
+        if run_id not in ("", each.run_id)
+    ]
+    return [each for each in records if run_id in ("", each.run_id)], damages + foreign
 
 
 def records_in(
@@ -60,7 +78,8 @@ def records_in(
     """
     records: dict[str, CommitRecord] = {}
     damages: list[Damage] = []
-    names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
+    found = [(parsed, entry.name) for entry in entries if (parsed := parse_name(entry.name))]
+    names = [(parsed.step, parsed.number, name) for parsed, name in found if parsed.number is not None]
     for step, _, name in sorted(names, reverse=True):
         try:
             record = read_record(store, name, step, clock, until_s)
@@ -75,26 +94,6 @@ def records_in(
 def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
     """Whether the record is still there. Raises StoreFailed."""
     return record in list_commits(store, clock)[0]
-
-
-def commits_of_step(
-    store: Store, step: int, clock: Clock, until_s: float = inf
-) -> tuple[list[CommitRecord], list[Damage]]:
-    """As `list_commits`, of one step, whose records are read by their names: a listing of an object
-    store may be older than they are. Raises StoreFailed.
-    """
-    records: list[CommitRecord] = []
-    damages: list[Damage] = []
-    for number in range(RECORDS_PER_STEP):
-        try:
-            record = read_record(store, commit_name(step, number), step, clock, until_s)
-        except CheckpointDamaged as error:
-            damages.append(Damage(step=step, reason=str(error)))
-        else:
-            if record is None:
-                break
-            records.insert(0, record)
-    return records, damages
 
 
 def read_record(
@@ -118,24 +117,8 @@ def read_record(
     return record
 
 
-def of_run(
-    found: tuple[list[CommitRecord], list[Damage]], run_id: str
-) -> tuple[list[CommitRecord], list[Damage]]:
-    """The result of `list_commits`, with the records of other runs among the damages.
-
-    A state of another run would load wherever its shapes fit, and would spoil the trajectory.
-    """
-    records, damages = found
-    foreign = [
-        Damage(step=each.step, reason=f"it is of another run ({each.run_id!r:.40}, expected {run_id!r})")
-        for each in records
-        if each.run_id != run_id
-    ]
-    return [each for each in records if each.run_id == run_id], damages + foreign
-
-
-def verify(store: Store, clock: Clock) -> list[Damage]:
-    """Read every committed payload; the damaged ones, newest first.
+def verify(store: Store, clock: Clock, run_id: str = "") -> list[Damage]:
+    """Read every committed payload; the damaged ones, newest first; and the records of other runs.
 
     A file or a link in the place of a step's folder is damage here; training passes over it.
     A payload that retention deletes meanwhile is not damage. Raises StoreFailed.
@@ -148,8 +131,10 @@ def verify(store: Store, clock: Clock) -> list[Damage]:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))
     damages += [
-        Damage(step=int(name), reason="expected a folder there, found a file or a link; remove it")
-        for name in (entry.name for entry in reading(store.list, clock, inf))
-        if name.isdecimal() and name == commit_name(int(name)).partition("/")[0]
+        Damage(step=int(entry.name), reason="expected a folder there, found a file or a link; remove it")
+        for entry in reading(store.list, clock, inf)
+        if entry.name.isdecimal() and parse_name(entry.name)
     ]
+    foreign = list_commits(store, clock, run_id=run_id)[1] if run_id else []
+    damages += [each for each in foreign if each not in damages]
     return sorted(damages, key=lambda damage: -damage.step)

@@ -7,7 +7,7 @@ the recipe, which is seen where it is loaded (train/state/inherit.py).
 
 from collections.abc import Callable
 
-from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, is_committed, list_commits, of_run
+from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, is_committed, list_commits
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
@@ -43,7 +43,7 @@ def parent_of(
     if recorded is None:
         return None if origin is None else find(origin, clock, report)
     there = recorded.parent
-    if origin is not None and (there is None or not _is_same(there, origin, clock)):
+    if origin is not None and (there is None or not _is_same(there, origin)):
         began = "began without --from" if there is None else f"began from {there}"
         raise UsageError(
             f"{run.url} holds a run that {began}; found --from {origin}. Resume it without --from, take another --run-dir, "
@@ -95,7 +95,7 @@ def record_of(parent: Parent, store: Store, clock: Clock) -> CommitRecord:
 
     Raises UsageError when it is gone, StoreFailed.
     """
-    records, _ = of_run(list_commits(store, clock), parent.run_id)
+    records, _ = list_commits(store, clock, run_id=parent.run_id)
     found = [each for each in records if (each.step, each.digest) == (parent.step, parent.digest)]
     if not found:
         raise UsageError(
@@ -105,17 +105,10 @@ def record_of(parent: Parent, store: Store, clock: Clock) -> CommitRecord:
     return found[0]
 
 
-def _is_same(there: Parent, origin: Origin, clock: Clock) -> bool:
-    """Whether `origin` names the recorded parent, which may be gone, or mounted elsewhere here."""
-    if origin.entries != there.entries or origin.step not in (None, there.step):
-        return False
-    if origin.run_dir.url == there.url:
-        return True
-    try:
-        record_of(there, open_store(origin.run_dir.checkpoints_url), clock)
-    except (StoreFailed, UsageError):
-        return False
-    return True
+def _is_same(there: Parent, origin: Origin) -> bool:
+    """Whether `origin` names the recorded parent, which may be gone."""
+    is_step = origin.step in (None, there.step)
+    return is_step and (origin.entries, origin.run_dir.url) == (there.entries, there.url)
 
 
 def _chosen(
@@ -129,7 +122,7 @@ def _chosen(
     store = open_store(origin.run_dir.checkpoints_url)
     steps, damages = list[int](), list[Damage]()
     for _ in range(MOST_LISTINGS):
-        records, damages = of_run(list_commits(store, clock), run_id)
+        records, damages = list_commits(store, clock, run_id=run_id)
         steps, is_changing = sorted({each.step for each in records}), False
         damages = [each for each in damages if origin.step in (None, each.step)]
         for record in records:

@@ -8,12 +8,13 @@ what a failed or interrupted one left, from the listing alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import list_commits, records_in
-from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step, save_limit_s
+from elastic.checkpoint.record import CommitRecord, parse_name, save_limit_s
 from elastic.errors import Fenced
-from elastic.storage.store import Store, StoredObject, reading
+from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
 
 
@@ -58,72 +59,35 @@ class Pruner:
         _check(generation, is_newest)
         entries = reading(self._store.list, self._clock)
         by_name, damages, _ = records_in(entries, self._store, self._clock)
-        records = list(by_name.values())
-        whole = self._whole(records, entries)
+        unclear = {damage.step for damage in damages}
+        present = {(entry.name, entry.size_bytes) for entry in entries}
+        # Checkpoints of another run may have far higher steps; counting them would delete ours. So
+        # would counting one without its payload.
+        ours = {name: each for name, each in by_name.items() if each.run_id == self._policy.run_id}
+        whole = [each for each in ours.values() if (each.payload, each.size_bytes) in present]
         counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)
         steps = to_delete(counting, keep=self._policy.keep)
         oldest_kept = min(counting - set(steps), default=0)
-        unclear = {damage.step for damage in damages}
-        useless = {step for step in self._without_payload(records, entries) if step < oldest_kept} - unclear
-        deleted = self._names_of({*steps, *useless}, by_name, entries)
+        names = {entry.name for entry in entries}
+        useless = {each.step for each in ours.values() if each.payload not in names}
+        useless -= {each.step for name, each in by_name.items() if name not in ours or each.payload in names}
+        useless = {each for each in useless - unclear if each < oldest_kept}
+        deleted = _names_of({*steps, *useless}, names - (by_name.keys() - ours.keys()), ours.values())
         for name in deleted:
             delete(name)
-        self._sweep([each.name for each in entries if each.name not in deleted], records, generation, delete)
+        self._sweep(names - {*deleted}, list(by_name.values()), generation, delete)
         return steps
-
-    def _whole(self, records: list[CommitRecord], entries: list[StoredObject]) -> list[CommitRecord]:
-        """Those of this run whose payloads have the right size.
-
-        Checkpoints of another run may have far higher steps; counting them would delete ours. So
-        would counting one without its payload.
-        """
-        present = {(entry.name, entry.size_bytes) for entry in entries}
-        return [
-            record
-            for record in records
-            if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
-        ]
-
-    def _without_payload(self, records: list[CommitRecord], entries: list[StoredObject]) -> set[int]:
-        """Steps whose every record is of this run and names a payload that is missing."""
-        names = {entry.name for entry in entries}
-        missing = [
-            each for each in records if each.payload not in names and each.run_id == self._policy.run_id
-        ]
-        return {each.step for each in missing} - {each.step for each in records if each not in missing}
-
-    def _names_of(
-        self, steps: set[int], by_name: dict[str, CommitRecord], entries: list[StoredObject]
-    ) -> list[str]:
-        """The commit records of these steps and the payloads that they name, in the order to
-        delete, without those of other runs.
-
-        Of each step the records come first: a crash then leaves a payload without a record, which
-        is not a checkpoint. In the other order it would leave a checkpoint that does not load. An
-        attempt that no record names may be another writer's, who is about to commit it: it is left
-        to the sweep.
-        """
-        foreign = {name for name, record in by_name.items() if record.run_id != self._policy.run_id}
-        named = _attempts_of([record for name, record in by_name.items() if name not in foreign])
-        found = [
-            (step, place is None, entry.name)
-            for entry in entries
-            if (step := parse_step(entry.name)) in steps
-            and entry.name not in foreign
-            and ((place := parse_commit_name(entry.name)) or (parse_attempt(entry.name) or ("",))[0] in named)
-        ]
-        return [name for _, _, name in sorted(found)]
 
     def _sweep(
         self,
-        names: list[str],
+        names: AbstractSet[str],
         records: list[CommitRecord],
         generation: int,
         delete: Callable[[str], None],
     ) -> None:
-        attempts = dict(attempt for name in names if (attempt := parse_attempt(name)))
+        found = {name: parsed for name in names if (parsed := parse_name(name)) and parsed.attempt}
         named = _attempts_of(records)
-        uncommitted = {folder: by for folder, by in attempts.items() if folder not in named}
+        uncommitted = {each.attempt: each.generation for each in found.values() if each.attempt not in named}
         now, largest = self._clock.monotonic(), max((each.size_bytes for each in records), default=0)
         self._first_seen = {folder: self._first_seen.get(folder, now) for folder in uncommitted}
         abandoned = to_sweep(
@@ -137,12 +101,29 @@ class Pruner:
             # List again: a record may have been created since the first listing. One that is
             # damaged may have named any attempt of its step, so all of that step's attempts stay.
             records, damages = list_commits(self._store, self._clock)
-            gone = set(abandoned) - _attempts_of(records)
-            unclear = {damage.step for damage in damages}
-            for name in names:
-                attempt = parse_attempt(name)
-                if attempt and attempt[0] in gone and parse_step(name) not in unclear:
+            gone, unclear = set(abandoned) - _attempts_of(records), {damage.step for damage in damages}
+            for name, each in sorted(found.items()):
+                if each.attempt in gone and each.step not in unclear:
                     delete(name)
+
+
+def _names_of(steps: AbstractSet[int], names: AbstractSet[str], records: Iterable[CommitRecord]) -> list[str]:
+    """The commit records of these steps and the payloads that they name, in the order to delete.
+
+    Of each step the records come first: a crash then leaves a payload without a record, which is
+    not a checkpoint. In the other order it would leave a checkpoint that does not load. An attempt
+    that no record names may be another writer's, who is about to commit it: it is left to the
+    sweep. A record that does not parse goes with its step.
+    """
+    named = _attempts_of(records)
+    found = [
+        (parsed.step, parsed.number is None, name)
+        for name in names
+        if (parsed := parse_name(name))
+        and parsed.step in steps
+        and (parsed.number is not None or parsed.attempt in named)
+    ]
+    return [name for _, _, name in sorted(found)]
 
 
 def _check(generation: int, is_newest: Callable[[], bool]) -> None:
@@ -150,7 +131,7 @@ def _check(generation: int, is_newest: Callable[[], bool]) -> None:
         raise Fenced(f"generation {generation} is not the newest: a newer one deletes old checkpoints")
 
 
-def _attempts_of(records: list[CommitRecord]) -> set[str]:
+def _attempts_of(records: Iterable[CommitRecord]) -> set[str]:
     return {record.payload.rpartition("/")[0] for record in records}
 
 

@@ -19,11 +19,9 @@ PAYLOAD = "state.safetensors"
 RECORD_LIMIT_BYTES = 64 * 1024
 RECORDS_PER_STEP = 8
 
-_STEP, _ATTEMPT = r"[0-9]{12}", r"a-([0-9]{6,12})-[0-9a-f]{8}"
-_IN_STEP = re.compile(rf"{_STEP}(?=/|\Z)")
-_ATTEMPT_DIR = re.compile(_ATTEMPT)
-_IN_ATTEMPT = re.compile(rf"({_STEP}/{_ATTEMPT})/.*", re.DOTALL)
-_COMMIT = re.compile(rf"({_STEP})/COMMIT(?:-([1-7]))?\.json")
+_ATTEMPT = r"a-([0-9]{6,12})-[0-9a-f]{8}"
+_STEP_DIR, _ATTEMPT_DIR = re.compile(r"[0-9]{12}"), re.compile(_ATTEMPT)
+_COMMIT = re.compile(r"COMMIT(?:-([1-7]))?\.json")
 _Hash = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 SAVE_S = 600.0  # for what does not depend on the size: outages, retries, other writers
@@ -151,30 +149,37 @@ def commit_name(step: int, number: int = 0) -> str:
     return f"{step_dir(step)}/COMMIT{f'-{number}' if number else ''}.json"
 
 
-def parse_commit_name(name: str) -> tuple[int, int] | None:
-    """Step and number of a commit record's name, or None for any other name."""
-    found = _COMMIT.fullmatch(name)
-    return None if found is None else (int(found[1]), int(found[2] or 0))
-
-
 def parse_attempt_dir(name: str) -> int | None:
     """The generation that wrote the attempt, or None for a name that is no attempt's."""
     found = _ATTEMPT_DIR.fullmatch(name)
     return None if found is None else int(found[1])
 
 
-def parse_attempt(name: str) -> tuple[str, int] | None:
-    """The attempt that an object belongs to, as `step/attempt`, and the generation that wrote it;
-    None for any other object.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredName:
+    """What an object's name says. number: of a commit record, None for any other object. attempt:
+    the folder of the attempt that it belongs to, which `generation` wrote; empty for any other.
     """
-    found = _IN_ATTEMPT.fullmatch(name)
-    return None if found is None else (found[1], int(found[2]))
+
+    step: int
+    number: int | None
+    attempt: str
+    generation: int
 
 
-def parse_step(name: str) -> int | None:
-    """The step that an object belongs to, or None."""
-    found = _IN_STEP.match(name)
-    return None if found is None else int(found[0])
+def parse_name(name: str) -> StoredName | None:
+    """None for the name of an object that belongs to no step."""
+    step, _, rest = name.partition("/")
+    if _STEP_DIR.fullmatch(step) is None:
+        return None
+    record, (attempt, slash, _) = _COMMIT.fullmatch(rest), rest.partition("/")
+    generation = parse_attempt_dir(attempt) if slash else None
+    return StoredName(
+        step=int(step),
+        number=None if record is None else int(record[1] or 0),
+        attempt="" if generation is None else f"{step}/{attempt}",
+        generation=generation or 0,
+    )
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
+from elastic.checkpoint.catalog import Damage, list_commits, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
@@ -142,10 +142,9 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
         objects = Objects(run.url, limit_s=CALL_LIMIT_S)
         if not objects.directly_below(""):
             raise nothing_at(objects)
-    foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
+    run_id = "" if data is None else identity.parse(data).run_id
     return Verification(
-        committed=sorted({record.step for record in records}),
-        damage=verify(store, clock) + foreign,
+        committed=sorted({record.step for record in records}), damage=verify(store, clock, run_id)
     )
 
 

@@ -115,9 +115,10 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
 def test_a_name_is_parsed_into_the_parts_it_was_made_of(step, number, generation, write_id):
     """Makes each kind of name and parses it back."""
     attempt = f"{names.step_dir(step)}/{names.attempt_dir(generation, write_id)}"
-    assert names.parse_step(f"{attempt}/x") == names.parse_step(names.commit_name(step, number)) == step
-    assert names.parse_attempt(f"{attempt}/x/y") == (attempt, generation)
-    assert names.parse_commit_name(names.commit_name(step, number)) == (step, number)
+    found = names.parse_name(f"{attempt}/x/y")
+    assert found == names.StoredName(step=step, number=None, attempt=attempt, generation=generation)
+    record = names.parse_name(names.commit_name(step, number))
+    assert record == names.StoredName(step=step, number=number, attempt="", generation=0)
     assert names.parse_attempt_dir(names.attempt_dir(generation, write_id)) == generation
 
 
@@ -126,4 +127,5 @@ def test_a_name_is_parsed_into_the_parts_it_was_made_of(step, number, generation
 )
 def test_a_name_of_another_shape_is_no_commit_record(name):
     """Names that a person or another program may have left there."""
-    assert names.parse_commit_name(name) is None
+    found = names.parse_name(name)
+    assert found is None or found.number is None

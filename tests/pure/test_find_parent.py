@@ -202,13 +202,6 @@ def test_a_resume_keeps_the_parent_that_was_recorded(first):
     assert parent_of(recorded, replace(origin, step=30), NEW, CLOCK, print) == begun
 
 
-def test_a_parent_that_is_mounted_elsewhere_is_known_by_its_state(first, tmp_path):
-    recorded = replace(IDENTITY, parent=parent_of(None, Origin.parse(str(first)), NEW, CLOCK, print))
-    first.rename(tmp_path / "moved")
-    moved = Origin.parse(str(tmp_path / "moved"))
-    assert parent_of(recorded, moved, NEW, CLOCK, print) == recorded.parent
-
-
 @pytest.mark.parametrize(
     ("parent", "other", "began"),
     [

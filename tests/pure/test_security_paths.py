@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from payloads import bytes_of, hashes_of, payload_of
 
-from elastic.checkpoint.catalog import list_commits, of_run, verify
+from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, step_dir
@@ -164,7 +164,7 @@ def test_records_of_another_run_never_count_and_name_no_payload_of_this_one(stor
         Pruner(store, policy, CLOCK).after_commit(
             step=step, generation=1, resumed_from=None, is_newest=lambda: True
         )
-    records, damages = of_run(list_commits(store, CLOCK), "r")
+    records, damages = list_commits(store, CLOCK, run_id="r")
     assert [record.step for record in records] == [3, 2]
     assert bytes_of(store, records[0], CLOCK) == IMAGE
     assert {100, 200, 300} <= {damage.step for damage in damages}

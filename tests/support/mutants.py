@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant("checkpoint/commit.py", "if self._limits.is_fenced():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/commit.py", "if stored_bytes != payload.size_bytes:", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/commit.py", "self._check_is_there(name, committed)", "pass", "pure/test_checkpoint_commit.py"),
-    Mutant("checkpoint/prune.py", "(step, place is None, entry", "(step, place is not None, entry", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "(parsed.step, parsed.number is None, name)", "(parsed.step, parsed.number is not None, name)", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "written_by < generation and", "", "pure/test_retention.py"),
     Mutant("uploader/fence.py", "while words[_READ] < asked_ns:", "while False:", "pure/test_fence.py"),

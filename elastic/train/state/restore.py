@@ -24,8 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import Damage, commits_of_step, list_commits, of_run
-from elastic.checkpoint.record import CommitRecord
+from elastic.checkpoint.catalog import list_commits
 from elastic.config.environment import AgentLink
 from elastic.config.parent import new_run_from
 from elastic.data import record
@@ -240,20 +239,13 @@ class Restorer:
         )
         if self.groups.rank != 0:
             return found
-        records, damages = of_run(self._asked(self._commits), self.run_id)
+        # A listing of an object store may be old; a reading by name is not.
+        known_step = self.link.committed_step
+        records, damages = self._asked(
+            lambda: list_commits(self.store, self.clock, run_id=self.run_id, known_step=known_step)
+        )
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=(*found.damaged, *rejected))
-
-    def _commits(self) -> tuple[list[CommitRecord], list[Damage]]:
-        records, damages = list_commits(self.store, self.clock)
-        listed = [each.step for each in records if each.run_id == self.run_id]
-        committed_step = self.link.committed_step
-        if committed_step > max(listed + [each.step for each in damages], default=0):
-            # A listing of an object store may be old; a reading by name is not.
-            named, damaged = commits_of_step(self.store, committed_step, self.clock)
-            records = [*(each for each in named if each not in records), *records]
-            damages = [*(each for each in damaged if each not in damages), *damages]
-        return records, damages
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or its problem on the first rank that fails.
