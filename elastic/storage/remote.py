@@ -160,13 +160,11 @@ class Objects:
         found: dict[str, Any] = {}
         with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
             found = self._call("find", self.path(folder), detail=True)
-        return {name: _listed(about) for name, about in self.files(found)}
-
-    def files(self, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The objects of a listing by name, without those that stand for folders."""
-        for path, about in found.items():
-            if about["type"] == "file" and not path.endswith("/"):
-                yield path.removeprefix(self.root).lstrip("/"), about
+        return {
+            path.removeprefix(self.root).lstrip("/"): _listed(about)
+            for path, about in found.items()
+            if about["type"] == "file" and not path.endswith("/")  # else it stands for a folder
+        }
 
     def folders(self, folder: str) -> list[str]:
         """The names of the folders directly below `folder`, as a listing of them alone tells."""
@@ -233,20 +231,12 @@ class ObjectStore:
         self.create, self.delete = self._objects.create, self._objects.delete
 
     def list(self) -> list[StoredObject]:
-        with classified(f"listing {self._objects.url}"):
-            self._objects.fs.invalidate_cache()
-            try:
-                # `find` of some file systems leaves out what may not be read. A store that looked
-                # empty would be taken for a new run; `ls` raises.
-                self._objects.fs.ls(self._objects.root, detail=True)
-                found = self._objects.fs.find(self._objects.root, detail=True)
-            except FileNotFoundError:
-                return []
-            entries = [
-                StoredObject(name=name, size_bytes=int(about["size"]))
-                for name, about in self._objects.files(found)
-            ]
-        return sorted(entries, key=lambda entry: entry.name)
+        self._objects.fs.invalidate_cache()
+        # `find` of some file systems leaves out what may not be read. A store that looked empty
+        # would be taken for a new run; `ls` raises.
+        self._objects.directly_below("")
+        found = sorted(self._objects.listed("").items())
+        return [StoredObject(name=name, size_bytes=about.size_bytes) for name, about in found]
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes
