@@ -194,9 +194,10 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
 
 def device_bytes(tensor: Tensor) -> Tensor:
     """As `tensor_bytes`, where the tensor lies."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    # One from an empty array of NumPy has strides of 0, which no view of its bytes can have.
-    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element or none is contiguous with any stride, which no view of its bytes can
+    # have.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

@@ -1,131 +1,138 @@
-"""Any reader of safetensors opens an image; anything else is CheckpointDamaged."""
+"""Any reader of safetensors opens an image, its hashes see every bit of it, and anything else is
+CheckpointDamaged.
+"""
 
+import hashlib
+import itertools
 import json
 import math
+from contextlib import suppress
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastic.errors import CheckpointDamaged, StateNotSavable
-from elastic.snapshot import checksum, image
+from elastic.errors import CheckpointDamaged, StateNotSavable, StoreFailed
+from elastic.snapshot import checksum, image, image_hash, safetensors_header
+from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageChecksum
+from elastic.snapshot.image_hash import ImageHash, in_memory
+from elastic.system.parallel import run_all
 
-TENSORS = {
-    "net.weight": torch.arange(6.0).reshape(2, 3),
-    "net.half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
-    "net.count": torch.tensor(7),
-    "net.mask": torch.tensor([True, False, True]),
-    "net.transposed": torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T,
-}
-DOCUMENT = {"step": 3, "words": ["δ", None, 1.5, {"deep": [True]}]}
+NAMES = st.text("ab.' é(values)", min_size=1, max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=8,
+)
+STATES = st.dictionaries(NAMES, JSON, max_size=3)
 
 
-def written(tensors, document=None):
-    layout = image.layout(tensors, document)
-    # As in a slot, the image ends before the body does; what was there stays.
+@st.composite
+def tensors(draw):
+    """Any bits of any dtype, empty and 0-dimensional ones, transposed ones, views with gaps, and
+    names that share one memory.
+    """
+    found = {}
+    for name in draw(st.lists(NAMES, unique=True, max_size=6)):
+        if found and draw(st.booleans()):
+            found[name] = found[draw(st.sampled_from(sorted(found)))]
+            continue
+        dtype = draw(st.sampled_from(list(image.DTYPES)))
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        size = math.prod(shape) * dtype.itemsize
+        data = draw(st.binary(min_size=size, max_size=size))
+        if dtype is torch.bool:
+            data = bytes(byte & 1 for byte in data)
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        tensor = flat.reshape(shape)
+        if tensor.dim() == 2:
+            tensor = draw(st.sampled_from([tensor, tensor.T, tensor[:, ::2]]))
+        found[name] = tensor
+    return found
+
+
+def written(found, document):
+    """As in a slot, the image ends before the body does; what was there stays."""
+    layout = image.layout(found, document)
     body = bytearray(b"\xff" * (layout.size_bytes + 100))
     said = image.copy_into(layout, body)
     assert said == checksum.of_image(memoryview(body)[: layout.size_bytes])
+    assert said == image.LiveChecksum(layout).hexdigest()
     assert body[layout.size_bytes :] == b"\xff" * 100
-    return bytes(body[: layout.size_bytes])
+    return body[: layout.size_bytes]
 
 
-IMAGE = written(TENSORS, DOCUMENT)
-DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
-HEADER_BYTES = len(IMAGE) - DATA_BYTES
+def bits(tensor):
+    return tensor.dtype, tensor.shape, bytes(image.tensor_bytes(tensor).numpy())
 
 
-def test_an_image_is_read_as_it_was_written():
-    """Values, dtypes, shapes, strides and the document; the bytes of a transposed tensor are in
-    row-major order, as the format wants them.
+@given(tensors(), STATES, st.text(max_size=5000))
+@example({str(dtype): torch.ones(3).to(dtype) for dtype in image.DTYPES}, {}, "")
+def test_an_image_is_read_as_it_was_written(found, state, words):
+    """By the format's own library and by ours; data begins on a page and each tensor on a multiple
+    of its elements' size.
     """
-    tensors, document = image.read(IMAGE)
-    assert document == DOCUMENT
-    assert list(tensors) == list(TENSORS)
-    for name, tensor in TENSORS.items():
-        assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor)
-        assert tensors[name].stride() == tensor.stride()
-
-
-def test_the_library_of_the_format_reads_every_dtype():
-    """safetensors itself opens it: values, the empty one and the 0-dimensional one included."""
-    every = {str(dtype): torch.ones(3).to(dtype) for dtype in image.DTYPES} | {
-        "none": torch.empty(0, 4),
-        "one": torch.tensor(5),
-    }
-    found = safetensors.torch.load(written(every))
-    assert found.keys() == every.keys()
-    for name, tensor in every.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
-
-
-@given(
-    st.dictionaries(st.text("ab/ é", min_size=1, max_size=9), st.integers(0, 9), max_size=5),
-    st.text(max_size=5000),
-)
-def test_data_begins_on_a_page(sizes, words):
-    """For any length of the header: code that maps or copies pages relies on it."""
-    tensors = {name: torch.zeros(size) for name, size in sizes.items()}
-    data = written(tensors, words)
-    head = image.LENGTH.size + image.LENGTH.unpack_from(data)[0]
-    assert head % image.PAGE == 0
-    assert len(data) == head + 4 * sum(sizes.values())
-    assert image.read(data)[1] == words
-
-
-def test_tensors_that_were_read_own_their_memory():
-    """An image may be a mapped file that goes away, or be read twice: writing to one tensor changes
-    nothing else.
-    """
-    data = bytearray(IMAGE)
-    first, _ = image.read(data)
-    second, _ = image.read(data)
-    first["net.weight"].zero_()
-    assert torch.equal(second["net.weight"], TENSORS["net.weight"])
-    assert bytes(data) == IMAGE
-
-
-def test_tensors_that_are_read_in_place_are_the_image():
-    """No copy is made: writing to a tensor changes the image, and a tied one is the same memory."""
-    shared = torch.arange(4.0)
-    data = bytearray(written({"a": torch.ones(3, dtype=torch.bool), "b": shared, "c": shared}))
-    tensors, _ = image.read(data, copy=False)
-    tensors["b"].zero_()
-    assert torch.equal(tensors["c"], torch.zeros(4))
-    assert torch.equal(image.read(data)[0]["b"], torch.zeros(4))
-    assert torch.equal(tensors["a"], torch.tensor([True] * 3))
-
-
-@given(st.lists(st.sampled_from([torch.bool, torch.float64, torch.bfloat16, torch.int32]), max_size=8))
-def test_every_tensor_begins_on_a_multiple_of_its_elements_size(dtypes):
-    """In whatever order they come and however odd their lengths: only then can they be used in
-    place.
-    """
-    tensors = {f"t{number}": torch.ones(3).to(dtype) for number, dtype in enumerate(dtypes)}
-    layout = image.layout(tensors, None)
+    document = {"state": state, "words": words}
+    layout, body = image.layout(found, document), bytes(written(found, document))
+    assert len(layout.head) % image.PAGE == 0
     assert all(offset % tensor.element_size() == 0 for offset, tensor in layout.places)
-    taken = sorted((offset, offset + tensor.nbytes) for offset, tensor in layout.places)
-    ends = [len(layout.head), *(end for _, end in taken)]
-    assert [start for start, _ in taken] == ends[:-1] and ends[-1] == layout.size_bytes
+    ends = [len(layout.head), *(offset + tensor.nbytes for offset, tensor in layout.places)]
+    assert [offset for offset, _ in layout.places] == ends[:-1] and ends[-1] == layout.size_bytes
+    for name, each in safetensors.torch.load(body).items():
+        assert bits(each) == bits(found[name])
+    dense = {name: torch.empty_like(each).stride() for name, each in found.items() if each.numel()}
+    for copy in (True, False):
+        read, there = image.read(bytearray(body), copy=copy)
+        assert json.dumps(there) == json.dumps(document)
+        assert [bits(read[name]) for name in found] == list(map(bits, found.values()))
+        assert {name: read[name].stride() for name in dense} == dense
 
 
-def test_an_image_of_another_writer_is_read_though_its_elements_begin_anywhere():
-    """Byte 1 of the data is where eight bytes of a float begin, which cannot be used in place."""
-    entry = {"dtype": "F64", "shape": [2], "data_offsets": [1, 17]}
-    header = {"__metadata__": METADATA, "x": entry}
-    data = bytearray(with_header(header, b"!" + torch.tensor([1.5, -2.0]).double().numpy().tobytes()))
-    for shift in (b"", b" "):
-        text = json.dumps(header).encode() + shift
-        moved = bytearray(image.LENGTH.pack(len(text)) + text + data[-17:])
-        found = image.read(moved, copy=False)[0]["x"]
-        assert found.tolist() == [1.5, -2.0] and found.data_ptr() % 8 == 0
+def test_tensors_are_the_image_or_own_their_memory():
+    """An image may be a mapped file that goes away. Read in place, tied tensors share it."""
+    shared = torch.arange(4.0)
+    data = written({"a": torch.ones(3, dtype=torch.bool), "b": shared, "c": shared}, None)
+    image.read(data)[0]["b"].zero_()
+    assert torch.equal(image.read(data)[0]["b"], shared)
+    found, _ = image.read(data, copy=False)
+    found["b"].zero_()
+    assert torch.equal(found["c"], torch.zeros(4)) and torch.equal(image.read(data)[0]["b"], torch.zeros(4))
+    assert found["a"].tolist() == [True] * 3
 
 
-def is_bounded(tensors):
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fn, "sparse"])
+def test_a_tensor_that_the_format_does_not_know_is_refused_by_name(dtype):
+    """Before a byte is written."""
+    tensor = torch.eye(2).to_sparse() if dtype == "sparse" else torch.zeros(2, dtype=dtype)
+    with pytest.raises(StateNotSavable, match=r"state entry net\.odd"):
+        image.layout({"net.odd": tensor}, None)
+
+
+# What is no image, or not whole.
+
+IMAGE = bytes(
+    written({"net.half": torch.ones(2).bfloat16(), "net.w": torch.arange(6.0).view(2, 3).T}, {"state": {}})
+)
+HEADER_BYTES = len(IMAGE) - 28
+METADATA = {image.DOCUMENT: '{"state": {}}', image.TIES: "{}"}
+GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
+
+
+def with_header(entry, data=bytes(64), shift="", **more):
+    text = json.dumps({"__metadata__": METADATA | more, "x": entry}).encode() + shift.encode()
+    return bytearray(image.LENGTH.pack(len(text)) + text + data)
+
+
+def is_damage_or_harmless(data):
     """No tensor holds more than the image gave."""
-    return sum(tensor.nbytes for tensor in tensors.values()) <= len(IMAGE)
+    with suppress(CheckpointDamaged):
+        found, _ = image.read(data)
+        assert sum(each.untyped_storage().nbytes() for each in found.values()) <= len(data)
 
 
 @given(st.integers(0, len(IMAGE) - 1))
@@ -138,116 +145,237 @@ def test_every_truncation_is_damage(cut):
 @settings(max_examples=300)
 @given(st.integers(0, len(IMAGE[:HEADER_BYTES].rstrip())), st.integers(1, 255))
 def test_a_flipped_byte_in_the_header_is_damage_or_harmless(place, flip):
-    """The length word included, which may then announce exabytes.
-
-    What is still an image must not exceed its bytes.
-    """
+    """The length word included, which may then announce exabytes."""
     data = bytearray(IMAGE)
     data[place] ^= flip
-    try:
-        tensors, _ = image.read(data)
-    except CheckpointDamaged:
-        return
-    assert is_bounded(tensors)
+    is_damage_or_harmless(data)
 
 
-wild = st.none() | st.booleans() | st.floats() | st.integers() | st.integers(-2, 9) | st.text(max_size=3)
-wild_json = st.recursive(
-    wild, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-)
-wild_lists = st.lists(st.integers(-2, 9) | st.integers() | st.floats(), max_size=3)
-
-
-METADATA = {image.DOCUMENT: "1", image.TIES: "{}"}
-
-
-def with_header(entries, data=bytes(64)):
-    text = json.dumps(entries).encode()
-    return image.LENGTH.pack(len(text)) + text + data
+WILD = JSON | st.integers(-2, 9) | st.lists(st.integers(-2, 9) | st.integers() | st.floats(), max_size=3)
 
 
 @settings(max_examples=300)
-@given(
-    st.fixed_dictionaries(
-        {
-            "dtype": st.sampled_from([*image.NAMES, "F4"]) | wild,
-            "shape": wild_lists | wild_json,
-            "data_offsets": st.sampled_from([[0, 8], [8, 16], [0, 64]]) | wild_lists | wild_json,
-        }
-    )
-)
-def test_an_entry_of_any_values_is_damage_or_harmless(entry):
-    """Well-formed JSON with numbers far too large, negative, not whole, or no numbers at all."""
-    try:
-        tensors, _ = image.read(with_header({"__metadata__": METADATA, "x": entry}))
-    except CheckpointDamaged:
-        return
-    assert is_bounded(tensors)
-
-
-@settings(max_examples=300)
-@given(
-    st.lists(st.integers(-1, 7) | st.integers(), max_size=3) | wild_json,
-    st.sampled_from([[2, 3], [3, 1, 2], []]),
-)
-def test_strides_of_any_values_are_damage_or_a_permutation(strides, shape):
-    """Negative, with gaps or overlaps: they would take memory that the entry does not have, or read
-    beside it.
+@given(st.sampled_from(["dtype", "shape", "data_offsets", "strides"]), WILD)
+def test_an_entry_of_any_values_is_damage_or_harmless(field, value):
+    """Well-formed JSON with numbers far too large, negative, not whole, or no numbers at all.
+    Strides with gaps or overlaps would take memory that the entry does not have, or read beside it.
     """
-    entry = {"dtype": "U8", "shape": shape, "data_offsets": [0, math.prod(shape)]}
-    metadata = METADATA | {image.STRIDES: json.dumps({"x": strides})}
-    try:
-        tensors, _ = image.read(with_header({"__metadata__": metadata, "x": entry}))
-    except CheckpointDamaged:
-        return
-    assert tensors["x"].untyped_storage().nbytes() == math.prod(shape)
-
-
-@pytest.mark.parametrize("copy", [True, False])
-def test_a_view_with_gaps_is_read_row_major(copy):
-    """Every second column of a matrix, and one number that is expanded to four."""
-    views = {"a": torch.arange(12.0).view(3, 4)[:, ::2], "b": torch.ones(1).expand(4)}
-    found, _ = image.read(bytearray(written(views)), copy=copy)
-    assert torch.equal(found["a"], views["a"]) and found["a"].stride() == (2, 1)
-    assert torch.equal(found["b"], views["b"]) and found["b"].stride() == (1,)
+    entry = GOOD if field == "strides" else GOOD | {field: value}
+    strides = {image.STRIDES: json.dumps({"x": value})} if field == "strides" else {}
+    is_damage_or_harmless(with_header(entry, **strides))
 
 
 @pytest.mark.parametrize(
-    "tensor",
+    "change",
     [
-        torch.zeros(2, dtype=torch.complex128),
-        torch.zeros(2, dtype=torch.float8_e4m3fn),
-        torch.eye(2).to_sparse(),
+        {"shape": [2, 4]},
+        {"shape": [2, 2]},
+        {"shape": [-2, -3]},
+        {"shape": [2.0, 3]},
+        {"shape": [True, 6]},
+        {"shape": [2**64, 0], "data_offsets": [8, 8]},
+        {"shape": 6},
+        {"dtype": "F64"},
+        {"dtype": "F5"},
+        {"data_offsets": [8, 31]},
+        {"data_offsets": [48, 72]},
+        {"data_offsets": [-24, 0]},
+        {"data_offsets": [32, 8]},
+        {"data_offsets": [72, 72], "shape": [0]},
+        {"data_offsets": [8.0, 32.0]},
+        {"data_offsets": [8]},
     ],
-    ids=["complex128", "float8", "sparse"],
 )
-def test_a_tensor_that_the_format_does_not_know_is_refused_by_name(tensor):
-    """Before a byte is written."""
-    with pytest.raises(StateNotSavable, match=r"state entry net\.odd"):
-        image.layout({"net.odd": tensor}, None)
+def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
+    """64 bytes of data: each change announces bytes that are not there, or too many or too few.
 
-
-@given(st.lists(st.tuples(st.sampled_from(list(image.DTYPES)), st.integers(0, 3000)), max_size=6), st.data())
-def test_the_checksum_of_a_live_state_is_that_of_its_copy(kinds, data):
-    """Ranks that take no snapshot compare with those that do. Words, odd ends, ties and views with
-    gaps; a change after the sums were taken does not count, and any bit before it does.
+    Python counts negative offsets from the end, and cuts a slice at the end: both would be read.
     """
-    tensors = {
-        f"t{i}": torch.frombuffer(
-            bytearray(data.draw(st.binary(min_size=8, max_size=8))) * (n + 1), dtype=dtype
-        )
-        for i, (dtype, n) in enumerate(kinds)
-    }
-    tensors |= {"tied": next(iter(tensors.values()))} if tensors else {}
-    tensors["gaps"] = torch.arange(10.0)[::2]
-    laid_out = image.layout(tensors, {"step": 3})
-    body = bytearray(laid_out.size_bytes)
-    expected = image.copy_into(laid_out, body)
-    live = image.LiveChecksum(laid_out)
-    if "t0" in tensors:
-        assert live.hexdigest() == expected
-        memory = tensors["t0"].view(torch.uint8)
-        memory[memory.numel() // 2] ^= 1
-        assert image.LiveChecksum(laid_out).hexdigest() != expected
-    else:
-        assert live.hexdigest() == expected
+    assert safetensors_header.parse(with_header(GOOD)).entries["x"].shape == (2, 3)
+    with pytest.raises(CheckpointDamaged):
+        safetensors_header.parse(with_header(GOOD | change))
+
+
+@pytest.mark.parametrize("ties", [{"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3])
+def test_a_tie_to_nothing_is_damage(ties):
+    """To a name that is not stored, of a name that is, to itself, or no tie at all."""
+    with pytest.raises(CheckpointDamaged):
+        safetensors_header.parse(with_header(GOOD, **{image.TIES: json.dumps(ties)}))
+
+
+@pytest.mark.parametrize("document", [{"step": 3}, {"state": [1]}, [1]])
+def test_an_image_without_a_state_has_no_digest(document):
+    """Another program's safetensors file must not get one."""
+    with pytest.raises(CheckpointDamaged, match="lacks a state"):
+        image_hash.digest(with_header(GOOD, **{image.DOCUMENT: json.dumps(document)}))
+
+
+def test_an_image_of_another_writer_is_read_though_its_elements_begin_anywhere():
+    """Byte 1 of the data is where eight bytes of a float begin, which cannot be used in place."""
+    data = b"!" + torch.tensor([1.5, -2.0]).double().numpy().tobytes()
+    entry = {"dtype": "F64", "shape": [2], "data_offsets": [1, 17]}
+    for shift in ("", " "):
+        found = image.read(with_header(entry, data, shift), copy=False)[0]["x"]
+        assert found.tolist() == [1.5, -2.0] and found.data_ptr() % 8 == 0
+
+
+# Its hashes.
+
+
+def digest_of(found, document):
+    """The twin: from tensors, one after the other."""
+    entries = {}
+    for name, tensor in found.items():
+        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(bytes(image.tensor_bytes(tensor).numpy()))
+        entries[name] = digest.hexdigest()
+    for name, value in document.items():
+        entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()
+
+
+def parts_sha256_of(body):
+    """The twin: part by part, each cut out of the file."""
+    header = safetensors_header.parse(body)
+    places = sorted((each.start, each.end, name) for name, each in header.entries.items())
+    (head_bytes,) = safetensors_header.LENGTH.unpack_from(body)
+    whole = hashlib.sha256(hashlib.sha256(body[: 8 + head_bytes]).digest())
+    for start, end, name in places:
+        entry = header.entries[name]
+        about = f"{name} {safetensors_header.DTYPES[entry.dtype][0]} {list(entry.shape)}\n"
+        whole.update(hashlib.sha256(about.encode() + body[start:end]).digest())
+    return whole.hexdigest()
+
+
+def cut_at(body, cuts):
+    """The source of these bytes, in pieces that end where it is cut, some of them empty."""
+
+    def pieces(start, end):
+        inside = sorted(min(max(cut, start), end) for cut in cuts)
+        for first, last in itertools.pairwise([start, *inside, end]):
+            yield body[first:last]
+
+    return pieces
+
+
+def hashes_by(source, size_bytes, threads=1):
+    found = ImageHash(source, size_bytes)
+    run_all(found.tasks(), threads)
+    return found.digest(), found.parts_sha256()
+
+
+CUTS = st.lists(st.integers(0, 9000), max_size=6)
+
+
+@given(tensors(), STATES, CUTS, st.integers(1, 4), st.integers(1, 200))
+def test_both_hashes_are_those_of_the_parts_in_pieces_and_on_threads(found, state, cuts, threads, task_bytes):
+    """Cut inside the length word, the header, a tensor, or between two; and shared by up to four
+    threads, tensor by tensor or in groups.
+    """
+    body = bytes(written(found, {"state": state, "step": 3}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_hash, "TASK_BYTES", task_bytes)
+        hashes = hashes_by(cut_at(body, cuts), len(body), threads)
+    assert hashes == (digest_of(found, state), parts_sha256_of(body))
+    assert image_hash.digest(body) == hashes[0]
+
+
+@given(tensors(), st.data())
+def test_the_hashes_see_every_bit_of_the_image(found, data):
+    """The header too, of which the digest does not see all."""
+    body = written(found, {"state": {}, "chain": "ab" * 32})
+    digest, whole = hashes_by(in_memory(body), len(body))
+    head = len(image.layout(found, {"state": {}, "chain": "ab" * 32}).head)
+    place = data.draw(st.integers(0, head - 1) | st.integers(min(head, len(body) - 1), len(body) - 1))
+    body[place] ^= 1 << data.draw(st.integers(0, 7))
+    with suppress(CheckpointDamaged):
+        now = hashes_by(in_memory(body), len(body))
+        assert now[1] != whole and (place < head or now[0] != digest)
+
+
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: b"\x10" + bytes(7) + data))
+def test_pieces_of_no_image_are_damage(data):
+    """The length word may announce more than there is, or less."""
+    with pytest.raises(CheckpointDamaged):
+        hashes_by(cut_at(data, [len(data) // 2]), len(data))
+
+
+@pytest.mark.parametrize("places", [[0, 8], [8, 16], [4, 12]])
+def test_bytes_that_belong_to_no_tensor_are_damage(places):
+    """They could be changed without a change of any part."""
+    body = with_header({"dtype": "F64", "shape": [1], "data_offsets": places}, bytes(16))
+    with pytest.raises(CheckpointDamaged, match="is no tensor's"):
+        hashes_by(in_memory(body), len(body))
+
+
+def test_a_header_that_cannot_be_there_is_not_collected():
+    """A bit that flips in the length word: `verify` has no memory for the whole payload."""
+    body, read = written({"x": torch.zeros(100_000)}, {"state": {}}), []
+    body[5] ^= 1
+
+    def pieces(start, end):
+        for at in range(start, end, 1000):
+            read.append(at)
+            yield body[at : min(at + 1000, end)]
+
+    with pytest.raises(CheckpointDamaged, match=f"is announced, {len(body)} bytes are there in all"):
+        ImageHash(pieces, len(body))
+    assert read == [0]
+
+
+def test_a_source_that_fails_on_one_thread_ends_the_others(monkeypatch):
+    """A store that does not answer: the error comes out, and the other tensors are not read on."""
+    body, asked = written({f"x{n}": torch.zeros(1000) for n in range(40)}, {"state": {}}), []
+
+    def pieces(start, end):
+        asked.append(start)
+        if len(asked) >= 3:
+            raise StoreFailed("no answer")
+        yield body[start:end]
+
+    monkeypatch.setattr(image_hash, "TASK_BYTES", 1)
+    with pytest.raises(StoreFailed, match="no answer"):
+        hashes_by(pieces, len(body), 2)
+    assert len(asked) < 40
+
+
+# Its checksum.
+
+
+@given(st.integers(1, 20_000), st.integers(0, 9), st.data())
+def test_one_flipped_bit_shows_and_the_address_does_not(size, shift, data):
+    """Words that do not lie on their boundaries are summed as if they did."""
+    whole = np.arange(size).astype(np.uint8)
+    elsewhere = np.concatenate([np.zeros(shift, dtype=np.uint8), whole])[shift:]
+    before = checksum.of_image(whole.data)
+    assert checksum.of_image(elsewhere.data) == before
+    elsewhere[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert checksum.of_image(elsewhere.data) != before
+
+
+@given(st.integers(1, 3_000), st.data())
+def test_pieces_may_be_added_in_any_order(words, data):
+    """Cut anywhere between words, as tensors are."""
+    whole = np.arange(words * WORD_BYTES).astype(np.uint8)
+    cuts = sorted({0, words, *data.draw(st.lists(st.integers(0, words), max_size=5))})
+    parts = [(a * WORD_BYTES, whole[a * WORD_BYTES : b * WORD_BYTES]) for a, b in itertools.pairwise(cuts)]
+    found = ImageChecksum(whole.nbytes)
+    for offset, part in data.draw(st.permutations(parts)):
+        for at, piece in found.pieces(offset, part):
+            found.add(at, piece)
+    assert found.hexdigest() == checksum.of_image(whole.data)
+
+
+@pytest.mark.parametrize("largest", [2 * SMALL_BYTES, checksum.LARGEST_BLOCK_BYTES])
+def test_a_torn_copy_and_parts_that_changed_places_show(monkeypatch, largest):
+    """A plain sum would not see it: every byte is there, elsewhere. The first part of one state
+    before the last part of another; one byte at the very end is lost.
+    """
+    monkeypatch.setattr(checksum, "LARGEST_BLOCK_BYTES", largest)
+    size = 2 * SMALL_BYTES * (STRETCHES + 1)
+    old, new = (np.random.default_rng(seed).bytes(size) for seed in (1, 2))
+    half = size // 2
+    torn = [new[:cut] + old[cut:] for cut in (400, SMALL_BYTES, 100_000, size - 400)]
+    swapped = old[2 * SMALL_BYTES : 4 * SMALL_BYTES] + old[: 2 * SMALL_BYTES] + old[4 * SMALL_BYTES :]
+    found = [old, new, *torn, swapped, old[half:] + old[:half], old[:-1]]
+    assert len({checksum.of_image(memoryview(each)) for each in found}) == len(found)
