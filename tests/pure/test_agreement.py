@@ -1,12 +1,15 @@
-"""Every rank learns from the next sum whether all ranks had the same state."""
+"""Every rank learns from the next sum whether all ranks had the same state; ranks that differ are
+stopped, all of them, with the name of what differs.
+"""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import pytest
 import torch
-from steps import groups_of
+from steps import ALONE, groups_of
 
 from elastic.divergence import Divergence, vote_of
-from elastic.errors import StatesDiffer
+from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.observe.log import EventLog, read_events
 from elastic.proof.agreement import Agreement, Comparison
 from elastic.snapshot.copy_to_slot import HostCopy
@@ -15,10 +18,8 @@ from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage, Settled
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
-from elastic.train.state.flat import FlatState
+from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.snapshotting import Snapshotting, layout_of
-
-ALONE = Member(rank=0, world_size=1, group=None)
 
 
 class Node:
@@ -62,62 +63,51 @@ class Node:
         return [each.info.step for each in self.slots.whole() if each.is_agreed]
 
 
-def test_a_lone_rank_on_a_gpu_agrees_by_the_next_sum():
-    """Its checksum is ready only then, and with it the copy of that step counts."""
+def test_a_single_rank_agrees_with_itself_at_once():
+    """No step follows the last one of a world of one, and none is needed. On a GPU its checksum is
+    ready only with the next sum, and with it the copy of that step counts.
+    """
     node = Node(ALONE)
+    node.trains(1, 1.0)
+    assert node.agreed_snapshots() == [1]
     groups = replace(node.agreement.comparison.groups, device=torch.device("cuda"))
     node.agreement.comparison = replace(node.agreement.comparison, groups=groups)
-    node.trains(1, 1.0, is_kept=False)
-    assert node.agreement.step == 0
-    assert node.agreement.numbers() == []
+    node.trains(2, 1.0, is_kept=False)
     assert node.agreement.step == 1
+    assert node.agreement.numbers() == []
+    assert node.agreement.step == 2
 
 
 def steps_until_a_difference(member, different_rank, explicit):
     """Steps 1 to 3 in all ranks; after step 3 one rank has another state."""
-    node = Node(member)
-    seen = []
+    node, seen, undone = Node(member), [], []
     for step in (1, 2):
         node.trains(step, float(step))
         seen.append(node.agreed_snapshots())
         node.sums()
     seen.append(node.agreed_snapshots())
     node.trains(3, 3.0 if member.rank != different_rank else 3.5)
-    undone = []
     try:
         node.agreement.compare() if explicit else node.sums(lambda: undone.append(3))
     except StatesDiffer as error:
         known = error.divergence
-        return [
-            seen,
-            known.step,
-            known.agreed,
-            known.entry,
-            list(known.nodes),
-            undone,
-            len(node.slots.whole()),
-        ]
+        found = [known.step, known.agreed, known.entry, list(known.nodes)]
+        return [seen, found, undone, len(node.slots.whole())]
     return [seen, node.agreed_snapshots()]
 
 
-def test_a_snapshot_counts_only_once_the_next_sum_has_shown_that_all_ranks_had_it(ranks):
-    """Snapshots 1 and 2 are marked one step later. That of step 3 differs on rank 2 alone: every
-    rank says so, takes back what the step has changed so far, and voids its own snapshot.
+@pytest.mark.parametrize(("world_size", "explicit"), [(3, False), (2, True)])
+def test_a_snapshot_counts_only_once_all_ranks_are_known_to_have_had_it(ranks, world_size, explicit):
+    """Snapshots 1 and 2 are marked one step later, by the next sum. That of step 3 differs on the
+    last rank alone: every rank says so, takes back what the step has changed so far, and voids its
+    own snapshot. At the last step and at drains, where no step follows, ranks compare at once.
     """
-    for seen, step, agreed, entry, nodes, undone, num_whole in ranks.run(
-        3, steps_until_a_difference, 2, False
-    ):
-        assert seen == [[], [1], [2, 1]]
-        assert (step, agreed, entry, nodes) == (3, 2, "m.w", ["node0", "node1", "node2"])
-        assert (undone, num_whole) == ([3], 2)
-
-
-def test_where_no_step_follows_ranks_compare_at_once(ranks):
-    """At the last step and at drains."""
-    for seen, step, agreed, *_ in ranks.run(2, steps_until_a_difference, 1, True):
-        assert (seen, step, agreed) == ([[], [1], [2, 1]], 3, 2)
-    for _, agreed in ranks.run(2, steps_until_a_difference, None, True):
-        assert agreed == [3, 2, 1]
+    nodes = [f"node{rank}" for rank in range(world_size)]
+    expected = [[[], [1], [2, 1]], [3, 2, "m.w", nodes], [] if explicit else [3], 2]
+    found = ranks.run(world_size, steps_until_a_difference, world_size - 1, explicit)
+    assert found == [expected] * world_size
+    if explicit:
+        assert [agreed for _, agreed in ranks.run(2, steps_until_a_difference, None, True)] == [[3, 2, 1]] * 2
 
 
 def shared_steps(member, slots, without):
@@ -136,24 +126,19 @@ def shared_steps(member, slots, without):
     return seen
 
 
-def test_a_step_is_shared_where_every_node_keeps_a_copy_of_it(ranks):
-    """In memory for one copy it stays only where no step follows, whose copy would replace it."""
-    for slots, without, expected in (
+@pytest.mark.parametrize(
+    ("slots", "without", "expected"),
+    [
         (3, [], [1, 2, 3]),
         (3, [2], [1, 1, 3]),
         (3, [3], [1, 2, 2]),
         (1, [], [0, 0, 3]),
         (1, [1, 2, 3], [0, 0, 0]),
-    ):
-        assert ranks.run(2, shared_steps, slots, without) == [expected] * 2
-
-
-def test_a_single_rank_agrees_with_itself_at_once():
-    """No step follows the last one of a world of one, and none is needed."""
-    node = Node(ALONE)
-    node.trains(1, 1.0)
-    assert node.agreed_snapshots() == [1]
-    assert node.agreement.numbers() == []
+    ],
+)
+def test_a_step_is_shared_where_every_node_keeps_a_copy_of_it(ranks, slots, without, expected):
+    """In memory for one copy it stays only where no step follows, whose copy would replace it."""
+    assert ranks.run(2, shared_steps, slots, without) == [expected] * 2
 
 
 def test_votes_are_on_the_control_page_before_the_sum():
@@ -167,12 +152,14 @@ def test_votes_are_on_the_control_page_before_the_sum():
     assert node.agreed_snapshots() == []
 
 
+def difference(votes, *, step=2, agreed=1):
+    nodes = tuple(f"node{rank}" for rank in range(len(votes)))
+    return Divergence(generation=1, step=step, agreed=agreed, entry="m.w", votes=tuple(votes), nodes=nodes)
+
+
 def judged(member, votes, redo_step):
     """What the page of each node says once step 2 was done again; rank 0 was right in it."""
-    known = Divergence(
-        generation=1, step=2, agreed=1, entry="m.w", votes=tuple(votes), nodes=("node0", "node1")
-    )
-    node = Node(member, known)
+    node = Node(member, difference(votes))
     wanted = [node.agreement.is_wanted(step) for step in (1, 2, 3)]
     if redo_step:
         node.trains(redo_step, 2.0)
@@ -186,15 +173,20 @@ def judged(member, votes, redo_step):
 
 def test_the_redo_shows_which_node_was_wrong(ranks):
     """Steps up to that of the difference are compared for certain, and then the node learns of it
-    whose vote was another one than that of the redo.
+    whose vote was another one than that of the redo. Before, a difference is not settled; a run
+    that resumes behind it, since the workers died before they could say so, settles it by the
+    votes.
     """
     (_, _, right), _ = ranks.run(2, judged, [1, 2], 2)
-    for votes, expected in (
-        ([right, 5], [Settled.ELSEWHERE, Settled.HERE]),
-        ([5, right], [Settled.HERE, Settled.ELSEWHERE]),
-        ([5, 6], [Settled.HERE, Settled.HERE]),  # one of them, and no one can say which
+    here, elsewhere = Settled.HERE, Settled.ELSEWHERE
+    for votes, redo_step, expected in (
+        ([right, 5], 2, [elsewhere, here]),
+        ([5, right], 2, [here, elsewhere]),
+        ([5, 6], 2, [here, here]),  # one of them, and no one can say which
+        ([1, 2], 1, [Settled.NOT] * 2),
+        ([1, 2], 0, [here, here]),
     ):
-        answers = ranks.run(2, judged, votes, 2)
+        answers = ranks.run(2, judged, votes, redo_step)
         assert [wanted for wanted, *_ in answers] == [[True, True, False]] * 2
         assert [settled for _, settled, _ in answers] == expected
 
@@ -202,10 +194,7 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
 def test_the_line_blames_a_machine_or_what_the_recipe_read_of_the_world(tmp_path, capsys):
     """The two cannot be told apart the first time, and only the recipe's author knows."""
     log = EventLog(tmp_path / "u.jsonl", node="node0", clock=FakeClock())
-    known = Divergence(
-        generation=1, step=2, agreed=1, entry="m.w", votes=(1, 5, 1), nodes=("node0", "node1", "node2")
-    )
-    node = Node(ALONE, known, log)
+    node = Node(ALONE, difference([1, 5, 1]), log)
     node.agreement.step = 2
     node.agreement.begin()
     said = capsys.readouterr().out
@@ -214,10 +203,95 @@ def test_the_line_blames_a_machine_or_what_the_recipe_read_of_the_world(tmp_path
     assert (event.event.nodes, event.event.verdict) == (["node1"], "machine")
 
 
-def test_a_difference_is_not_settled_before_its_step_was_done_again(ranks):
-    assert [settled for _, settled, _ in ranks.run(2, judged, [1, 2], 1)] == [Settled.NOT] * 2
+def told(member, values, step, known_step=None, redo=False, agreed=None):
+    """What a rank is told that holds its own value of an entry.
+
+    The state is that of `step`, with which the generation begins; with `agreed`, that of a step of
+    a generation that began at step 8. known_step: of the difference because of which it is begun
+    with again. redo: the generation before ended by a difference; only one node knows of it.
+    """
+    tensors = {"model.a": torch.zeros(2), "model.b": torch.tensor([values[member.rank]])}
+    found = checksum_of(FlatState(tensors=tensors, document={"model": {}}))
+    known = None if known_step is None else difference([1, 2], step=known_step, agreed=0)
+    comparison = Comparison(
+        groups=groups_of(member),
+        node=f"node{member.rank}",
+        generation=4,
+        log=None,
+        redo=difference([1, 2], step=9, agreed=8) if redo and member.rank else None,
+    )
+    try:
+        if agreed is None:
+            comparison.check_same_state(found, step=step, known=known)
+        else:
+            comparison.raise_difference(found, [1, 2], step=step, agreed=agreed, began=8, known=known)
+    except StatesDiffer as error:
+        return ["machine?", str(error), asdict(error.divergence)]
+    except RecipeNotExact as error:
+        return ["recipe", str(error), None]
+    return ["alike", "", None]
 
 
-def test_a_run_that_resumes_behind_the_difference_settles_it_by_the_votes(ranks):
-    """The workers died after they agreed on the step and before they could say so."""
-    assert [settled for _, settled, _ in ranks.run(2, judged, [1, 2], 0)] == [Settled.HERE] * 2
+def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
+    """Rank 1 has flipped the lowest bit of one number, as a pretrained file of another version or a
+    bad memory would.
+    """
+    for kind, message, known in ranks.run(3, told, [1.0, 1.0000001, 1.0], 7):
+        assert kind == "machine?"
+        assert (
+            "model.b differs between ranks [0, 2] | [1] after step 7" in message and "model.a" not in message
+        )
+        assert (known["step"], known["agreed"], known["entry"]) == (7, 7, "model.b")
+        assert known["nodes"] == ["node0", "node1", "node2"]
+        first, other, third = known["votes"]
+        assert first == third != other
+
+
+AGAIN = "They differed about 9 steps after the last beginning too"
+BUILT = "Every rank must build the same objects: from the run's seed after elastic.start, without a rank"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (([1.0, 1.0], 7, 7), "alike", ""),
+        (([1.0, 2.0], 6, 7), "recipe", "model.b differs between ranks [0] | [1] after step 6. So it did"),
+        (([1.0, 2.0], 7, 7), "recipe", "draws from a generator of its own"),
+        (([1.0, 2.0], 8, 7), "machine?", "model.b"),
+        (([1.0, 2.0], 0, None), "recipe", BUILT),
+        (([1.0, 2.0], 0, 0), "recipe", BUILT),
+        (([1.0, 2.0], 17, None, True, 16), "recipe", AGAIN),
+        (([1.0, 2.0], 17, None, False, 16), "machine?", "all agreed up to step 16"),
+    ],
+)
+def test_what_comes_again_condemns_no_machine(ranks, arguments, kind, words):
+    """The step before that of a difference, or the same: from one state, twice, the ranks came to
+    different ones. A difference in a step that was not reached before is another event; but one
+    that comes as many steps after a beginning is that of a function with a memory, which agrees in
+    each redo. Of objects that ranks build differently a redo may agree, because a file is there by
+    then that one rank had read half written.
+    """
+    for found, message, _ in ranks.run(2, told, *arguments):
+        assert found == kind and words in message
+
+
+def test_the_difference_is_recorded_before_any_rank_may_end():
+    """The agent kills its other workers as soon as one ended: the last message between the ranks
+    comes after the record.
+    """
+    order = []
+
+    class Groups:
+        def all_gather(self, value):
+            order.append("message")
+            return [value, value]
+
+    class Log:
+        def record(self, event):
+            order.append("record")
+
+    found = checksum_of(FlatState(tensors={"model.a": torch.zeros(2)}, document={"model": {}}))
+    comparison = Comparison(groups=Groups(), node="n", generation=4, log=Log())
+    with pytest.raises(StatesDiffer):
+        comparison.raise_difference(found, [1, 2], step=7, agreed=6, began=0, known=None)
+    assert order.index("record") < len(order) - 1 and order[-1] == "message"

@@ -2,8 +2,8 @@
 world size, whichever shards a rank has, audited or not, and where the state of a step is loaded
 into objects that were built again.
 
-Each recipe gives its State and its body, which does one step. What starts, kills and resumes real
-processes is in tests/process.
+Each recipe gives its State and its body, which does one step. The usual kinds are the scripts of
+examples/, which tests/process/test_porting.py starts, kills and resumes.
 """
 
 import copy
@@ -11,19 +11,16 @@ import random
 from functools import cache
 from itertools import count
 
-import numpy as np
 import pytest
 import torch
+from saved_state import saved
 from steps import BATCH, CLASSES, FEATURES, SAMPLES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.nn.utils import clip_grad_norm_, vector_to_parameters
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler as schedules
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchvision.transforms import v2
+from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.data.order import Tail
@@ -54,119 +51,13 @@ def entropy(net):
     return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
 
 
-def images():
-    """float32 [SAMPLES, 3, 8, 8], int64 [SAMPLES]."""
-    draw = torch.Generator().manual_seed(3)
-    return TensorDataset(torch.randn(SAMPLES, 3, 8, 8, generator=draw), samples().tensors[1])
-
-
 def tokens():
     """int64 [SAMPLES, 9] below 11."""
     return TensorDataset(torch.randint(11, (SAMPLES, 9), generator=torch.Generator().manual_seed(3)))
 
 
-class Augmented(Dataset):
-    """Images through torchvision's transforms, whose draws come from the global generators."""
-
-    def __init__(self):
-        self.base = images()
-        self.transform = v2.Compose(
-            [v2.RandomCrop(8, padding=1), v2.RandomHorizontalFlip(), v2.ColorJitter(0.2, 0.2)]
-        )
-
-    def __len__(self):
-        return len(self.base)
-
-    def __getitem__(self, index):
-        image, label = self.base[index]
-        return self.transform(image.sigmoid()), label
-
-
-@recipe(dataset=Augmented())
-def classifier():
-    """Convolutions with BatchNorm and dropout, AdamW with groups, cosine schedule, clipping."""
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten()
-    net = nn.Sequential(*layers, nn.Linear(144, CLASSES))
-    decayed, plain = [[p for p in net.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False)]
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}], lr=1e-2)
-    schedule = schedules.CosineAnnealingLR(optimizer, STEPS)
-
-    def body(step):
-        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], label_smoothing=0.1))
-        clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-
-    return State(net=net, optimizer=optimizer, schedule=schedule), body
-
-
-@recipe()
-def adversarial():
-    """Two critic updates for one of the generator, spectral norm, gradient penalty, BatchNorm."""
-    generator = nn.Sequential(
-        nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, FEATURES)
-    )
-    critic = nn.Sequential(spectral_norm(nn.Linear(FEATURES, WIDTH)), nn.LeakyReLU(), nn.Linear(WIDTH, 1))
-    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9))
-    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
-
-    def critic_loss(batch):
-        real = batch.data[0]
-        fake = generator(torch.randn(len(real), 4))
-        between = torch.lerp(real, fake, torch.rand(len(real), 1)).requires_grad_()
-        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-        return (critic(fake) - critic(real)).mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean()
-
-    def body(step):
-        critic.requires_grad_(True)
-        generator.requires_grad_(False)
-        for _ in range(2):
-            step.mean_loss(critic_loss)
-            of_critic.step()
-        critic.requires_grad_(False)
-        generator.requires_grad_(True)
-        step.mean_loss(lambda batch: -critic(generator(torch.randn(len(batch.indices), 4))).mean())
-        of_generator.step()
-
-    return State(generator=generator, critic=critic, of_generator=of_generator, of_critic=of_critic), body
-
-
-class LanguageModel(nn.Module):
-    """Tied embeddings, a frozen part, layers dropped by `random`, an expert chosen by the data."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(11, WIDTH)
-        self.place = nn.Parameter(torch.randn(8, WIDTH), requires_grad=False)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.1, batch_first=True) for _ in range(2)
-        )
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x):
-        hidden = self.table(x) + self.place
-        mask = nn.Transformer.generate_square_subsequent_mask(8)
-        for layer in self.layers:
-            if random.random() < 0.7:
-                hidden = layer(hidden, src_mask=mask, is_causal=True)
-        hidden = hidden + self.experts[int(x.sum()) % 3](hidden)
-        return hidden @ self.table.weight.T
-
-
 def next_token(net, batch, end=8):
     return F.cross_entropy(net(batch.data[0][:, :end]).flatten(0, 1), batch.data[0][:, 1 : end + 1].flatten())
-
-
-@recipe(dataset=tokens())
-def language_model():
-    net = LanguageModel()
-    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-
-    def body(step):
-        step.mean_loss(lambda batch: next_token(net, batch))
-        optimizer.step()
-
-    return State(net=net, optimizer=optimizer), body
 
 
 @recipe()
@@ -194,37 +85,6 @@ def every_dtype():
             optimizer.step()
 
     return State(low=low, half=half, wide=wide, **optimizers), body
-
-
-@recipe()
-def averaged():
-    """EMA with buffers, SWA with its schedule, autocast, GradScaler with unscale and clipping."""
-    net = perceptron(nn.BatchNorm1d(WIDTH))
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    swa = AveragedModel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    warm = schedules.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
-    flat = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-
-    def loss(batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            return F.cross_entropy(net(batch.data[0]), batch.data[1])
-
-    def body(step):
-        step.mean_loss(loss, scaler=scaler)
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(net.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        ema.update_parameters(net)
-        if step.number > 3:
-            swa.update_parameters(net)
-            flat.step()
-        else:
-            warm.step()
-
-    return State(net=net, ema=ema, swa=swa, optimizer=optimizer, warm=warm, flat=flat, scaler=scaler), body
 
 
 @recipe()
@@ -268,72 +128,6 @@ def line_search():
     return State(net=net, optimizer=optimizer), body
 
 
-class Sentences(Dataset):
-    """Lists of 2 to 5 numbers."""
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        return {"words": torch.randn(2 + index % 4, FEATURES), "label": index % CLASSES}
-
-
-def padded_and_mixed(samples):
-    """A dict, padded to the longest, mixed up in pairs by NumPy's generator."""
-    words = nn.utils.rnn.pad_sequence([one["words"] for one in samples], batch_first=True)
-    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 - keyed, as a recipe has it
-    label = torch.tensor([one["label"] for one in samples])
-    return {"words": share * words + (1 - share) * words.flip(0), "label": label, "share": share}
-
-
-@recipe(dataset=Sentences(), collate=padded_and_mixed)
-def variable_lengths():
-    net, head = nn.GRU(FEATURES, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
-    optimizer = torch.optim.RMSprop([*net.parameters(), *head.parameters()], lr=1e-2)
-
-    def loss(batch):
-        found, y, share = head(net(batch.data["words"])[0][:, -1]), batch.data["label"], batch.data["share"]
-        return share * F.cross_entropy(found, y) + (1 - share) * F.cross_entropy(found, y.flip(0))
-
-    def body(step):
-        step.mean_loss(loss)
-        optimizer.step()
-
-    return State(net=net, head=head, optimizer=optimizer), body
-
-
-@recipe()
-def memory_bank():
-    """MoCo: the keys of a step are put together by `step.sum`, and queued in the loop."""
-    net, slow, queue = nn.Linear(FEATURES, WIDTH), nn.Linear(FEATURES, WIDTH), nn.Module()
-    queue.register_buffer("keys", F.normalize(torch.randn(2 * BATCH, WIDTH), dim=1))
-    slow.load_state_dict(net.state_dict())
-    slow.requires_grad_(False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def loss(batch):
-        x = batch.data[0]
-        query, key = F.normalize(net(x), dim=1), F.normalize(slow(x), dim=1)
-        alike = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.keys.T], dim=1)
-        return F.cross_entropy(alike / 0.2, torch.zeros(len(x), dtype=torch.int64))
-
-    def keys(batch):
-        rows = torch.zeros(SAMPLES, WIDTH)
-        rows[batch.indices] = F.normalize(slow(batch.data[0]), dim=1)
-        return rows
-
-    def body(step):
-        found = step.sum(keys).detach()
-        step.mean_loss(loss)
-        optimizer.step()
-        queue.keys = torch.cat([found[found.abs().sum(1) > 0], queue.keys])[: 2 * BATCH]
-        with torch.no_grad():
-            for old, new in zip(slow.parameters(), net.parameters(), strict=True):
-                old.lerp_(new, 0.1)
-
-    return State(net=net, slow=slow, queue=queue, optimizer=optimizer), body
-
-
 @recipe(dataset=[samples()[index] for index in range(19)], batch=8, tail=Tail.PAD, epochs=2)
 def few_samples():
     """A list of 19 samples, one of them in each shard; the last batch of an epoch is filled up."""
@@ -345,25 +139,6 @@ def few_samples():
         optimizer.step()
 
     return State(net=net, optimizer=optimizer), body
-
-
-@recipe()
-def patient():
-    """Values, a gradient of the body's own, and a rate that follows a draw of the body's."""
-    net, kept = perceptron(), elastic.Values(best=float("inf"), patience=0)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-
-    def body(step):
-        loss = step.mean_loss(entropy(net))
-        (1e-2 * sum(p.abs().sum() for p in net.parameters())).backward()
-        kept.patience = 0 if loss < kept.best else kept.patience + 1
-        kept.best = min(kept.best, loss)
-        with torch.no_grad():
-            x, y = next(iter(DataLoader(samples(), batch_size=8, shuffle=True)))
-            optimizer.param_groups[0]["lr"] = 0.1 * float(F.cross_entropy(net(x), y)) / 2**kept.patience
-        optimizer.step()
-
-    return State(net=net, optimizer=optimizer, kept=kept), body
 
 
 @recipe()
@@ -592,40 +367,6 @@ def own_optimizer_beside_torchs():
     return owned(beside=True)
 
 
-@recipe()
-def private():
-    """DP-SGD: clipped gradients of single samples, with noise from the step's own stream; every
-    third step is an ordinary one.
-    """
-    net = perceptron()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-
-    def clipped(batch):
-        parameters = {name: p.detach() for name, p in net.named_parameters()}
-
-        def loss(values, x, y):
-            return F.cross_entropy(torch.func.functional_call(net, values, (x[None],)), y[None])
-
-        found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, *batch.data)
-        flat = torch.cat([gradient.flatten(1) for gradient in found.values()], 1)
-        return (flat * (1 / flat.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
-
-    def body(step):
-        if step.number % 3:
-            total = step.sum(clipped)
-            assert not total.requires_grad
-            shadow = copy.deepcopy(net)
-            noise = 0.1 * torch.randn(len(total))
-            vector_to_parameters((total + noise) / step.global_batch, shadow.parameters())
-            for parameter, value in zip(net.parameters(), shadow.parameters(), strict=True):
-                parameter.grad = value.detach()
-        else:
-            step.mean_loss(entropy(net))
-        optimizer.step()
-
-    return State(net=net, optimizer=optimizer), body
-
-
 class Trainer:
     """An object of the recipe's own that holds everything, and saves copies."""
 
@@ -713,7 +454,7 @@ def train(member, name):
             numbers.append([number.hex() for number in outcome.losses])
             entries.append(checksum_of(state.flatten()).entries)
             if step.number == RESUMED_AT - 1:
-                kept = copy.deepcopy(state.flatten())
+                kept = saved(state)
         return entries, numbers, kept
 
     calm, numbers, kept = trained(1)

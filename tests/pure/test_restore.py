@@ -1,40 +1,49 @@
-"""Attacks on a restore: ranks whose agents count differently, and states that load half-way."""
+"""Attacks on a restore: ranks whose agents count differently, states that load half-way, storage
+that does not answer, and another run's state to begin from.
+"""
 
+import os
+import select
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
-from committed import DATA, commit_state
+from committed import DATA, begin_run, commit_in, commit_state
+from records import IDENTITY
+from steps import ALONE, groups_of
 from torch import nn
 
 from elastic.checkpoint.record import commit_name
+from elastic.config import identity
 from elastic.config.environment import AgentLink
-from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
+from elastic.config.parent import Parent
+from elastic.errors import ElasticError, NothingLoads, StateDoesNotFit, StoreFailed, UsageError
 from elastic.proof.agreement import Comparison
 from elastic.snapshot import image
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
+from elastic.storage.local import LocalStore
 from elastic.storage.store import StoreRefused, StoreUnavailable
+from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.testing.ranks import Member
-from elastic.train.groups import ProcessGroups
 from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
+from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
 
-ALONE = Member(rank=0, world_size=1, group=None)
 LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
 
 
-def model(value):
-    module = nn.Linear(2, 1, bias=False)
+def model(value, width=2):
+    module = nn.Linear(width, 1, bias=False)
     nn.init.constant_(module.weight, value)
     return module
 
 
-def memory_with(state, step, data=DATA):
+def memory_with(state, step):
     """The memory of a node that has a snapshot of this state."""
     flat = state.flatten()
-    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "chain", "data": data})
+    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "chain", "data": DATA})
     slots = SnapshotSlots.create(laid_out.size_bytes, 1)
     slot = slots.begin()
     checksum = image.copy_into(laid_out, slots.body(slot))
@@ -44,15 +53,17 @@ def memory_with(state, step, data=DATA):
     return slots
 
 
-def restorer(slots, member=ALONE, failures=0, store=None, committed_step=0):
+def store_with(*steps):
+    """Checkpoints of these steps; a state is of weights with its step's number."""
+    store = FakeStore()
+    for step in steps:
+        commit_state(store, "run", step, State(model=model(float(step))))
+    return store
+
+
+def restorer(member=ALONE, *, slots=None, store=None, inheritance=None, **link):
     """Without a store, there is no checkpoint."""
-    groups = ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=0,
-        device=torch.device("cpu"),
-        control=member.group,
-    )
+    groups = groups_of(member)
     return Restorer(
         groups=groups,
         store=FakeStore() if store is None else store,
@@ -60,29 +71,69 @@ def restorer(slots, member=ALONE, failures=0, store=None, committed_step=0):
         comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="runs/a",
-        link=replace(LINK, failures=failures, committed_step=committed_step),
+        link=replace(LINK, **link),
         log=None,
         clock=FakeClock(),
         faults=None,
+        inheritance=inheritance,
     )
 
 
-def restored(member, step_of_rank, failures_of_rank):
-    """The step that this rank resumes from, and the weight that it then has: the step's number."""
-    step, failures = step_of_rank[member.rank], failures_of_rank[member.rank]
-    slots = memory_with(State(model=model(float(step))), step)
-    mine = model(0.0)
-    found = restorer(slots, member, failures).restore(State(model=mine))
-    return [found.step, mine.weight[0, 0].item(), found.doubt]
+def loaded(restoring):
+    """The step, the source, and the weight that the model then has."""
+    found = restoring.restore(State(model=(mine := model(0.0))))
+    return [found.step, found.source, mine.weight[0, 0].item()]
 
 
-@pytest.mark.parametrize("failures", [[0, RESTORES_OF_ONE_STATE + 1], [RESTORES_OF_ONE_STATE + 1, 0]])
-def test_ranks_with_different_failure_counts_restore_one_state(ranks, failures):
-    """The node that just joined counts 0. Its snapshot is the newest, or it is another node's. What
-    was trained before the state that is given up is in doubt.
+def flip(slots):
+    newest = slots.newest()
+    slots.body(newest.slot)[newest.size_bytes - 1] ^= 1
+
+
+# The memory of nodes.
+
+
+def restored(member, step, value, failures, damaged, width):
+    """Each argument has one value for each rank. A step of 0: its node has no snapshot."""
+    rank, slots = member.rank, None
+    if step[rank]:
+        slots = memory_with(State(model=model(value[rank])), step[rank])
+    if damaged[rank]:
+        flip(slots)
+    mine = model(0.0, width[rank])
+    restoring = restorer(
+        member, slots=slots, store=store_with(*[9] * (not any(step))), failures=failures[rank]
+    )
+    try:
+        found = restoring.restore(State(model=mine))
+    except ElasticError as error:
+        return [type(error).__name__, str(error)]
+    return [found.step, found.source, mine.weight[0, 0].item(), found.doubt]
+
+
+OFTEN = RESTORES_OF_ONE_STATE + 1
+GIVEN_UP = f"step 9 was given up: it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({"failures": [0, OFTEN], "step": [9, 8]}, [8, "peer", 8.0, GIVEN_UP]),
+        ({"failures": [OFTEN, 0], "step": [9, 8]}, [8, "peer", 8.0, GIVEN_UP]),
+        ({"damaged": [True, False]}, [3, "peer", 8.0, ""]),
+        ({"value": [0.0, 1.0]}, ["NothingLoads", "snapshot step=3: the nodes' snapshots of it differ"]),
+        ({"width": [2, 3], "step": [0, 0]}, ["StateDoesNotFit", "size mismatch"]),
+    ],
+    ids=["the second counts", "the first counts", "damage", "another state", "misfit"],
+)
+def test_ranks_that_differ_restore_one_state_or_none(ranks, differs, expected):
+    """A node that just joined counts 0 failures. What was trained before a state that is given up
+    is in doubt. A snapshot that one node has damaged comes from another's memory.
     """
-    doubt = f"step 9 was given up: it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
-    assert ranks.run(2, restored, [9, 8], failures) == [[8, 8.0, doubt]] * 2
+    alike = {"step": [3, 3], "value": [8.0, 8.0], "failures": [0, 0], "damaged": [False] * 2, "width": [2, 2]}
+    of_ranks = ranks.run(2, restored, *(alike | differs).values())
+    for found in of_ranks:
+        assert found[:-1] == expected[:-1] and expected[-1] in found[-1]
 
 
 class LoadsNothing:
@@ -99,16 +150,10 @@ def test_a_snapshot_that_loads_half_way_starts_nothing_over():
     """The model has the weights of step 3 when the next object refuses: step 1 must not follow."""
     slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
     state = State(model=(changed := model(0.0)), other=LoadsNothing())
-
     with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 does not fit .* it is of another version"):
-        restorer(slots).restore(state)
+        restorer(slots=slots).restore(state)
     assert changed.weight[0, 0].item() == 3.0
     assert [each.info.step for each in slots.whole()] == [3]
-
-
-def flip(slots):
-    newest = slots.newest()
-    slots.body(newest.slot)[newest.size_bytes - 1] ^= 1
 
 
 def test_a_snapshot_whose_bytes_changed_starts_nothing_over():
@@ -117,62 +162,52 @@ def test_a_snapshot_whose_bytes_changed_starts_nothing_over():
     with pytest.raises(
         NothingLoads, match="none of them loads: snapshot step=3: its bytes changed in memory"
     ):
-        restorer(slots).restore(State(model=model(0.0)))
+        loaded(restorer(slots=slots))
 
 
-def restored_where_one_is_damaged(member):
-    slots = memory_with(State(model=model(3.0)), 3)
-    if member.rank == 0:
-        flip(slots)
-    found = restorer(slots, member).restore(State(model=(mine := model(0.0))))
-    return [found.step, found.source, mine.weight[0, 0].item()]
+# The storage.
 
 
-def test_a_snapshot_damaged_on_one_node_comes_from_another(ranks):
-    assert ranks.run(2, restored_where_one_is_damaged) == [[3, "peer", 3.0]] * 2
-
-
-def is_refused_where_snapshots_differ(member):
-    slots = memory_with(State(model=model(float(member.rank))), 3)
-    with pytest.raises(NothingLoads, match="snapshot step=3: the nodes' snapshots of it differ"):
-        restorer(slots, member).restore(State(model=model(0.0)))
-    return True
-
-
-def test_snapshots_that_differ_never_start_the_run_over(ranks):
-    assert ranks.run(2, is_refused_where_snapshots_differ) == [True] * 2
-
-
-def store_with(*steps):
-    """Checkpoints of these steps; a state is of weights with its step's number."""
-    store = FakeStore()
-    for step in steps:
-        commit_state(store, "run", step, State(model=model(float(step))))
-    return store
-
-
-def fails_until(store, moment_s, clock, *, error=StoreUnavailable):
+def fails_until(restoring, moment_s, error=StoreUnavailable):
     """From the listing on, the payload of step 9 is not given before this moment."""
 
     def before(verb, name):
-        if verb == "read" and name.endswith("state.safetensors") and "9/" in name and clock.now < moment_s:
+        if (
+            verb == "read"
+            and name.endswith("state.safetensors")
+            and "9/" in name
+            and restoring.clock.now < moment_s
+        ):
             raise error("the storage is away")
 
-    store.before = before
+    restoring.store.before = before
 
 
 def test_an_outage_between_listing_and_payload_loses_nothing():
     """The storage is away for half a minute, ten times as long as one read is tried."""
-    store = store_with(8, 9)
-    restoring = restorer(None, store=store)
-    fails_until(store, restoring.clock.now + 30.0, restoring.clock)
-    found = restoring.restore(State(model=(loaded := model(0.0))))
-    assert (found.step, found.source, loaded.weight[0, 0].item()) == (9, "checkpoint", 9.0)
+    restoring = restorer(store=store_with(8, 9))
+    fails_until(restoring, restoring.clock.now + 30.0)
+    assert loaded(restoring) == [9, "checkpoint", 9.0]
 
 
-def replaces_at(store, place, *, times):
-    """When something is read whose name ends with `place`, its step was deleted for a newer one."""
-    left = list(range(10, 10 + times))
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])
+def test_what_the_storage_does_not_give_is_not_taken_for_damage(error):
+    """It stays away, or refuses: no older state is loaded, and --fresh is not advised."""
+    restoring = restorer(store=store_with(8, 9))
+    fails_until(restoring, float("inf"), error)
+    state = State(model=(untouched := model(0.0)))
+    with pytest.raises(StoreFailed, match="checkpoint of step 9 is committed and cannot be read") as raised:
+        restoring.restore(state)
+    assert "--fresh" not in str(raised.value)
+    assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
+
+
+@pytest.mark.parametrize("place", ["COMMIT.json", "state.safetensors"])
+def test_a_checkpoint_deleted_after_the_listing_yields_to_newer(place):
+    """Only one is kept, and another node's uploader commits and deletes while this one restores:
+    when something is read whose name ends with `place`, its step was deleted for a newer one.
+    """
+    store, left = store_with(9), [10, 11, 12]
 
     def before(verb, name):
         if verb == "read" and name.endswith(place) and left:
@@ -181,15 +216,7 @@ def replaces_at(store, place, *, times):
             store.objects.update(newer)
 
     store.before = before
-
-
-@pytest.mark.parametrize("place", ["COMMIT.json", "state.safetensors"])
-def test_a_checkpoint_deleted_after_the_listing_yields_to_newer(place):
-    """Only one is kept, and another node's uploader commits and deletes while this one restores."""
-    store = store_with(9)
-    replaces_at(store, place, times=3)
-    found = restorer(None, store=store).restore(State(model=(loaded := model(0.0))))
-    assert (found.step, found.source, loaded.weight[0, 0].item()) == (12, "checkpoint", 12.0)
+    assert loaded(restorer(store=store)) == [12, "checkpoint", 12.0]
 
 
 def test_records_that_are_listed_and_gone_are_not_an_empty_store():
@@ -199,7 +226,7 @@ def test_records_that_are_listed_and_gone_are_not_an_empty_store():
     store.objects.clear()
     store.list = lambda: listing
     with pytest.raises(StoreFailed, match="1 commit records were listed and cannot be found"):
-        restorer(None, store=store).restore(State(model=model(0.0)))
+        loaded(restorer(store=store))
 
 
 @pytest.mark.parametrize("hides", ["step 9", "the second record of step 9", "a torn record"])
@@ -214,8 +241,8 @@ def test_a_checkpoint_known_to_the_group_needs_no_listing(hides):
         store.objects[commit_name(9, 1)] = store.objects[commit_name(9)]
     if hides != "step 9":
         store.objects[commit_name(9)] = b"{"
-    found = restorer(None, store=store, committed_step=9).restore(State(model=model(0.0)))
-    assert (found.step, found.source) == (8 if "torn" in hides else 9, "checkpoint")
+    step = 8 if "torn" in hides else 9
+    assert loaded(restorer(store=store, committed_step=9)) == [step, "checkpoint", float(step)]
 
 
 @pytest.mark.parametrize(("steps", "of_another_run"), [((), False), ((8,), False), ((8,), True)])
@@ -227,23 +254,8 @@ def test_nothing_before_a_missing_checkpoint_is_restored(steps, of_another_run):
     if of_another_run:
         commit_state(store, "other", 5000, State(model=model(7.0)))
     with pytest.raises(NothingLoads, match="the group has committed step 9"):
-        restorer(None, store=store, committed_step=9).restore(State(model=(built := model(0.5))))
+        restorer(store=store, committed_step=9).restore(State(model=(built := model(0.5))))
     assert built.weight[0, 0].item() == 0.5
-
-
-@pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])
-def test_what_the_storage_does_not_give_is_not_taken_for_damage(error):
-    """It stays away, or refuses: no older state is loaded, and --fresh is not advised."""
-    store = store_with(8, 9)
-    restoring = restorer(None, store=store)
-    fails_until(store, float("inf"), restoring.clock, error=error)
-    state = State(model=(untouched := model(0.0)))
-    with pytest.raises(
-        StoreFailed, match="the checkpoint of step 9 is committed and cannot be read"
-    ) as raised:
-        restoring.restore(state)
-    assert "--fresh" not in str(raised.value)
-    assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
 
 
 def test_a_state_of_other_objects_ends_the_restore():
@@ -255,20 +267,84 @@ def test_a_state_of_other_objects_ends_the_restore():
     del store.objects[older]
     words = "the checkpoint of step 9 does not fit what the recipe builds: .*size mismatch for weight"
     with pytest.raises(StateDoesNotFit, match=words) as raised:
-        restorer(None, store=store).restore(State(model=nn.Linear(3, 1, bias=False)))
+        restorer(store=store).restore(State(model=model(0.0, 3)))
     text = str(raised.value)
     assert "--from runs/a:NAME --run-dir NEW" in text and "\n" not in text
-    assert raised.value.exit_code == 76
-    assert "verify" not in text and "step=8" not in text
+    assert raised.value.exit_code == 76 and "verify" not in text and "step=8" not in text
 
 
-def does_not_fit_one_rank(member):
-    store = store_with(9)
-    mine = model(0.0) if member.rank == 0 else nn.Linear(3, 1, bias=False)
-    with pytest.raises(StateDoesNotFit, match="size mismatch"):
-        restorer(None, member, store=store).restore(State(model=mine))
-    return True
+# Another run's state, from which all ranks begin, or none.
+
+LEFT = "left"  # a pipe
 
 
-def test_a_misfit_on_one_rank_ends_the_restore_on_all(ranks):
-    assert ranks.run(2, does_not_fit_one_rank) == [True] * 2
+@pytest.fixture
+def parent(tmp_path):
+    """The committed state of step 40 of a run in tmp_path/first, with the weight 40."""
+    record = commit_in(begin_run(tmp_path / "first", IDENTITY), IDENTITY, 40, State(model=model(40.0)))
+    return Parent(run_id=IDENTITY.run_id, url=str(tmp_path / "first"), step=40, digest=record.digest)
+
+
+class DeletesLast(LocalStore):
+    """Deletes once the other rank has left, or half a second later."""
+
+    def delete(self, name):
+        left = os.open(self._root / LEFT, os.O_RDONLY | os.O_NONBLOCK)
+        select.select([left], [], [], 0.5)
+        os.close(left)
+        super().delete(name)
+
+
+def begins(member, written, own, widths):
+    """What a rank begins with, whose own model has this width; or why it does not, and whether the
+    run directory is still claimed when it leaves.
+    """
+    parent, mine = decode(Parent, written, what="parent"), model(-1.0 - member.rank, widths[member.rank])
+    inheritance = Inheritance(parent=parent, run_store=DeletesLast(Path(own)))
+    try:
+        found = restorer(member, inheritance=inheritance).restore(State(model=mine))
+    except UsageError as error:
+        is_claimed = Path(own, identity.NAME).exists()
+        if member.rank == 1:
+            with suppress(OSError):
+                os.write(os.open(Path(own, LEFT), os.O_WRONLY | os.O_NONBLOCK), b"left")
+        return [str(error), is_claimed]
+    return [found.step, found.source, found.chain, mine.weight[0, 0].item()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_rank_begins_with_the_parents_numbers_and_chain(ranks, tmp_path, parent, world_size):
+    """Rank 0 reads them. The chain goes on from the digest: other parents, other chains."""
+    expected = [0, "parent", parent.digest, 40.0]
+    assert ranks.run(world_size, begins, encode(parent), str(tmp_path), [2, 2]) == [expected] * world_size
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (2, 3)])
+def test_where_one_rank_cannot_take_it_all_refuse(ranks, tmp_path, parent, widths):
+    """On both ranks, or on the second alone: a rank that went on would wait for ever. The agent
+    ends every rank when the first one has left, so that no rank leaves before the run directory is
+    given back; else the corrected command would be refused.
+    """
+    own = begin_run(tmp_path / "own", IDENTITY)
+    os.mkfifo(own / LEFT)
+    first, second = ranks.run(2, begins, encode(parent), str(own), widths)
+    assert first == second and not first[1]
+    assert "model.weight is float32 [1, 2] there and float32 [1, 3] here" in first[0]
+
+
+def test_a_parent_that_is_gone_or_damaged_is_never_begun_from(tmp_path, parent):
+    """After the command found it: its bytes are flipped, then its run is deleted."""
+    (payload,) = (tmp_path / "first").glob("checkpoints/*/*/state.safetensors")
+    payload.write_bytes(payload.read_bytes()[:-1] + b"!")
+    untouched = model(0.0)
+
+    def restore():
+        inheritance = Inheritance(parent=parent, run_store=LocalStore(tmp_path / "own"))
+        restorer(inheritance=inheritance).restore(State(model=untouched))
+
+    with pytest.raises(UsageError, match=r"expected step 40 of .*, found it damaged: .*sha256"):
+        restore()
+    (payload.parents[1] / "COMMIT.json").unlink()
+    with pytest.raises(UsageError, match=r"expected step 40 of .*, found that it is no longer there"):
+        restore()
+    assert untouched.weight[0, 0].item() == 0.0

@@ -32,10 +32,6 @@ def snapshot(step, checksum="a", generation=1):
     return OfferedSnapshot(step=step, checksum=checksum, generation=generation)
 
 
-def snapshots(*steps, checksum="a"):
-    return tuple(snapshot(step, checksum) for step in steps)
-
-
 def checksums_at(found, step):
     return {each.checksum for of_rank in found for each in of_rank.snapshots if each.step == step}
 
@@ -49,26 +45,17 @@ def available(draw) -> list[AvailableStates]:
     """Ranks with or without snapshots, some of them wrong, whose agents counted different failures,
     and a storage on rank 0 with or without damage.
     """
-    ranks = draw(st.integers(1, 4))
     found = []
-    for rank in range(ranks):
+    for rank in range(draw(st.integers(1, 4))):
         steps = sorted(draw(st.sets(STEPS, max_size=3)), reverse=True)
-        records = tuple(record(s) for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
-        damaged = (
-            tuple(
-                RejectedState(step=s, reason="torn", is_stored=True)
-                for s in draw(st.lists(STEPS, max_size=2))
-            )
-            if rank == 0
-            else ()
-        )
-        failures = draw(st.integers(0, 12))
+        stored = st.lists(STEPS, max_size=3 if rank == 0 else 0)
+        damaged = [RejectedState(step=step, reason="torn", is_stored=True) for step in draw(stored)]
         found.append(
             AvailableStates(
-                failures=failures,
+                failures=draw(st.integers(0, 12)),
                 snapshots=tuple(snapshot(step, draw(CHECKSUMS)) for step in steps),
-                records=records,
-                damaged=damaged,
+                records=tuple(map(record, draw(stored))),
+                damaged=tuple(damaged),
             )
         )
     return found
@@ -134,7 +121,7 @@ def test_a_shared_older_snapshot_comes_before_a_checkpoint():
 @pytest.mark.parametrize(("again", "steps"), [(0, [9, 8, 5]), (9, [8, 9, 5]), (8, [9, 8, 5])])
 def test_the_state_before_a_step_that_is_done_again_comes_first(again, steps):
     """If that step's own is the newest."""
-    found = AvailableStates(snapshots=snapshots(9, 8), records=(record(5),))
+    found = AvailableStates(snapshots=(snapshot(9), snapshot(8)), records=(record(5),))
     assert [each.step for each in order_candidates([found], again)[0]] == steps
 
 

@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant("train/state/built.py", "            if before != now:", "            if False:", "pure/test_load.py"),
     Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_load.py"),
     Mutant("train/state/values.py", "(former := places.setdefault(id(value), place)) != place", "(former := places.setdefault(id(value), place)) is None", "pure/test_state.py"),
-    Mutant("proof/agreement.py", "step == 0 or is_repeated(known, step)", "step == 0", "pure/test_consistency.py"),
+    Mutant("proof/agreement.py", "step == 0 or is_repeated(known, step)", "step == 0", "pure/test_agreement.py"),
 )  # fmt: skip
 
 
