@@ -1,7 +1,7 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,14 @@ from torch.utils.data import TensorDataset
 from elastic.config.environment import AgentLink
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
+from elastic.errors import StatesDiffer
 from elastic.proof.audit import Auditor
 from elastic.reduce.tree import spans_of
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
 from elastic.train.groups import ProcessGroups
+from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 from elastic.train.step.parts import Requests, StepParts
 from elastic.train.step.step import Step
@@ -69,20 +71,35 @@ def auditor_of(
     loader: Loader,
     *,
     member: Member = ALONE,
-    compare: Callable[[], None] = lambda: None,
     log: Any = None,
+    redo: Any = None,
 ) -> Auditor:
-    """As the loop makes it."""
-    link = AgentLink(pid=0, node=f"node{member.rank}", run_dir="", generation=1, control_page="", uploader="")
+    """As the loop makes it. redo: the difference because of which this generation began."""
+    groups = groups_of(member)
+
+    def compare() -> None:
+        """Raises StatesDiffer if the ranks' states differed before the step."""
+        parts.buffers.load()
+        if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
+            raise StatesDiffer("the states differed before", None)  # type: ignore[arg-type]
+
     return Auditor(
         of_steps=parts,
-        groups=groups_of(member),
+        groups=groups,
         loader=loader,
         state=state,
         clock=SystemClock(),
-        link=link,
+        link=AgentLink(
+            pid=0,
+            node=f"node{member.rank}",
+            run_dir="",
+            generation=1,
+            control_page="",
+            uploader="",
+            divergence=redo,
+        ),
         compare=compare,
-        log=log,
+        log=None if member.rank else log,
     )
 
 
@@ -102,15 +119,19 @@ def steps(
     epochs: int = 2,
     dataset: Any = None,
     collate: Any = None,
+    workers: int = 0,
     first: int = 1,
     batch: int = BATCH,
     tail: Tail = Tail.DROP,
     audits: bool = False,
     turns: bool = False,
+    log: Any = None,
+    redo: Any = None,
 ) -> Iterator[Step]:
     """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
 
     audits: each computation of each step is audited. turns: each step has other `turning_spans`.
+    log: of the audits, on rank 0 alone. redo: the difference because of which these steps begin.
     """
     torch.set_num_threads(1)
     dataset = dataset or samples()
@@ -118,8 +139,8 @@ def steps(
         seed=5, samples=len(dataset), global_batch=batch, shards=shards, epochs=epochs, tail=tail
     )
     parts = parts_of(state, order, member)
-    loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate)
-    auditor = auditor_of(state, parts, loader, member=member) if audits else None
+    loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate, workers=workers)
+    auditor = auditor_of(state, parts, loader, member=member, log=log, redo=redo) if audits else None
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
