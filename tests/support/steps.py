@@ -81,7 +81,7 @@ def auditor_of(
         """Raises StatesDiffer if the ranks' states differed before the step."""
         parts.buffers.load()
         if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
-            raise StatesDiffer("the states differed before", None)  # type: ignore[arg-type]
+            raise StatesDiffer("the states differed before", None)
 
     return Auditor(
         of_steps=parts,
