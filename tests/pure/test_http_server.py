@@ -2,7 +2,7 @@
 
 import socket
 import threading
-import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +10,7 @@ from elastic.agent.parts import STANDS_STILL_S, AgentHealth
 from elastic.config.listen_address import ListenAddress
 from elastic.errors import UsageError
 from elastic.report import http_server
+from elastic.report.agent_pages import AgentPages
 from elastic.report.http_server import MOST_CONNECTIONS, Answer, HttpServer, listen
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
@@ -63,15 +64,9 @@ def test_each_request_gets_an_answer_or_an_end(serve, text, begins):
         assert len(text) > 60_000
 
 
-def test_the_answer_is_whole_and_knows_what_the_client_accepts(serve):
-    address = serve(PAGES)
-    request = urllib.request.Request(f"http://{address}/ok", headers={"Accept": "text/x"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert answer.read() == b"accepts text/x"
-
-
-def test_a_page_that_fails_says_so(serve):
-    address = serve({"/bad": lambda _accept: 1 / 0})
+def test_an_answer_knows_what_the_client_accepts_and_a_page_that_fails_says_so(serve):
+    address = serve(PAGES | {"/bad": lambda _accept: 1 / 0})
+    assert ask(address, b"GET /ok HTTP/1.1\r\nAccept: a/b\r\n\r\n").endswith(b"\r\n\r\naccepts a/b")
     assert ask(address, b"GET /bad HTTP/1.1\r\n\r\n").endswith(b"ZeroDivisionError: division by zero\n")
 
 
@@ -130,16 +125,28 @@ def test_what_is_no_address_is_refused(text):
         ListenAddress.parse(text)
 
 
-def test_a_loop_that_stands_still_is_told_until_it_turns_or_has_ended():
+def test_probes_tell_a_loop_that_stands_still_and_a_node_that_does_not_train():
     clock = FakeClock()
     health = AgentHealth(clock)
-    assert health.turns
-    clock.sleep(STANDS_STILL_S)
-    assert not health.turns and health.still_s == STANDS_STILL_S
-    health.turn()
-    assert health.turns
-    clock.sleep(STANDS_STILL_S)
-    health.end()
-    health.turn()  # a wait for the last save
-    clock.sleep(STANDS_STILL_S)
-    assert health.turns
+    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0), clock)
+
+    def statuses():
+        return [int(pages._healthz("").status), int(pages._readyz("").status)]
+
+    try:
+        assert statuses() == [200, 503]  # the agent starts
+        pages._parts = SimpleNamespace(health=health)
+        health.generation = 1
+        assert statuses() == [200, 200]
+        clock.sleep(STANDS_STILL_S)
+        assert statuses() == [503, 200]
+        health.turn()
+        health.generation = None
+        assert statuses() == [200, 503]
+        clock.sleep(STANDS_STILL_S)
+        health.end()
+        health.turn()  # a wait for the last save
+        clock.sleep(STANDS_STILL_S)
+        assert statuses() == [200, 503]
+    finally:
+        pages.stop()

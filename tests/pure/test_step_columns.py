@@ -218,13 +218,9 @@ def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        "report {} --json",
         "report {} --html {}.html",
-        "watch {} --once",
         "status {}",
-        "runs {}",
         "diff {} {}",
-        "diff {} {} --html {}.html",
     ],
 )
 def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
