@@ -1,5 +1,6 @@
 """A node that keeps coming and going waits longer each time, up to a bound."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +24,6 @@ def visits(count: int, *, trains: bool = False) -> RejoinBackoff:
     return backoff
 
 
-def test_a_node_that_never_was_here_is_admitted_at_once():
-    backoff = RejoinBackoff().entered((node("good"),), step=5).observe([node("new")], now_s=7.0)
-    assert backoff.admits([node("new")], now_s=7.0)
-
-
 def test_each_visit_without_a_new_step_doubles_the_wait_up_to_a_bound():
     waits = [visits(count).wait_s("bad") for count in range(1, 12)]
     assert waits[:4] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
@@ -42,18 +38,13 @@ def test_a_visit_that_brought_a_new_step_clears_the_backoff():
 
 
 def test_a_node_that_waited_for_its_backoff_is_admitted_with_all_others():
+    """One that stopped waiting in between starts again from zero; a new one waits for nothing."""
     newcomer = node("bad", 9)
-    backoff = visits(2).observe([newcomer], now_s=100.0)
+    backoff = visits(2).observe([newcomer], now_s=0.0).observe([], now_s=1.0).observe([newcomer], now_s=100.0)
     assert not backoff.admits([newcomer], now_s=100.0 + 2 * FIRST_S - 0.1)
     assert backoff.observe([newcomer], now_s=102.0).admits([newcomer], now_s=100.0 + 2 * FIRST_S)
     assert backoff.admits([newcomer, node("bad", 10)], now_s=100.0 + 2 * FIRST_S)
-
-
-def test_a_node_that_stopped_waiting_starts_again_from_zero():
-    newcomer = node("bad", 9)
-    backoff = visits(1).observe([newcomer], now_s=0.0).observe([], now_s=1.0).observe([newcomer], now_s=2.0)
-    assert not backoff.admits([newcomer], now_s=FIRST_S)
-    assert backoff.admits([newcomer], now_s=2.0 + FIRST_S)
+    assert backoff.admits([node("new")], now_s=100.0)
 
 
 @given(
@@ -98,20 +89,19 @@ def admission(arrivals_s: list[float], *, window_s: float, max_nodes: int | None
     raise AssertionError("they were never admitted")
 
 
-def test_nodes_that_come_together_are_let_in_by_one_drain():
-    assert admission([0.0, 0.3, 0.7], window_s=0.5) == 1.2
-    assert admission([0.0, 0.3, 0.9], window_s=0.5) == 0.8
-    assert admission([0.0, 0.3, 0.9], window_s=0.0) == 0.0
-
-
-def test_nodes_that_keep_coming_delay_the_drain_for_ten_windows_at_most():
-    assert admission([i / 10 for i in range(1000)], window_s=0.5) == 5.0
-
-
-def test_the_last_node_that_fits_is_let_in_at_once():
-    """So a pair of nodes has no window: nothing could come in it."""
-    assert admission([0.0], window_s=0.5, max_nodes=2) == 0.0
-    assert admission([0.0, 0.1], window_s=0.5, max_nodes=3) == 0.1
+@pytest.mark.parametrize(
+    ("arrivals_s", "window_s", "max_nodes", "admitted_s"),
+    [
+        ([0.0, 0.3, 0.7], 0.5, None, 1.2),  # one drain for all
+        ([0.0, 0.3, 0.9], 0.5, None, 0.8),
+        ([0.0, 0.3, 0.9], 0.0, None, 0.0),
+        ([i / 10 for i in range(1000)], 0.5, None, 5.0),  # ten windows at most
+        ([0.0], 0.5, 2, 0.0),  # the last one that fits: nothing could come in its window
+        ([0.0, 0.1], 0.5, 3, 0.1),
+    ],
+)
+def test_nodes_that_come_together_are_let_in_together(arrivals_s, window_s, max_nodes, admitted_s):
+    assert admission(arrivals_s, window_s=window_s, max_nodes=max_nodes) == admitted_s
 
 
 def test_a_node_in_its_backoff_does_not_delay_the_others():

@@ -86,32 +86,23 @@ def test_slots_are_used_as_they_become_ready_and_training_waits_for_none(node, m
     assert node.memory.slots.num_prepared == SLOTS
 
 
-def test_with_memory_for_one_copy_of_the_state_checkpoints_can_be_made(node):
-    """One that does not exist can hold no state to save: a run would lose every step at its end."""
-    node.left_bytes = STATE_BYTES + HEADERS_BYTES
-    node.asks()
-
-    assert node.memory.slots.num_slots == 1
-    assert node.page.slots_fd == node.memory.slots.fd
-    (said,) = node.said
-    assert said.startswith("no memory for 3 snapshots of 1 MB; there is one")
-
-
-def test_without_memory_for_one_copy_the_agent_says_what_to_do_once_in_a_generation(node):
-    """The next generation asks again, and by then there is memory."""
+def test_less_memory_is_said_once_in_a_generation_and_asked_for_again(node):
+    """Without room for three copies there is one: a run that could save none would lose every step
+    at its end. Without room for one, the next generation asks again.
+    """
     node.left_bytes = STATE_BYTES // 2
     node.asks()
     node.asks()
-
     assert node.memory.slots is None
-    (said,) = node.said
-    assert said.startswith("no memory for one copy of the state, 1 MB")
-    assert "fewer workers on this node or on a machine with more memory" in said
-    node.left_bytes = SLOTS * STATE_BYTES + HEADERS_BYTES
+    node.left_bytes = STATE_BYTES + HEADERS_BYTES
     node.page.clear()
     node.memory.publish()
     node.asks()
-    assert node.memory.slots.num_slots == SLOTS
+    assert node.memory.slots.num_slots == 1
+    assert node.page.slots_fd == node.memory.slots.fd
+    none, one = node.said
+    assert none.startswith("no memory for one copy of the state, 1 MB")
+    assert one.startswith("no memory for 3 snapshots of 1 MB; there is one")
 
 
 def test_where_no_thread_can_be_started_the_agent_goes_on_and_asks_again(node, monkeypatch):
@@ -248,37 +239,15 @@ def test_outgrown_slots_stay_until_a_snapshot_in_the_larger_ones_counts(grown):
 
 
 def test_what_the_workers_of_the_node_agreed_on_in_larger_slots_counts(grown):
-    """They died before the first sum with votes on it. Step 3 was voted for by one of two."""
+    """They died before the first sum with votes on it. Step 3 was voted for by one of two. The
+    state had outgrown its slots twice.
+    """
+    between = grown.page.slots_fd
+    grown.asks(3 * STATE_BYTES)
+    assert grown.memory.newest.info.step == 1
+    assert not Path(f"/proc/self/fd/{between}").exists()
     publish(grown, 2)
     publish(grown, 3)
     grown.memory.keep_agreed([votes_of(2, 3), votes_of(2)])
-
     assert grown.memory.newest.info.step == 2
-    assert grown.memory.slots.capacity_bytes == 2 * STATE_BYTES
-
-
-def test_of_slots_that_were_outgrown_twice_none_stays_but_those_that_count(grown):
-    between = grown.page.slots_fd
-    grown.asks(3 * STATE_BYTES)
-
-    assert grown.memory.newest.info.step == 1
-    assert not Path(f"/proc/self/fd/{between}").exists()
-    publish(grown, 2, is_agreed=True)
-    grown.memory.poll()
     assert grown.memory.slots.capacity_bytes == 3 * STATE_BYTES
-
-
-def test_a_process_that_dies_in_a_copy_leaves_a_slot_that_is_not_found():
-    """Step 1 is whole. The process ends with step 2 in its slot, before it is published."""
-    slots = SnapshotSlots.create(1 << 16, 3)
-    snapshotting = Snapshotting(lambda _size: slots, HostCopy(), FakeClock())
-    state = FlatState(tensors={"m.w": torch.ones(16)}, document={})
-    snapshotting.take(state, info_of(1))
-
-    def die():
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        snapshotting.take(state, info_of(2), before_publishing=die)
-    assert [each.info.step for each in slots.whole()] == [1]
-    assert slots.begin() not in (None, slots.newest().slot)
