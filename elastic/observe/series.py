@@ -130,9 +130,8 @@ class CurvesOfRun:
         self._most = most
         self._own = {name: Thinned(most) for name in ("loss", "seconds", "slowest_s", "others_s", "time")}
         self._known = set[str]()  # of these, those that have a value in some step
-        self._of_names: dict[str, Thinned] = {}
-        self._numbers: dict[str, None] = {}  # names of numbers, in the order of their first one
-        self._others: dict[str, None] = {}  # names without a number up to now
+        self._logged: dict[str, Thinned] = {}
+        self._first: dict[str, int] = {}  # by name, the first step with a number
 
     def add(self, steps: StepBatch) -> None:
         if not len(steps):
@@ -146,36 +145,29 @@ class CurvesOfRun:
                 thinned.add(steps.step[is_known], values[is_known])
             else:
                 thinned.add(steps.step, values)
-        first = {name: self._add_value(name, steps.step, values) for name, values in steps.values.items()}
-        # However many steps come at once, a name has its turn with its first number.
-        for name, _ in sorted(first.items(), key=lambda each: each[1]):
-            if first[name] < math.inf and len(self._numbers) < _MOST_KNOWN_NAMES:
-                self._numbers.setdefault(name)
-                self._others.pop(name, None)
+        for name, logged in steps.values.items():
+            self._add_logged(name, steps.step, logged)
 
-    def _add_value(self, name: str, steps: Ints, values: list[Any]) -> float:
-        """Returns the first step with a number; infinite where there is none."""
+    def _add_logged(self, name: str, at: Ints, values: list[Any]) -> None:
         if ABSENT in values:
-            steps = steps[np.array([value is not ABSENT for value in values], np.bool_)]
+            at = at[np.array([value is not ABSENT for value in values], np.bool_)]
             values = [value for value in values if value is not ABSENT]
-        if not values:
-            return math.inf
-        if name in self._of_names or len(self._of_names) < _MOST_KNOWN_NAMES:
-            self._of_names.setdefault(name, Thinned(self._most)).add(steps, _numbers(values))
-        first = next(
-            (at for at, value in zip(steps, values, strict=True) if isinstance(value, int | float)), math.inf
-        )
-        if first == math.inf and name not in self._numbers and len(self._others) < _MOST_KNOWN_NAMES:
-            self._others[name] = None
-        return float(first)
+        if not values or (name not in self._logged and len(self._logged) == _MOST_KNOWN_NAMES):
+            return
+        self._logged.setdefault(name, Thinned(self._most)).add(at, _numbers(values))
+        if name not in self._first:
+            places = (place for place, value in enumerate(values) if isinstance(value, int | float))
+            if (place := next(places, None)) is not None:
+                self._first[name] = int(at[place])
 
     def curves(self) -> Curves:
-        shown = [name for name in self._numbers if name in self._of_names][:MOST_NAMES]
+        # However many steps come at once, a name has its turn with its first number.
+        shown = sorted(self._first, key=self._first.__getitem__)[:MOST_NAMES]
         return Curves(
             loss=self._own["loss"].series("loss") if "loss" in self._known else None,
-            logged=[self._of_names[name].series(name) for name in shown],
-            names_left_out=len(self._numbers) - len(shown),
-            without_number=sorted(self._others),
+            logged=[self._logged[name].series(name) for name in shown],
+            names_left_out=len(self._first) - len(shown),
+            without_number=sorted(self._logged.keys() - self._first.keys()),
             step_s=self._own["seconds"].series("step time"),
             slowest_s=self._of_ranks("slowest_s", "slowest rank"),
             others_s=self._of_ranks("others_s", "median of the others"),
