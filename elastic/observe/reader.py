@@ -20,14 +20,13 @@ import msgspec
 import numpy as np
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, metrics_files, step_batch, step_line
+from elastic.observe import metrics, metrics_files, step_columns, step_line
 from elastic.observe.log import EventsReader, parsed_and_unreadable
 from elastic.observe.logged_event import Events
 from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.run_view import Record
 from elastic.observe.series import CurvesOfRun
-from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, number
-from elastic.observe.step_columns import StepColumns
+from elastic.observe.step_columns import ABSENT, StepBatch, StepColumns, batch_of, number
 from elastic.observe.step_line import OwnFields, StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
@@ -142,7 +141,7 @@ def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
     if found is not None:
         return found
     lines, unreadable = parsed_and_unreadable(text.split(b"\n"), step_line.parse)
-    batch = step_batch.with_values(lines) if with_values else batch_of(lines)
+    batch = step_columns.with_values(lines) if with_values else batch_of(lines)
     return replace(batch, num_unreadable=len(unreadable))
 
 

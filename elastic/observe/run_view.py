@@ -31,8 +31,7 @@ from elastic.observe.incidents import Incident, incidents
 from elastic.observe.logged_event import E, Events, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
-from elastic.observe.slow_ranks import SlowRank, slow_ranks
-from elastic.observe.step_columns import Durations, StepColumns
+from elastic.observe.step_columns import Durations, SlowRank, StepColumns, slow_ranks
 from elastic.observe.step_line import StepLine
 
 ALIVE_WITHIN_S = 10.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic.observe.step_batch import ABSENT, Floats, Ints, StepBatch, floats
+from elastic.observe.step_columns import ABSENT, Floats, Ints, StepBatch, floats
 
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve

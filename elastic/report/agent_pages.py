@@ -20,7 +20,7 @@ from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.config.listen_address import ListenAddress
 from elastic.observe.run_view import RunView
-from elastic.observe.step_batch import StepBatch
+from elastic.observe.step_columns import StepBatch
 from elastic.report.follower import Follower
 from elastic.report.http_server import Answer, HttpServer, Page, listen
 from elastic.report.prometheus import RunSeries, encoder_for

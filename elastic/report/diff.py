@@ -16,7 +16,7 @@ from elastic import events as kinds
 from elastic.config import identity
 from elastic.config.identity import Identity, SettingDifference
 from elastic.observe.logged_event import Events, last
-from elastic.observe.step_batch import Ints, StepBatch
+from elastic.observe.step_columns import Ints, StepBatch
 from elastic.observe.step_line import CHAIN_DIGITS
 
 _CHAIN = re.compile(rf"[0-9a-f]{{{CHAIN_DIGITS}}}", re.ASCII)

@@ -17,7 +17,7 @@ from elastic.events import GenerationStarted
 from elastic.observe.logged_event import last
 from elastic.observe.reader import RunReader
 from elastic.observe.run_view import RunView, view_of
-from elastic.observe.step_batch import StepBatch
+from elastic.observe.step_columns import StepBatch
 
 POLL_S = 1.0
 RETRY_S = 10.0

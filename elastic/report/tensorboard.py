@@ -28,7 +28,7 @@ from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.recovery import PHASES, Recovery
 from elastic.observe.run_view import RunView
-from elastic.observe.step_batch import ABSENT, StepBatch
+from elastic.observe.step_columns import ABSENT, StepBatch
 from elastic.report.follower import Follower, render_all
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from records import IDENTITY
 
 from elastic.cli import main
-from elastic.observe.step_batch import batch_of
+from elastic.observe.step_columns import batch_of
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import ComparedRun, StepChains, compare
 

@@ -29,7 +29,7 @@ from elastic.errors import CheckpointDamaged, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
-from elastic.observe.step_batch import batch_of
+from elastic.observe.step_columns import batch_of
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn

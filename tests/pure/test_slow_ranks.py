@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from logged import logged
 from steps import NoPage
 
-from elastic.observe.slow_ranks import Tally, slow_ranks
-from elastic.observe.step_batch import batch_of
-from elastic.observe.step_columns import columns_of
+from elastic.observe.step_columns import Tally, batch_of, columns_of, slow_ranks
 from elastic.observe.step_line import StepLine, parse
 from elastic.reduce.tree import span
 from elastic.system.clock import SystemClock

@@ -12,17 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from long_run import write_long_run
-from viewed import columns_in, viewed
+from viewed import columns_in
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.observe.reader import RunReader
-from elastic.observe.slow_ranks import Tally
-from elastic.observe.step_batch import ABSENT, StepBatch, batch_of, with_values
-from elastic.observe.step_columns import GenerationSteps, StepColumns, columns_of
+from elastic.observe.step_columns import (
+    ABSENT,
+    GenerationSteps,
+    StepBatch,
+    StepColumns,
+    Tally,
+    batch_of,
+    columns_of,
+    with_values,
+)
 from elastic.observe.step_line import StepLine
-from elastic.report.figures import report_json
 
 numbers = st.one_of(
     st.integers(-3, 3),
@@ -122,13 +127,6 @@ def joined(batches):
     return own, {place: repr(value) for place, value in values.items()}
 
 
-@given(st.lists(lines, max_size=12))
-def test_the_values_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path_factory, found):
-    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
-    path.write_bytes(b"\n".join([*found, b""]))
-    assert joined(batches_of(reader_of(path))) == joined([with_values(metrics.read(path))])
-
-
 @given(st.lists(lines, max_size=12), st.lists(st.integers(0, 400), max_size=4))
 def test_a_reader_that_comes_again_reads_each_line_once(tmp_path_factory, found, places):
     """It comes whenever a part of the file is there, cut anywhere."""
@@ -204,25 +202,7 @@ def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
     assert (found.steps.last_step, found.newest, found.events) == (0, None, [])
 
 
-def test_a_report_has_the_same_figures_from_lines_and_from_columns(tmp_path):
-    """Over two restarts, to the last bit of each sum."""
-    run = write_long_run(tmp_path / "run", 120_000)
-    events = read_events(run / "events")
-    found = report_json(viewed(events, columns_in(run / "metrics.jsonl")))
-
-    assert found == report_json(viewed(events, metrics.read(run / "metrics.jsonl")))
-    assert (found["steps"], found["lost_steps"], found["audits"]["done"]) == (120_000, 80, 1200)
-    assert [each["last_step"] for each in found["generations"]] == [50_040, 100_040, 120_000]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report {} --html {}.html",
-        "status {}",
-        "diff {} {}",
-    ],
-)
+@pytest.mark.parametrize("command", ["report {} --html {}.html", "status {}", "diff {} {}"])
 def test_a_long_run_needs_no_memory_for_its_lines(command, tmp_path):
     """The most that the process ever had, beside that of a short run: 200 000 lines take 38 MB as
     text, and far more as objects.

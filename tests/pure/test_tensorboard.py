@@ -10,7 +10,7 @@ from watched import agent, shown
 from elastic.config.run_dir import RunDir
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.observe.step_batch import batch_of, with_values
+from elastic.observe.step_columns import batch_of, with_values
 from elastic.observe.step_line import StepLine
 from elastic.report import tensorboard
 from elastic.report.follower import RETRY_S, Follower

@@ -12,8 +12,7 @@ from elastic.events import Event
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.run_view import Record, view_of
 from elastic.observe.series import CurvesOfRun
-from elastic.observe.step_batch import with_values
-from elastic.observe.step_columns import columns_of
+from elastic.observe.step_columns import columns_of, with_values
 from elastic.observe.step_line import StepLine
 from elastic.report.page import page_of
 
