@@ -20,7 +20,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.torchrun import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
@@ -114,27 +114,6 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     assert raised.value.exit_code == 0
 
 
-def test_a_silent_member_is_evicted_and_is_fenced_when_it_returns(nodes: Nodes) -> None:
-    """b's heartbeats end and a's clock moves past the keep-alive. Then b tries to close a's new
-    generation.
-    """
-    clock = HandClock()
-    a, b = nodes.make("a", ALONE_OR_PAIR, clock=clock), nodes.make("b", ALONE_OR_PAIR)
-    assert a.join(never).world_size == 1
-    admit(nodes, a, b)
-    b.stop()
-    watch = a.watch()
-    for _ in range(6):
-        assert not watch.lost
-        clock.now_s += KEEP_ALIVE_S / 5
-        watch = a.watch()
-    assert watch.lost == ("b",) and not watch.open and watch.cause == transitions.NODE_LOST
-    alone = a.join(never)
-    assert [n.id for n in alone.members] == ["a"]
-    b.close(transitions.FAILURE, step=9, counts=True)
-    assert a.watch().open and b.watch().fenced
-
-
 class FaultyBackend(MemoryBackend):
     """Fails as the test wants.
 
@@ -178,28 +157,6 @@ def lone(
     return Rendezvous(backend, Node(id=name, address=name, nproc=1), policy, **options)
 
 
-def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> None:
-    """The workers of a node die while the backend is away, so its generation is still open when it
-    joins.
-    """
-    backend = FaultyBackend()
-    a = lone(backend)
-    assert a.join(never).number == 1
-    backend.is_away = True
-    with pytest.raises(BackendFailed):
-        a.close(transitions.FAILURE, step=1, counts=True)
-    polls: list[int] = []
-
-    def comes_back() -> bool:
-        polls.append(1)
-        backend.is_away = len(polls) < 3
-        return False
-
-    generation = a.join(comes_back)
-    assert (generation.number, generation.cause, generation.restarts) == (2, transitions.FAILURE, 1)
-    a.stop()
-
-
 def test_a_node_can_leave_while_the_backend_is_away() -> None:
     """It is interrupted while it waits."""
     backend = FaultyBackend()
@@ -210,21 +167,14 @@ def test_a_node_can_leave_while_the_backend_is_away() -> None:
     a.stop()
 
 
-def test_a_group_whose_state_was_lost_counts_generations_on() -> None:
-    """The run directory shows generation 4, the backend nothing."""
-    backend = FaultyBackend()
-    a = lone(backend, min_generation=4)
+@pytest.mark.parametrize(("has_begun", "cause"), [(None, transitions.RESUME), (False, transitions.START)])
+def test_a_group_whose_state_was_lost_counts_generations_on(has_begun: bool | None, cause: str) -> None:
+    """The run directory shows generation 4, the backend nothing; with --fresh they are those of a
+    run that was set aside.
+    """
+    a = lone(FaultyBackend(), min_generation=4, has_begun=has_begun)
     generation = a.join(never)
-    assert (generation.number, generation.cause) == (5, transitions.RESUME)
-    a.stop()
-
-
-def test_a_run_that_was_set_aside_leaves_its_numbers_and_the_next_one_starts() -> None:
-    """--fresh: the moved run directory shows generation 4, the new one nothing."""
-    backend = FaultyBackend()
-    a = lone(backend, min_generation=4, has_begun=False)
-    generation = a.join(never)
-    assert (generation.number, generation.cause) == (5, transitions.START)
+    assert (generation.number, generation.cause) == (5, cause)
     a.stop()
 
 
@@ -245,37 +195,6 @@ def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     assert (generation.number, generation.cause) == (3, transitions.START)
     a.stop()
     b.stop()
-
-
-def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
-    """`a` is alone in a generation; as soon as `b` waits, it is admitted."""
-    waits = threading.Event()
-
-    def seen() -> bool:
-        if a.watch().newcomers:
-            waits.set()
-        return False
-
-    joining = nodes.pool.submit(b.join, seen)
-    assert waits.wait(timeout=60)
-    a.close(transitions.NODE_JOINED, step=0, counts=False)
-    assert a.join(never).world_size == 2
-    assert joining.result(timeout=60).cause == transitions.NODE_JOINED
-
-
-def test_a_node_that_waited_and_leaves_leaves_no_trace(nodes: Nodes) -> None:
-    """It waits for a second node, and is interrupted once its id is in the group."""
-    a = nodes.make("a", PAIR)
-
-    def is_in() -> bool:
-        found = DirectoryBackend(nodes.folder).read()
-        return found is not None and "a" in Group.parse(found[1]).waiting_ids
-
-    with pytest.raises(Interrupted):
-        a.join(is_in)
-    assert not a.withdraw(lambda _generation: True).others_go_on
-    found = DirectoryBackend(nodes.folder).read()
-    assert found is not None and Group.parse(found[1]).waiting == ()
 
 
 def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
@@ -484,58 +403,35 @@ def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.Monk
     handler._rendezvous.stop()
 
 
-@pytest.mark.parametrize("cause", [transitions.NODE_LEFT, transitions.DIVERGED])
-def test_a_planned_end_that_meets_an_outage_counts_as_none(cause: str) -> None:
+@pytest.mark.parametrize(("cause", "counts"), [(transitions.NODE_LEFT, False), (transitions.FAILURE, True)])
+def test_a_close_that_meets_an_outage_is_made_at_the_next_join(cause: str, counts: bool) -> None:
     """The place to meet does not answer as the generation is closed, and answers again after it."""
     backend = FaultyBackend()
-    handler = lone_handler(backend, EndpointHost("127.0.0.1"), [])
-    handler.next_rendezvous()
-    for _ in range(3):
+    a = lone(backend)
+    assert a.join(never).number == 1
+    for restarts in (1, 2):
         backend.is_away = True
         with pytest.raises(BackendFailed):
-            handler._rendezvous.close(cause, step=3, counts=False)
+            a.close(cause, step=0, counts=counts)
         backend.is_away = False
-        handler.next_rendezvous()
-        assert handler.generation is not None
-        assert (handler.generation.cause, handler.generation.restarts) == (cause, 0)
-    handler._rendezvous.stop()
-
-
-def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:
-    """The disk is full for a long while and has room again; then one node does fall silent."""
-    backend, clock = FaultyBackend(), HandClock()
-    a, b = (
-        Rendezvous(
-            backend,
-            Node(id=name, address=name, nproc=1),
-            PAIR,
-            keep_alive_s=SHORT_S,
-            clock=clock,
-            open_endpoint=lambda: "h:1",
-        )
-        for name in "ab"
-    )
-
-    def poll(times: int) -> list[GroupView]:
-        found = []
-        for _ in range(times):
-            clock.now_s += 1.0
-            found.append(a.watch())
-        return found
-
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(node.join, never) for node in (a, b)]:
-            future.result(timeout=60)
-    backend.beat_error = BackendFailed("no space left")
-    wait_until(lambda: backend.refused == {"a", "b"})
-    assert not any(watch.lost for watch in poll(40))
-    backend.beat_error = None
-    before = backend.beats()
-    wait_until(lambda: all(count > before[name] for name, count in backend.beats().items()))
-    assert a.watch().open
-    b.stop()
-    assert poll(40)[-1].lost or not poll(1)[0].open
+        found = a.join(never)
+        assert (found.cause, found.restarts) == (cause, restarts * counts)
     a.stop()
+
+
+def test_no_node_is_dead_while_this_one_can_send_no_heartbeat() -> None:
+    """The disk is full for a long while and has room again; then one node does fall silent."""
+    clock = FakeClock()
+    a = lone(MemoryBackend(), clock=clock, policy=PAIR, keep_alive_s=2.0)
+    b = Node(id="b", address="b", nproc=1)
+    group = Group(waiting=(b,), settings=a._observer.settings)
+    a._backend.compare_and_set(None, group.to_json())
+    for problem in ("no space left", ""):
+        a._heartbeat.problem = problem
+        for _ in range(40):
+            clock.sleep(0.5)
+            a.watch()
+        assert ("b" in a._observer.alive) == bool(problem)
 
 
 class CountingBackend(MemoryBackend):

@@ -56,18 +56,6 @@ def test_of_up_to_five_nodes_as_few_as_possible_are_excluded(names):
         assert len(nodes_to_exclude(names, found)) == len(fewest)
 
 
-@given(st.sampled_from(ORDER), st.sets(st.sampled_from(ORDER)), st.booleans())
-def test_the_one_node_that_is_cut_off_is_the_one_excluded(victim, others, says_so):
-    """Any two or more others report it, or it reports them."""
-    others -= {victim}
-    if len(others) < 2:
-        others = set(ORDER) - {victim}
-    found = [UnreachableReport(node=victim, peers=tuple(sorted(others)))]
-    if not says_so:
-        found = [UnreachableReport(node=other, peers=(victim,)) for other in others]
-    assert nodes_to_exclude(ORDER, found) == (victim,)
-
-
 @pytest.mark.parametrize("names", list(itertools.combinations("abc", 2)))
 def test_of_two_nodes_the_first_in_order_stays(names):
     assert nodes_to_exclude(names, [UnreachableReport(node=names[0], peers=(names[1],))]) == (names[1],)
@@ -78,13 +66,6 @@ def test_reports_of_strangers_and_of_oneself_exclude_no_node():
     """By a node that left, about a node that left, and of a node about itself."""
     found = [UnreachableReport(node="x", peers=("a",)), UnreachableReport(node="a", peers=("y", "a"))]
     assert nodes_to_exclude(("a", "b"), found) == ()
-
-
-@given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
-def test_any_datagram_is_a_probe_or_ignored(data):
-    """Any bytes that a stranger may send."""
-    probe = Probe.parse(data)
-    assert probe is None or Probe.parse(probe.to_json()) == probe
 
 
 @pytest.fixture
@@ -149,12 +130,6 @@ def test_a_peer_whose_address_no_host_can_have_costs_the_others_no_probe(opened,
     a.set_peers([Node(id="c", address="ä..host", nproc=1, port=1), node("b", b)])
     b.set_peers([node("a", a)])
     wait_until(lambda: a.counters.get("b", 0) > 2)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
-def test_closing_does_not_wait_for_the_next_probe(address):
-    """For an address of this machine, and for another, where it listens on all interfaces."""
-    Probes("a", address, 3600.0, SystemClock()).close()
 
 
 def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):

@@ -108,7 +108,7 @@ def test_nodes_with_different_keep_alives_do_not_flap() -> None:
         assert len(world.group.members) == order.count(order[0])
 
 
-@pytest.mark.parametrize("storeless", [["n0"], ["n1"], ["n0", "n1"]], ids=str)
+@pytest.mark.parametrize("storeless", [["n1"], ["n0", "n1"]], ids=str)
 def test_a_node_that_can_serve_no_store_holds_up_no_other(storeless: list[str]) -> None:
     """The next in rank order forms the generation after twice the keep-alive, and the ranks stay;
     after a failure, too. It held up all others until `--rdzv-timeout`.

@@ -97,32 +97,6 @@ def test_a_damaged_state_is_refused(group: Group, data: st.DataObject) -> None:
         Group.parse(json.dumps(record | {"restarts": True}).encode())
 
 
-def test_the_json_keys_of_a_group_do_not_change() -> None:
-    """They are part of the format, whatever the fields are called in the code."""
-    report = UnreachableReport(node="a", peers=("b",))
-    record = json.loads(replace(formed("a"), reports=(report,)).to_json())
-    assert record["reports"] == [{"node": "a", "peers": ["b"]}]
-    assert sorted(record) == sorted(
-        [
-            "format",
-            "generation",
-            "open",
-            "members",
-            "waiting",
-            "done",
-            "endpoint",
-            "cause",
-            "restarts",
-            "high_step",
-            "failure",
-            "ended",
-            "reports",
-            "settings",
-            "committed_step",
-        ]
-    )
-
-
 def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
     """A node is listed twice; a generation is open without an endpoint."""
     group = formed("a")
@@ -258,15 +232,6 @@ def test_a_report_ends_when_its_node_withdraws_it_leaves_or_is_evicted() -> None
         transitions.leave(updated, "c").reports == ()
         and transitions.evict(updated, alive=set("ab")).reports == ()
     )
-
-
-def test_a_spare_is_admitted_once_a_member_has_left() -> None:
-    """The limit is 2 nodes, c waits, b leaves."""
-    policy = replace(POLICY, max_nodes=2)
-    group = transitions.leave(formed("a", "b", "c", policy=policy), "b")
-    assert (group.open, group.cause) == (False, transitions.NODE_LEFT)
-    opened = transitions.form(rejoined(group, "a"), alive=set("ac"), endpoint="h:2", policy=policy)
-    assert [n.id for n in opened.members] == ["a", "c"]
 
 
 def test_the_run_is_complete_when_the_last_member_is_done() -> None:

@@ -132,25 +132,15 @@ def deaf(names, draw, size):
 
 
 CUTS = {
-    "the first half from the last": lambda names, draw: apart(*half(names, draw)),
     "a half drawn at random": lambda names, draw: apart(*some(names, draw, len(names) // 2)),
-    "the even from the odd": lambda names, draw: apart(names[::2], names[1::2]),
-    "rank 0's third from the rest": lambda names, draw: apart(
-        names[: len(names) // 3], names[len(names) // 3 :]
-    ),
     "three parts": lambda names, draw: apart(names[::3], names[1::3], names[2::3]),
-    "the last rack": lambda names, draw: apart(names[:-10], names[-10:]),
     "the first rack": lambda names, draw: apart(names[:10], names[10:]),
     "ten nodes, each by itself": lambda names, draw: apart(
         *([n] for n in names[5::10]), [n for i, n in enumerate(names) if i % 10 != 5]
     ),
-    "one node": lambda names, draw: apart(*some(names, draw, 1)),
     "rank 0": lambda names, draw: apart(names[:1], names[1:]),
     "one deaf node": lambda names, draw: deaf(names, draw, 1),
-    "five deaf nodes": lambda names, draw: deaf(names, draw, 5),
-    "one mute node": lambda names, draw: {(b, a) for a, b in deaf(names, draw, 1)},
     "five mute nodes": lambda names, draw: {(b, a) for a, b in deaf(names, draw, 5)},
-    "one node from half of the others": lambda names, draw: apart(names[-1:], names[: len(names) // 2]),
     "one direction between halves": lambda names, draw: set(itertools.product(*half(names, draw))),
 }
 
@@ -236,7 +226,7 @@ def test_a_cut_off_part_is_not_asked_back_while_the_network_stays_cut():
     assert {node.id for node in found} == set(part)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
     """Generations follow each other, each with another graph of probes. Nodes that were not probed
     for a while are again; their silence begins then.
@@ -263,7 +253,7 @@ def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
         assert links and all(cut_off in link for link in links)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_node_that_saves_and_does_not_read_the_group_is_not_taken_for_cut_off(seed):
     """The others become its peers or cease to be, without its knowing."""
     network = Network(50, seed=seed)
