@@ -8,6 +8,7 @@ cause of the next one is said.
 Times are those of one_clock.py, which nodes share to within a second or so.
 """
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +24,8 @@ AT_ONCE, STOP, DOWN = "", "stop", "down"
 REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison alone
 NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 _LONGEST_MESSAGE = 100
+_NEWEST_STEPS = 1000  # that tell when a generation stood still
+_NO_STEPS = array("d")
 
 Start = LoggedEvent[kinds.GenerationStarted]
 Stop = LoggedEvent[kinds.RunInterrupted]
@@ -32,11 +35,11 @@ Stop = LoggedEvent[kinds.RunInterrupted]
 class Generation:
     """The steps include those that were lost later; None if the generation trained no step.
 
-    own: its events. before, after: the starts of its neighbours. step_times_s: when its steps ended
-    that count, and the newest one that the next generation lost. why: what ended the generation
-    before, in words; the cause where there was none. ends_s: seconds since 1970. until_s: when the
-    next one began; of the last one the present, or the last sign of life. gap: what lies between
-    these two.
+    own: its events. before, after: the starts of its neighbours. step_times_s: when its newest
+    steps ended that count, and then the newest one that the next generation lost. why: what ended
+    the generation before, in words; the cause where there was none. ends_s: seconds since 1970.
+    until_s: when the next one began; of the last one the present, or the last sign of life. gap:
+    what lies between these two.
     """
 
     start: Start
@@ -113,7 +116,7 @@ def generations(events: Events, trained: StepColumns, now_s: float | None = None
                 after=after,
                 own=then,
                 counted=counted,
-                step_times_s=[*trained.times_s.get(number, ()), *lost_s[-1:]],
+                step_times_s=[*trained.times_s.get(number, _NO_STEPS)[-_NEWEST_STEPS:], *lost_s[-1:]],
                 first_step=first_step,
                 last_step=last_step,
                 why=start.event.cause

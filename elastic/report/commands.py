@@ -1,8 +1,7 @@
 """A command that only reads a run prints all that it found, as tables or as one JSON object,
 or writes it as one page.
 
-The runs stay as they are. Nothing here imports torch, which would take longer than most commands;
-tables are imported where they are shown.
+The runs stay as they are. Nothing here imports torch, which would take longer than most commands.
 """
 
 import json
@@ -11,11 +10,14 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.console import RenderableType
+
 from elastic.checkpoint.catalog import Damage, list_commits, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.observe.reader import RunReader
+from elastic.report import tables
 from elastic.report.diff import ComparedRun, Difference, StepChains, compare
 from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at, readable, unreadable
 from elastic.report.figures import report_json, status_json
@@ -25,10 +27,9 @@ from elastic.report.views import begun_with, view_now
 from elastic.storage.remote import Objects, check_url, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import printable
 
 # What `--json` prints; what is shown without it; and whether the runs are as they should be.
-_Answer = tuple[Any, Callable[[], None], bool]
+_Answer = tuple[Any, RenderableType, bool]
 
 
 def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) -> int:
@@ -45,13 +46,13 @@ def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) ->
                 runs = [stack.enter_context(readable(run)) for run in runs]
             if html is not None:
                 return _draw(html, runs)
-            found, show, is_good = _COMMANDS[command](*runs)
+            found, shown, is_good = _COMMANDS[command](*runs)
         except OSError as error:
             raise unreadable(error) from error
         if as_json:
             print(json.dumps(found, indent=2, default=asdict))
         else:
-            show()
+            tables.show(shown)
     return EXIT_COMPLETE if is_good else EXIT_FAILED
 
 
@@ -68,29 +69,17 @@ def _draw(html: str, runs: list[RunDir]) -> int:
 
 def _report(run: RunDir) -> _Answer:
     view = view_now(run)
-
-    def show() -> None:
-        from elastic.report import tables
-
-        tables.show(tables.report_tables(run.url, view))
-
-    return report_json(view), show, True
+    return report_json(view), tables.report_tables(run.url, view), True
 
 
 def _status(run: RunDir) -> _Answer:
     view = view_now(run, newest=True)
-
-    def show() -> None:
-        from elastic.report import tables
-
-        tables.show(tables.status_tables(run.url, view))
-
-    return status_json(view), show, True
+    return status_json(view), tables.status_tables(run.url, view), True
 
 
 def _diff(a: RunDir, b: RunDir) -> _Answer:
     found = compare_runs(a, b)
-    return found, lambda: print(printable(found.text())), found.same
+    return found, tables.cell(found.text()), found.same
 
 
 def compare_runs(a: RunDir, b: RunDir) -> Difference:
@@ -150,7 +139,7 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
 
 def _verify(run: RunDir) -> _Answer:
     found = verify_run(run, SystemClock())
-    return found, lambda: print(printable(found.text(run.url))), not found.damage
+    return found, tables.cell(found.text(run.url)), not found.damage
 
 
 _COMMANDS: dict[str, Callable[..., _Answer]] = {

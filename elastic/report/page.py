@@ -9,7 +9,6 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from elastic.observe.recovery import Recovery
 from elastic.observe.run_view import RunView
 from elastic.observe.series import Series
 from elastic.report.diff import Difference
@@ -89,46 +88,30 @@ def _headline(view: RunView) -> str:
 
 def _faults(view: RunView) -> dict[str, Any]:
     """The newest first."""
-    found = [each for each in view.incidents if each.kind in _WRONG]
-    shown = [
-        {
-            "at": since(view.began_s or 0.0, each.time),
-            "node": short(each.node),
-            "what": short(each.text),
-        }
-        for each in found[: -_MOST_ROWS - 1 : -1]
-    ]
-    return {"number": len(found), "shown": shown}
+    found, began_s = [each for each in view.incidents if each.kind in _WRONG], view.began_s or 0.0
+    shown = found[: -_MOST_ROWS - 1 : -1]
+    return {
+        "number": len(found),
+        "shown": [
+            {"at": since(began_s, each.time), "node": short(each.node), "what": short(each.text)}
+            for each in shown
+        ],
+    }
 
 
 def _recoveries(view: RunView) -> dict[str, Any]:
     """The longest first."""
-    why = {each.generation: each.why for each in view.generations}
-    ranked = sorted(view.recoveries, key=lambda each: -_took_s(each))
+    ranked = sorted(view.recoveries, key=lambda each: -(each.total_s or 0.0))[:_MOST_ROWS]
     totals = [each.total_s for each in view.recoveries if each.total_s is not None]
-    shown = [
-        asdict(each)
-        | {
-            "cause": short(each.cause),
-            "source": short(each.source or ""),
-            "why": short(why.get(each.generation, each.cause)),
-        }
-        for each in ranked[:_MOST_ROWS]
-    ]
     return {
         "number": len(view.recoveries),
         "median_s": median(totals) if totals else None,
         "longest_s": max(totals, default=None),
-        "shown": shown,
+        "shown": [
+            {name: short(value) if isinstance(value, str) else value for name, value in asdict(each).items()}
+            for each in ranked
+        ],
     }
-
-
-def _took_s(recovery: Recovery) -> float:
-    """The total; without a new step, the phases that there were."""
-    if recovery.total_s is not None:
-        return recovery.total_s
-    phases = recovery.detect_s, recovery.rendezvous_s, recovery.restore_s, recovery.down_s
-    return sum(each or 0.0 for each in phases)
 
 
 def _checkpoints(view: RunView) -> dict[str, Any]:

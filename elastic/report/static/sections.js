@@ -153,7 +153,7 @@ function recoveriesSection(picture) {
   if (!number) return null;
   const sum = (recovery) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
   const took = (recovery) => (recovery.total_s === null ? sum(recovery) : recovery.total_s);
-  const longest = took(ranked[0]) || 1;
+  const longest = Math.max(...ranked.map(took)) || 1;
   const bars = (each) => {
     // Before the phases that are known, an empty place for those that are not: nobody saw the end of all nodes.
     let x = Math.max(0, (took(each) - sum(each)) / longest) * 1000;
