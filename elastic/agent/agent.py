@@ -9,7 +9,7 @@ It imports no torch: the fork server and the workers do.
 
 from contextlib import suppress
 
-from elastic.agent.decide import Action, Observation, WorkerExit, decide
+from elastic.agent.decide import Action, Observation, decide
 from elastic.agent.generation import NodeGeneration
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
@@ -60,7 +60,6 @@ class NodeAgent:
         self._earlier_step = 0  # `last_step` when the newest generation started
         self._failures = OwnFailures(parts.settings.options.max_restarts)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
-        self._is_second_start = self._has_stepped = False  # of the script; in the generation before
         self._owed_step = 0  # the last one that workers do again before this node leaves; 0 for none
 
     @property
@@ -158,7 +157,7 @@ class NodeAgent:
                     generation.record_end(decision.reason)
                     return None
                 case Action.CLOSE_AND_REJOIN | Action.AGAIN:
-                    generation.close_and_end(self._planned_cause(view, decision.action), decision.reason)
+                    generation.close(self._planned_cause(view, decision.action), decision.reason)
                     return None
                 case Action.REDO:
                     generation.redo(decision.reason)
@@ -228,7 +227,7 @@ class NodeAgent:
         if kept_step >= last_step:
             return False
         self._owed_step = last_step
-        generation.close_and_end(NODE_LEFT, reason)
+        generation.close(NODE_LEFT, reason)
         parts.console.print_line(
             f"the steps from {kept_step + 1} to {last_step} are in no snapshot: they are done again before this node leaves"
         )
@@ -256,13 +255,10 @@ class NodeAgent:
         settings, shutdown, watchdog = parts.settings, parts.shutdown, parts.watchdog
         return Observation(
             workers=settings.nproc,
-            exits=tuple(
-                WorkerExit(rank=rank, code=code, open_step=workers.open_steps[rank])
-                for rank, code in workers.exit_codes.items()
-            ),
+            exits=tuple(workers.exits.values()),
             first_exit_age_s=workers.first_exit_age_s(),
             not_started=None if workers.not_started is None else workers.not_started.message,
-            knows_difference=EXIT_DIVERGED in workers.exit_codes.values()
+            knows_difference=any(each.code == EXIT_DIVERGED for each in workers.exits.values())
             and generation.divergence is not None,
             is_done=generation.is_done,
             keep_alive_s=settings.options.keep_alive_s,
@@ -302,7 +298,6 @@ class NodeAgent:
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.group.enter(entered, step=parts.step)
         self._earlier_step, self._has_trained = self.last_step, self.has_trained
-        self._has_stepped = parts.step > parts.page.restored_step
         parts.shutdown.begins()
         parts.page.clear()
         parts.memory.publish()
@@ -327,9 +322,7 @@ class NodeAgent:
         workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends
-        is_second = entered.cause == REHEARSAL or (self._is_second_start and not self._has_stepped)
-        self._is_second_start = is_second
-        self._generation = NodeGeneration(parts, entered.number, workers, is_second_start=is_second)
+        self._generation = NodeGeneration(parts, entered.number, workers)
         parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.

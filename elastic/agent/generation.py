@@ -17,7 +17,7 @@ from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
 from elastic.events import DrainRequested, GenerationEnded
-from elastic.rendezvous.group import RunEnd, WorkerFailure
+from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import RaisedError, WorkerError, read_errors
@@ -28,10 +28,7 @@ LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for cert
 class NodeGeneration:
     """One generation on this node, from the start of its workers until all of them are gone."""
 
-    def __init__(
-        self, parts: AgentParts, number: int, workers: NodeWorkers, *, is_second_start: bool
-    ) -> None:
-        """is_second_start: the script was started anew on purpose, and no step has followed yet."""
+    def __init__(self, parts: AgentParts, number: int, workers: NodeWorkers) -> None:
         self.workers = workers
         self.number = number
         self.drain_requested = False
@@ -39,7 +36,6 @@ class NodeGeneration:
         self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
         self.has_diverged = False  # workers of some node found that the ranks' states differ
         self._parts = parts
-        self._is_second_start = is_second_start
         self._are_killed = False
 
     def request_drain(self, reason: str, *, after: int, at_once: bool) -> None:
@@ -74,11 +70,25 @@ class NodeGeneration:
             parts.console.print_line(f"generation {self.number} ends{when}: {cause}")
         parts.log.record(GenerationEnded(cause=cause, step=parts.step))
 
-    def close_and_end(self, cause: str, reason: str) -> None:
-        """The planned end of a generation whose workers drained; it counts no restart."""
-        self._parts.group.close(cause, step=self._parts.step, counts=False, failure=None)
+    def close(self, cause: str, reason: str, *, counts: bool = False) -> Group | None:
+        """End the generation on all nodes. counts: it uses up a restart.
+
+        The group learns of it before this node kills its workers, which takes a moment: meanwhile
+        the other nodes kill theirs.
+        """
+        parts = self._parts
+        group = parts.group.close(cause, step=parts.step, counts=counts, failure=self.failure)
         self.kill_workers()
         self.record_end(reason, is_said=cause != REHEARSAL)
+        if group is None and self.failure is not None:
+            # It is out of reach, perhaps because all other nodes are gone. The newest state may
+            # exist in this node's memory alone: the uploader makes it durable while this node waits
+            # in the next rendezvous.
+            parts.console.print_line(
+                "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
+            )
+            parts.final_checkpoint.offer_newest()
+        return group
 
     def fail(self, reason: str, own: OwnFailures) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
@@ -88,17 +98,9 @@ class NodeGeneration:
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
-        is_early = self._is_second_start and not parts.step > parts.page.restored_step
-        if is_early and not self.failure.from_outside:
-            reason = f"the script failed when it was started again on purpose, as it would be after a fault: {reason}"
         repeated = own.came_back(self._raised_by(self.failure.rank))
-        # The group learns of the failure before this node kills its workers, which takes a moment:
-        # meanwhile the other nodes kill theirs.
-        group = parts.group.close("failure", step=parts.step, counts=True, failure=self.failure)
-        self.kill_workers()
-        self.record_end(reason)
+        group = self.close("failure", reason, counts=True)
         if group is None:
-            self._save_out_of_reach()
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
@@ -129,21 +131,16 @@ class NodeGeneration:
 
     def redo(self, reason: str) -> None:
         """Workers differed: close the generation for all nodes, which counts no restart."""
-        parts = self._parts
         self.has_diverged = True
         self.failure = self._first_failure(reason)
-        group = parts.group.close(DIVERGED, step=parts.step, counts=False, failure=self.failure)
-        self.kill_workers()
-        self.record_end(f"{reason}: {self.failure.message}")
-        if group is None:
-            self._save_out_of_reach()
+        self.close(DIVERGED, f"{reason}: {self.failure.message}")
 
     def end_run(self, reason: str) -> RunEnd:
         """A worker ended as it would again after a restart: end the run on all nodes, as it did."""
         parts = self._parts
         self.kill_workers()
         self.failure = self._first_failure(reason)
-        code = next(code for code in self.workers.exit_codes.values() if code in LIBRARY_FINAL_CODES)
+        code = next(each.code for each in self.workers.exits.values() if each.code in LIBRARY_FINAL_CODES)
         if not is_own_exit(self.failure.message, code):
             reason = self.failure.message
         end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=reason)
@@ -207,18 +204,7 @@ class NodeGeneration:
 
     @property
     def _errors(self) -> list[WorkerError]:
-        return read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exit_codes))
-
-    def _save_out_of_reach(self) -> None:
-        """The group's state is out of reach, perhaps because all other nodes are gone.
-
-        The newest state may exist in this node's memory alone. The uploader makes it durable while
-        this node waits in the next rendezvous.
-        """
-        self._parts.console.print_line(
-            "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
-        )
-        self._parts.final_checkpoint.offer_newest()
+        return read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exits))
 
     def _first_failure(self, reason: str) -> WorkerFailure:
         settings, culprit = self._parts.settings, self._parts.watchdog.error

@@ -10,9 +10,9 @@ exceptions can be such an error at all. An error between which and the next one 
 known again, at whatever step of its process it comes: the run goes on, slowly.
 """
 
-import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from elastic.agent.decide import WorkerExit
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.rendezvous.group import WorkerFailure
@@ -107,41 +107,28 @@ def _identity(error: RaisedError) -> tuple[str, ...]:
 
 
 def first_failure(
-    codes: Mapping[int, int],
-    killed: set[int],
-    errors: list[WorkerError],
-    reason: str,
-    ended_within: Collection[int] = (),
+    exits: Iterable[WorkerExit], killed: set[int], errors: list[WorkerError], reason: str
 ) -> WorkerError:
     """The worker to blame for the end of a generation on this node.
 
-    codes: exit codes by rank, in the order in which the agent saw them.
-    killed: ranks that the agent itself killed.
+    exits: in the order in which the agent saw them. killed: ranks that the agent itself killed.
     reason: speaks for a culprit that left no error file, as one that was killed from outside.
-    ended_within: ranks whose exit code 0 was no end of their loop.
     """
+    ended = {each.rank: each for each in exits}
+    no_failure = EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
     culprits = [
         rank
-        for rank, code in codes.items()
-        if rank not in killed
-        and (rank in ended_within or code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST))
+        for rank, each in ended.items()
+        if rank not in killed and (each.is_within_loop or each.code not in no_failure)
     ]
     of_culprits = [error for error in errors if error.rank in culprits]
     # A worker writes its error file, then its sockets close, and only later its exit code is seen.
     # A victim may notice the closed socket and exit before the culprit has: so workers that have
     # written a file and not exited yet are candidates as well, and the earliest file decides.
-    of_running = [error for error in errors if error.rank not in codes]
+    of_running = [error for error in errors if error.rank not in ended]
     if of_culprits:
         return min([*of_culprits, *of_running], key=lambda error: error.time)
     if errors and not culprits:
         return min(of_running or errors, key=lambda error: error.time)
-    first = culprits[0] if culprits else next(iter(codes), -1)
+    first = next(iter([*culprits, *ended]), -1)
     return WorkerError(rank=first, message=reason, traceback="", time=0.0)
-
-
-def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
-    """Whether SIGKILL ended the worker.
-
-    It comes from outside or for want of memory, so the training state cannot be at fault.
-    """
-    return codes.get(rank) == -signal.SIGKILL

@@ -18,7 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elastic.agent.own_failures import OwnFailures, first_failure, was_sigkilled
+from elastic.agent.decide import WorkerExit
+from elastic.agent.own_failures import OwnFailures, first_failure
 from elastic.agent.settings import Settings
 from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
 from elastic.config.environment import AgentLink, variables
@@ -73,10 +74,7 @@ class NodeWorkers:
 
         open_step: in which step of its loop a local rank is, if in any.
         """
-        # By rank, in the order in which the exits were seen. A negative code is the number of the
-        # signal that ended the worker.
-        self.exit_codes: dict[int, int] = {}
-        self.open_steps: dict[int, int | None] = {}  # of those, when they ended
+        self.exits: dict[int, WorkerExit] = {}  # by rank, in the order in which they were seen
         self.killed: set[int] = set()  # ranks that this agent killed
         self.not_started: WorkerError | None = None
         self._open_step = open_step
@@ -100,7 +98,7 @@ class NodeWorkers:
     @property
     def running(self) -> dict[int, WorkerStart]:
         """By rank, the workers whose exit was not seen yet."""
-        return {rank: start for rank, start in self._starts.items() if rank not in self.exit_codes}
+        return {rank: start for rank, start in self._starts.items() if rank not in self.exits}
 
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
@@ -108,17 +106,8 @@ class NodeWorkers:
     @property
     def was_cut_short(self) -> bool:
         """Whether a worker exited otherwise than by finishing or draining."""
-        codes = self.exit_codes.values()
-        return bool(self.ended_within) or any(code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in codes)
-
-    @property
-    def ended_within(self) -> set[int]:
-        """Ranks that ended with exit code 0 before their loop had ended."""
-        return {
-            rank
-            for rank, step in self.open_steps.items()
-            if step is not None and self.exit_codes[rank] == EXIT_COMPLETE
-        }
+        ends_well = EXIT_COMPLETE, EXIT_INTERRUPTED
+        return any(each.is_within_loop or each.code not in ends_well for each in self.exits.values())
 
     def first_exit_age_s(self) -> float:
         """Seconds since the first exit was seen; 0 while all run."""
@@ -129,15 +118,18 @@ class NodeWorkers:
 
         A worker that lost a peer or that this agent killed is a victim, unless it is the culprit.
         """
-        codes = {rank: code for rank in self.running if (code := self._processes[rank].poll()) is not None}
-        self.exit_codes.update(codes)
-        self.open_steps |= {rank: self._open_step(self._starts[rank].local_rank) for rank in codes}
-        if codes and self._first_exit_s is None:
+        found = [
+            WorkerExit(rank=rank, code=code, open_step=self._open_step(start.local_rank))
+            for rank, start in self.running.items()
+            if (code := self._processes[rank].poll()) is not None
+        ]
+        self.exits |= {each.rank: each for each in found}
+        if found and self._first_exit_s is None:
             self._first_exit_s = self._clock.monotonic()
-        for rank, code in codes.items():
-            is_victim = code == EXIT_PEER_LOST or rank in self.killed
-            self._record_exit(rank, code, victim=is_victim and (culprit is None or rank != culprit.rank))
-        return bool(codes)
+        for each in found:
+            is_victim = each.code == EXIT_PEER_LOST or each.rank in self.killed
+            self._record_exit(each, victim=is_victim and (culprit is None or each.rank != culprit.rank))
+        return bool(found)
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as a worker may have exited, or after `timeout_s`."""
@@ -194,22 +186,20 @@ class NodeWorkers:
         worker that was found to hang; it is to blame whatever error files the others left.
         """
         files = read_errors(errors, list(self._processes))
-        first = (
-            hung
-            or self.not_started
-            or first_failure(self.exit_codes, self.killed, files, reason, self.ended_within)
-        )
+        first = hung or self.not_started or first_failure(self.exits.values(), self.killed, files, reason)
+        ended = self.exits.get(first.rank)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return WorkerFailure(
             node=node,
             rank=first.rank,
             message=first.message,
             traceback=first.traceback,
-            from_outside=first is self.not_started or was_sigkilled(self.exit_codes, first.rank),
+            # SIGKILL comes from outside or for want of memory: the state cannot be at fault.
+            from_outside=first is self.not_started or (ended is not None and ended.code == -signal.SIGKILL),
         )
 
-    def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
-        pid = self.pid(rank)
+    def _record_exit(self, seen: WorkerExit, *, victim: bool) -> None:
+        rank, code, pid = seen.rank, seen.code, self.pid(seen.rank)
         name = signal.Signals(-code).name if code < 0 else None
         is_plain = self._starts[rank].is_plain
         is_planned = code in (EXIT_COMPLETE, EXIT_INTERRUPTED) or (code == EXIT_AGAIN and not is_plain)
@@ -217,7 +207,7 @@ class NodeWorkers:
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
-        if not is_planned or rank in self.ended_within:
+        if not is_planned or seen.is_within_loop:
             how = f"killed by {name}" if name else f"exit code {code}"
             why = ", stopped by this agent" if rank in self.killed else ", a victim of another failure"
             self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{why if victim else ''}")

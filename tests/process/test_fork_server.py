@@ -78,6 +78,10 @@ match sys.argv[1]:
 """
 
 
+def codes_of(workers: NodeWorkers) -> dict[int, int]:
+    return {rank: each.code for rank, each in workers.exits.items()}
+
+
 class Quiet:
     """The event log, the console and the clock of workers whose events no test reads."""
 
@@ -332,7 +336,7 @@ def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(nod
     os.kill(first, signal.SIGKILL)
     workers.wait(FOR_EVER_S)
     assert workers.poll()
-    assert workers.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert codes_of(workers) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     workers.kill(None)
     assert not workers.killed
     for pid in pids:
@@ -357,7 +361,7 @@ def test_where_a_worker_cannot_be_started_those_before_it_are_killed(node, monke
     workers = node.workers("stand", size=3)
     assert list(workers.running) == [0]
     workers.kill(None)
-    assert workers.exit_codes == {0: -signal.SIGKILL}
+    assert codes_of(workers) == {0: -signal.SIGKILL}
     failure = workers.record_failure("n", "why", node.folder, None)
     assert (failure.rank, failure.message) == (1, "the worker of rank 1 was not started: no process")
     assert failure.from_outside
@@ -394,10 +398,10 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     os.kill(workers.pid(1), signal.SIGKILL)
     workers.wait(FOR_EVER_S)
     assert workers.poll()
-    assert list(workers.exit_codes) == [1]
+    assert list(workers.exits) == [1]
     workers.terminate(0.0, lambda: False)
     workers.kill(None)
-    assert workers.exit_codes == dict.fromkeys((1, 0, 2), -signal.SIGKILL)
+    assert codes_of(workers) == dict.fromkeys((1, 0, 2), -signal.SIGKILL)
     assert workers.killed == {0, 2}
     for pid in pids:
         dies(pid)
@@ -415,7 +419,7 @@ def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node)
         wait_any_exit([workers._processes[0]], FOR_EVER_S)
     workers.wait(FOR_EVER_S)
     assert workers.poll()
-    assert workers.exit_codes == {0: 0}
+    assert codes_of(workers) == {0: 0}
 
 
 @pytest.mark.parametrize("is_forked", [True, False])

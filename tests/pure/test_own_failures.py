@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.agent.decide import WorkerExit
 from elastic.agent.own_failures import OwnFailures, came_back, first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
@@ -99,5 +100,6 @@ def test_a_machine_that_was_wrong_twice_is_faulty():
 def test_the_worker_that_failed_first_is_blamed(codes, killed, files, blamed):
     """None: a worker without an error file, for which the exit code speaks."""
     errors = [WorkerError(rank=n, message=f"{n}", traceback="", time=time) for n, time in files.items()]
-    first = first_failure(codes, killed, errors, "its exit code", {3} & codes.keys())
+    exits = [WorkerExit(rank=n, code=code, open_step=7 if n == 3 else None) for n, code in codes.items()]
+    first = first_failure(exits, killed, errors, "its exit code")
     assert first.message == ("its exit code" if blamed is None else f"{blamed}")
