@@ -28,32 +28,23 @@ class GroupPolicy:
 
 
 def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead members of the open generation; none while no generation is open."""
-    return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
+    """The dead members of the open or closed generation; none that left is among them."""
+    return tuple(node.id for node in group.members if node.id not in alive)
 
 
-def lost_of_closed(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The members of the closed generation that died, before or after it; those that left are not
-    among them.
-    """
-    return () if group.open else tuple(n.id for n in group.members if n.id not in alive)
+def lost(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
+    """The dead nodes that the group names, for which it must change.
 
-
-def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead nodes that the group still names, except members of an open generation.
-
-    They wait, have reported others unreachable, or were members of a generation that is closed:
-    without its dead the first of those left knows that it is the first, also where it watches few.
+    Those are members, nodes that wait, and nodes that have reported others unreachable. Of a closed
+    generation the dead members go too, so that the first of those left knows that it is the first,
+    also where it watches few.
 
     A reporter may be neither a member nor waiting: an excluded node is out of the group for the
     time that its workers take to stop. If it dies then, its report must not stay and exclude
     others.
     """
-    members = () if group.open else group.members
-    named = dict.fromkeys(
-        [*(node.id for node in (*members, *group.waiting)), *(report.node for report in group.reports)]
-    )
-    return tuple(name for name in named if name not in alive)
+    names = [*(node.id for node in (*group.members, *group.waiting)), *(each.node for each in group.reports)]
+    return tuple(name for name in dict.fromkeys(names) if name not in alive)
 
 
 def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:

@@ -237,8 +237,6 @@ class PartitionDetector:
         self._detector = self._detector.observe(
             {name: counters.get(name, NO_HEARTBEAT) for name in self._peers | remembered}, now_s=now_s
         )
-        if not group.open:
-            self._partitioned_s = None
 
     def _set_peers(self, group: Group) -> None:
         """Members probe each other, so that all parts of a cut group are known; and nodes that wait
@@ -264,26 +262,28 @@ class PartitionDetector:
         is_any_reachable = len(silent) < len(self._detector.nodes)
         return any(is_any_reachable or counter != NO_HEARTBEAT for counter in silent)
 
-    def with_own_report(self, group: Group, *, alive: AbstractSet[str], moving: AbstractSet[str]) -> Group:
-        """The group with this node's report brought up to date. moving: whose heartbeats arrive."""
-        reported = self._reported(group)
-        peers = self._unreachable(reported, alive, moving)
-        if peers == reported:
-            return group
-        return transitions.report_unreachable(group, node_id=self._me, peers=peers)
-
-    def with_own_report_or_closed(
-        self, group: Group, *, alive: AbstractSet[str], moving: AbstractSet[str], step: int, now_s: float
+    def with_own_report(
+        self,
+        group: Group,
+        *,
+        alive: AbstractSet[str],
+        moving: AbstractSet[str],
+        now_s: float,
+        step: int = 0,
     ) -> Group:
-        """As `with_own_report`; closes a generation whose members stay partitioned for a while.
+        """The group with this node's report brought up to date; a member also closes a generation
+        whose members stay partitioned for a while. moving: whose heartbeats arrive.
 
         The wait of a quarter of a keep-alive lets the others' reports arrive. All nodes that lost
         the same link notice it within one interval of the probes. If the generation closed on the
         first report, a pair would be all that is known, and of a pair the later node goes, even
         when the earlier one has lost its links to everyone.
         """
-        updated = self.with_own_report(group, alive=alive, moving=moving)
-        if not membership.is_partitioned(group, alive=alive):
+        reported = self._reported(group)
+        peers, updated = self._unreachable(reported, alive, moving), group
+        if peers != reported:
+            updated = transitions.report_unreachable(group, node_id=self._me, peers=peers)
+        if self._me not in group.member_ids or not membership.is_partitioned(group, alive=alive):
             self._partitioned_s = None
             return updated
         if self._partitioned_s is None:

@@ -236,7 +236,7 @@ class Rendezvous:
         alive = self._observer.alive
         if self._partition_detector is not None:
             updated = self._partition_detector.with_own_report(
-                group, alive=alive, moving=self._observer.moving
+                group, alive=alive, moving=self._observer.moving, now_s=self._observer.timing.now_s
             )
             if updated != group:
                 self._writer.set(version, updated)
@@ -290,22 +290,18 @@ class Rendezvous:
         version, group = self._observer.poll()
         self._observer.keep(group)
         alive, changed = self._observer.alive, None
-        lost = membership.lost_members(group, alive=alive)
-        are_dead = bool(lost or membership.lost_waiting(group, alive=alive))
-        if group.ended is None and are_dead:
+        lost = membership.lost_members(group, alive=alive) if group.open else ()
+        if group.ended is None and membership.lost(group, alive=alive):
             changed = self._writer.evict(version, group, step=step)
         else:
             self._writer.take_back()
-        if self._partition_detector is not None and group.ended is None and not are_dead:
-            updated = self._partition_detector.with_own_report_or_closed(
-                group,
-                alive=alive,
-                moving=self._observer.moving,
-                step=step,
-                now_s=self._observer.timing.now_s,
-            )
-            if updated != group and self._writer.set(version, updated):
-                changed = updated
+            if self._partition_detector is not None and group.ended is None:
+                now_s, moving = self._observer.timing.now_s, self._observer.moving
+                updated = self._partition_detector.with_own_report(
+                    group, alive=alive, moving=moving, now_s=now_s, step=step
+                )
+                if updated != group and self._writer.set(version, updated):
+                    changed = updated
         group = changed or group
         mine = group.generation == self._entered and self._me.id in group.member_ids
         view = GroupView(
@@ -358,8 +354,8 @@ class Rendezvous:
         """One poll after the generation was closed: whether a member of it is dead."""
         _, group = self._observer.poll()
         # Where another node has evicted it, the failure is not one any more.
-        is_lost = membership.lost_of_closed(group, alive=self._observer.alive) or group.cause == NODE_LOST
-        return group.generation == self._entered and bool(is_lost)
+        is_lost = bool(membership.lost_members(group, alive=self._observer.alive)) and not group.open
+        return group.generation == self._entered and (is_lost or group.cause == NODE_LOST)
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """Close the open generation if this node is in it, and leave if others have its state.

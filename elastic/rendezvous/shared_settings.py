@@ -66,21 +66,15 @@ def refusal(theirs: SharedSettings, mine: SharedSettings) -> str:
             " If this is to be a run of its own, give another --rdzv-id or --rdzv-endpoint"
         )
     differences = "; ".join(
-        f"{flag} {there} there, {here} here" for flag, there, here in _rules(theirs, mine) if there != here
-    )
-    return (
-        f"the nodes of this group were given other settings: {differences};"
-        " give this node the same, or stop the others first and start all with the new ones"
-    )
-
-
-def _rules(theirs: SharedSettings, mine: SharedSettings) -> list[tuple[str, str, str]]:
-    """The options behind the settings, with the text of both values."""
-    return [
-        (flag, f"{there:g}{unit}", f"{here:g}{unit}")
+        f"{flag} {there:g}{unit} there, {here:g}{unit} here"
         for flag, unit, there, here in (
             ("--min-nodes", "", theirs.min_nodes, mine.min_nodes),
             ("--max-nodes", "", theirs.max_nodes, mine.max_nodes),
             ("--keep-alive", "s", theirs.keep_alive_s, mine.keep_alive_s),
         )
-    ]
+        if there != here
+    )
+    return (
+        f"the nodes of this group were given other settings: {differences};"
+        " give this node the same, or stop the others first and start all with the new ones"
+    )

@@ -105,7 +105,7 @@ def next_action(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> GroupDecision:
     """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
-    lost = membership.lost_members(group, alive=alive) or membership.lost_waiting(group, alive=alive)
+    lost = membership.lost(group, alive=alive)
     if group.ended is not None:
         action, reason = GroupAction.STOP, f"the run has ended: {group.ended.reason}"
     elif lost:
@@ -303,9 +303,10 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     back: the workers of a machine that is taken away may die before its agent does, and scripts
     without this library fail with an error of their own when their peers are gone.
     """
-    if group.cause == FAILURE and membership.lost_of_closed(group, alive=alive):
+    is_member_lost = bool(membership.lost_members(group, alive=alive))
+    if is_member_lost and not group.open and group.cause == FAILURE:
         group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
-    if membership.lost_members(group, alive=alive):
+    if is_member_lost:
         group = close(
             group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None
         )

@@ -398,8 +398,8 @@ def test_a_report_of_a_dead_node_is_removed() -> None:
     )
     assert group.open and group.member_ids == set("ab") and group.reports == updated.reports
     assert membership.reported(group) == set("ac")
-    assert membership.lost_waiting(group, alive=set("abc")) == ()
-    assert membership.lost_waiting(group, alive=set("ab")) == ("c",)
+    assert membership.lost(group, alive=set("abc")) == ()
+    assert membership.lost(group, alive=set("ab")) == ("c",)
     assert transitions.evict(group, alive=set("ab")) == replace(group, reports=())
 
 

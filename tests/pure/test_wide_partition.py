@@ -90,12 +90,9 @@ class Network:
     def poll(self, agent):
         agent.detector.observe(self.group, now_s=self.now_s)
         everyone = frozenset(self.names)
-        if self.group.open:
-            self.group = agent.detector.with_own_report_or_closed(
-                self.group, alive=everyone, moving=everyone, step=1, now_s=self.now_s
-            )
-        else:
-            self.group = agent.detector.with_own_report(self.group, alive=everyone, moving=everyone)
+        self.group = agent.detector.with_own_report(
+            self.group, alive=everyone, moving=everyone, step=1, now_s=self.now_s
+        )
 
     def excluded(self):
         return membership.excluded(self.group, alive=frozenset(self.names))
