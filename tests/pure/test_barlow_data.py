@@ -54,42 +54,9 @@ def test_middle_numbers_leave_a_digit_as_it_is() -> None:
     torch.testing.assert_close(barlow_data.augment_digits(images, torch.full((3, DRAWS), 0.5)), images)
 
 
-def test_every_number_changes_the_digit() -> None:
-    image = torch.rand(1, 1, 8, 8)
-    for draw in range(DRAWS):
-        draws = torch.full((1, DRAWS), 0.5)
-        draws[0, draw] = 0.9
-        assert not torch.allclose(barlow_data.augment_digits(image, draws), image, atol=1e-4)
-
-
-def test_two_views_of_a_digit_use_different_numbers() -> None:
-    digits = barlow_data.load_data("digits", Path())
-    images, labels = next(iter(DataLoader(digits.train, batch_size=4)))
-    draws = torch.rand(4, 2 * DRAWS)
-    one, other = digits.views(Batch([images, labels], draws))
-    assert one.shape == other.shape == (4, 1, 8, 8)
-    assert not torch.equal(one, other)
-    assert torch.equal(other, barlow_data.augment_digits(images, draws[:, DRAWS:]))
-
-
 def picture(seed: int, size: tuple[int, int] = (40, 30)) -> Image.Image:
     numbers = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     return Image.fromarray(numbers)
-
-
-def test_photograph_views_are_a_function_of_the_generator() -> None:
-    """The library keys torch's generator for each sample; a transform that drew elsewhere would
-    differ here.
-    """
-    views = barlow_data.TwoViews(32)
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        drawn.append(views(picture(0)))
-    assert all(view.shape == (3, 32, 32) and view.dtype == torch.float32 for view in drawn[0])
-    assert torch.equal(drawn[0][0], drawn[1][0]) and torch.equal(drawn[0][1], drawn[1][1])
-    assert not torch.equal(drawn[0][0], drawn[2][0])
-    assert not torch.equal(drawn[0][0], drawn[0][1])
 
 
 def image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
