@@ -34,11 +34,16 @@ def kept(state: State) -> FlatState:
     return copy.deepcopy(state.flatten())
 
 
-def pair(make, *, seed=0):
-    """(a trained parent's state, a fresh State of the same recipe)."""
-    objects = make(net(seed))
+def parent(make) -> FlatState:
+    """A trained parent's state."""
+    objects = make(net(0))
     train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
-    return kept(State(**objects)), State(**make(net(seed + 1)))
+    return kept(State(**objects))
+
+
+def pair(make):
+    """(a trained parent's state, a fresh State of the same recipe)."""
+    return parent(make), State(**make(net(1)))
 
 
 def adam(lr=0.1, **more):
@@ -127,9 +132,7 @@ def in_turn(first: int):
 )
 def test_what_does_not_fit_is_named(there, here, says):
     """One difference between two recipes at a time; none is taken for the other."""
-    objects = there(net(0))
-    train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
-    problems, _ = load_entries(kept(State(**objects)), State(**here(net(1))), ())
+    problems, _ = load_entries(parent(there), State(**here(net(1))), ())
     assert any(says in words for words in problems)
 
 

@@ -11,14 +11,12 @@ from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.loop.schedule import (
     AUDIT_SHARE,
-    COMPARISON_SHARE,
     CREDIT_S,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
     SNAPSHOT_SHARE,
     AuditSchedule,
-    Interval,
     SnapshotSchedule,
     affordable_interval,
     is_save_due,
@@ -128,37 +126,6 @@ def test_an_interval_keeps_its_share_and_has_hysteresis(cost_s, step_s, current)
         assert chosen == 1 or cost_s > SNAPSHOT_SHARE * step_s * (chosen - 1) * (1 - 1e-9)
     elif chosen > 1:
         assert cost_s > SNAPSHOT_SHARE * step_s * (chosen / HYSTERESIS - 1) * (1 - 1e-9)
-
-
-def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
-    """The steps at which the schedule has a snapshot taken, and whether it changed its interval."""
-    taken, changes = [], []
-    for step in steps:
-        schedule.add_step(step_s)
-        if schedule.is_due(step):
-            taken.append(step)
-            schedule.interval.begin(step)
-            changes.append(schedule.add_cost(cost_s) is not None)
-    return taken, changes
-
-
-def test_auto_spaces_snapshots_by_the_cost_of_the_first():
-    taken, changes = snapshots_at(SnapshotSchedule(AUTO), range(1, 20))
-    assert taken == [1, 6, 11, 16]
-    assert changes == [True, False, False, False]
-
-
-@given(st.floats(1e-5, 1.0), st.floats(1e-3, 10.0))
-def test_comparisons_cost_no_more_than_their_share_of_the_steps(cost_s, step_s):
-    """Once the cost is known: no snapshot is ever taken."""
-    interval, compared = Interval(COMPARISON_SHARE), []
-    for step in range(1, 200):
-        if interval.is_over(step):
-            compared.append(step)
-            interval.begin(step)
-            interval.add_cost(cost_s, step_s)
-    assert cost_s <= COMPARISON_SHARE * step_s * interval.steps * (1 + 1e-9)
-    assert compared == list(range(1, 200, interval.steps))
 
 
 @given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))

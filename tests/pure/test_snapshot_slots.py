@@ -191,16 +191,6 @@ def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
     slots.close()
 
 
-def test_what_was_invalidated_is_never_the_name_of_other_bytes():
-    """A lease that is held names a slot and a number: no later snapshot may have both."""
-    slots = SnapshotSlots.create(PAGE, 1)
-    first = slots.publish(slots.begin(), size_bytes=1, info=info(1))
-    slots.invalidate(first.slot)
-    second = slots.publish(slots.begin(), size_bytes=1, info=info(2))
-    assert not slots.is_whole(first.slot, first.seq)
-    assert slots.is_whole(second.slot, second.seq)
-
-
 def test_the_size_is_sealed():
     """A process that cut the file would kill every process that reads behind its new end."""
     slots = SnapshotSlots.create(1, 2)
@@ -213,26 +203,6 @@ def test_the_size_is_sealed():
 def open_fds():
     gc.collect()  # earlier tests of this process may have left some behind
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
-    """The allocation in advance fails: no descriptor stays, and with it no memory."""
-    before = open_fds()
-
-    def refuse(fd, offset, size):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="No space"):
-        SnapshotSlots.create(PAGE, 3)
-    assert open_fds() == before
-
-
-def write(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    5000 kB\n"}
@@ -254,13 +224,25 @@ def test_the_least_of_what_machine_and_groups_have_left_counts(tmp_path):
         ({f"{around}/memory.current": "95\n"}, 0),
     ]
     for files, left in added:
-        assert available_bytes(write(tmp_path, files)) == left
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        assert available_bytes(tmp_path) == left
 
 
-def test_more_memory_than_is_left_is_refused_before_it_is_taken(monkeypatch):
-    """Linux would grant it, and kill a process of its choice once it is written."""
-    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)
+def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
+    """More than is left is refused before it is taken: Linux would grant it, and kill a process of
+    its choice once it is written. With a descriptor that stays, memory would stay.
+    """
+
+    def refuse(_fd, _offset, _size):
+        raise OSError(28, "No space left on device")
+
     before = open_fds()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space"):
+        SnapshotSlots.create(PAGE, 3)
+    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)
     with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
         SnapshotSlots.create(PAGE, 1)
     assert open_fds() == before

@@ -1,10 +1,10 @@
 """Every rank gets the bytes of the rank that had them, whichever machines they are on."""
 
 import os
-from typing import ClassVar
 
 import pytest
 import torch
+from steps import groups_of
 
 from elastic.system.sealed_memory import SealedMemory, open_sealed
 from elastic.train.groups import PIECE_BYTES, ProcessGroups
@@ -16,16 +16,6 @@ SIZE_BYTES = 2 * PIECE_BYTES + 3
 
 def state():
     return torch.arange(SIZE_BYTES, dtype=torch.int64).to(torch.uint8)
-
-
-class Counted(ProcessGroups):
-    """Counts the chains that a rank takes part in."""
-
-    chains: ClassVar[list[list[int]]] = []
-
-    def pass_along(self, chain, size_bytes, data):
-        self.chains.append(list(chain))
-        super().pass_along(chain, size_bytes, data)
 
 
 def copy_of(data, *, is_sealed=True):
@@ -41,15 +31,14 @@ def spread_over(member, machines, holders, cannot_map, is_sealed):
     """What each rank got: whether it was the state, also after the others wrote to theirs, and in
     which chains it was.
     """
-    groups = Counted(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=member.rank,
-        device=torch.device("cpu"),
-        control=member.group,
-    )
-    Counted.chains = []
+    groups, chains, pass_along = groups_of(member), [], ProcessGroups.pass_along
+
+    def counted(self, chain, size_bytes, data):
+        chains.append(list(chain))
+        pass_along(self, chain, size_bytes, data)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessGroups, "pass_along", counted)
         patch.setattr(spread_state, "this_machine", lambda: machines[member.rank])
         if cannot_map:
             patch.setattr(spread_state, "open_sealed", refuse)
@@ -59,7 +48,7 @@ def spread_over(member, machines, holders, cannot_map, is_sealed):
     groups.all_gather(0)
     found.fill_(member.rank)
     groups.all_gather(0)
-    return [is_state and bool((found == member.rank).all()), Counted.chains]
+    return [is_state and bool((found == member.rank).all()), chains]
 
 
 def refuse(_path):
@@ -90,14 +79,8 @@ def test_every_rank_gets_the_state(ranks, machines, holders, cannot_map, is_seal
 
 
 def problem_of(member):
-    groups = ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=member.rank,
-        device=torch.device("cpu"),
-        control=member.group,
-    )
-    return spread(groups, Copy(problem="damaged") if member.rank else copy_of(state()))
+    own = Copy(problem="damaged") if member.rank else copy_of(state())
+    return spread(groups_of(member), own)
 
 
 def test_a_problem_of_one_rank_is_that_of_all(ranks):

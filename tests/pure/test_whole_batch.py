@@ -4,31 +4,20 @@ from functools import partial
 
 import pytest
 import torch
-from steps import CPU, NO_REQUESTS, auditor_of, parts_of
+from steps import ALONE, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import TensorDataset
 
-from elastic.data.loader import Loader
-from elastic.data.order import SampleOrder, Tail
 from elastic.proof.for_check import FirstGradientCheck
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.train.step.step import Step
 
 
-def first_step(net, *, watched=True, collate=None, **others):
-    """The first step of a run of 24 samples in 4 shards, and what it needs."""
-    order = SampleOrder(seed=5, samples=24, global_batch=24, shards=4, epochs=1, tail=Tail.DROP)
-    draw = torch.Generator().manual_seed(3)
-    tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
+def first_step(net, *, watched=True, **others):
+    """The first step of a run, of 24 samples in 4 shards."""
     state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
-    parts = parts_of(state, order)
-    loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU, collate=collate)
-    auditor = auditor_of(state, parts, loader)
-    load = partial(next, loader.steps(range(4), 1))
-    check = FirstGradientCheck(parts=auditor) if watched else None
-    return Step(1, parts, load, lambda _: NO_REQUESTS, check)
+    audits = (lambda parts: FirstGradientCheck(parts=parts)) if watched else False
+    return next(steps(ALONE, state, shards=4, audits=audits))
 
 
 def net(*more):
@@ -66,11 +55,8 @@ def test_a_loss_that_is_no_mean_over_samples_is_found(layer, says, kind):
 
     found = step.audit.found
     assert found.obstacle == "" and bool(found.in_eval) == bool(says) and says in (found.in_eval or "")
-    assert (
-        found.difference < 1e-6
-        if kind != "in the place of a mean"
-        else found.difference == pytest.approx(0.75)
-    )
+    expected = 0.75 if kind == "in the place of a mean" else 0.0
+    assert found.difference == pytest.approx(expected, abs=1e-6)
     assert found.parameter.startswith("net.")
     assert all(module.training for module in model.modules())
 

@@ -1,7 +1,7 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -123,15 +123,17 @@ def steps(
     first: int = 1,
     batch: int = BATCH,
     tail: Tail = Tail.DROP,
-    audits: bool = False,
+    audits: bool | Callable[[Auditor], Any] = False,
     turns: bool = False,
     log: Any = None,
     redo: Any = None,
+    requests: Callable[[int], Requests] = lambda _number: NO_REQUESTS,
 ) -> Iterator[Step]:
     """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
 
-    audits: each computation of each step is audited. turns: each step has other `turning_spans`.
-    log: of the audits, on rank 0 alone. redo: the difference because of which these steps begin.
+    audits: each computation of each step is audited, by an Auditor or what it is made of one.
+    turns: each step has other `turning_spans`. log: of the audits, on rank 0 alone. redo: the
+    difference because of which these steps begin.
     """
     torch.set_num_threads(1)
     dataset = dataset or samples()
@@ -141,6 +143,9 @@ def steps(
     parts = parts_of(state, order, member)
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate, workers=workers)
     auditor = auditor_of(state, parts, loader, member=member, log=log, redo=redo) if audits else None
+
+    if auditor is not None and callable(audits):
+        auditor = audits(auditor)
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
@@ -152,7 +157,7 @@ def steps(
     for number in range(first, order.steps + 1):
         if turns:
             parts.exchange.divide(spans(number))
-        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS, auditor)
+        yield Step(number, parts, partial(next, batches), requests, auditor)
         parts.contract.end_step()
     parts.gradients.close()
     parts.contract.close()
