@@ -198,28 +198,24 @@ class OwnGenerator(Noisy):
         return self.draw.random(), sample
 
 
+OTHER = {  # on the last rank
+    "weight": lambda net: net[3].weight.data[1, 2].add_(1e-3),
+    "saved": lambda net: net[3].weight.data[1, 2].add_(1e-3),
+    "buffer": lambda net: net[1].running_mean[3].add_(1e-3),
+    "mode": lambda net: net[1].train(),
+}
+
+
 def evaluate_differing(member, kind):
     """Ranks that read other data or numbers: what a script does on rank 0 alone."""
     net, is_other = network().eval(), member.rank == member.world_size - 1
-    limit, dataset, checksum = 0.5, TensorDataset(torch.ones(19, 6)), str
-    if kind == "generator":
-        dataset = OwnGenerator(19)
-    elif kind in ("part", "smaller part"):  # the habit of other trainers
-        dataset = TensorDataset(
-            torch.full((19 - member.rank * (kind == "smaller part"), 6), 1.0 * member.rank)
-        )
-    elif kind == "saved":
-        checksum = member.rank.__str__
-    if not is_other:
-        pass
-    elif kind == "buffer":
-        net[1].running_mean[3] += 1e-3
-    elif kind == "mode":
-        net[1].train()
-    elif kind == "number":
-        limit = 0.25
-    elif kind in ("weight", "saved"):
-        net[3].weight.data[1, 2] += 1e-3
+    if is_other and kind in OTHER:
+        OTHER[kind](net)
+    size = 19 - member.rank * (kind == "smaller part")  # parts: the habit of other trainers
+    dataset = TensorDataset(torch.full((size, 6), float(member.rank if "part" in kind else 1)))
+    dataset = OwnGenerator(19) if kind == "generator" else dataset
+    checksum = member.rank.__str__ if kind == "saved" else str
+    limit = 0.25 if is_other and kind == "number" else 0.5
 
     def above(batch):
         return batch.data[0].sum() if kind == "generator" else (net(batch.data[0]) - limit).double().sum()

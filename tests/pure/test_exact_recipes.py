@@ -187,9 +187,9 @@ def compiled():
     return State(net=net, optimizer=optimizer), body
 
 
-class ManyBuffers(nn.Module):
-    """Statistics of a batch, dropout, buffers of several kinds, a large one that changes late, a
-    layer that few shards use, and a parameter that no optimizer holds.
+class ManyParts(nn.Module):
+    """Statistics of a batch, dropout, a layer that few shards use, and a parameter that no
+    optimizer holds and no backward reaches at first.
     """
 
     def __init__(self):
@@ -197,20 +197,11 @@ class ManyBuffers(nn.Module):
         self.body = perceptron(nn.BatchNorm1d(WIDTH), nn.Dropout(0.3))
         self.rare = nn.Parameter(torch.ones(CLASSES))
         self.loose = nn.Parameter(torch.ones(CLASSES))
-        self.register_buffer("moving", torch.zeros(CLASSES, dtype=torch.float64))
-        self.register_buffer("large", torch.zeros(2**14))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("told", torch.zeros(CLASSES))
 
     def forward(self, x, *, step=0, is_rare=False):
         y = self.body(x) + self.told.tanh()
-        with torch.no_grad():
-            self.moving.lerp_(y.double().mean(0), 0.1)
-            if step == LATE:
-                self.large[:CLASSES] += y.mean(0)
-            self.seen += 1
-        if step >= LATE:  # no backward has reached it before
-            y = y * self.loose
+        y = y * self.loose if step >= LATE else y
         return y * self.rare if is_rare else y
 
 
@@ -225,15 +216,6 @@ def mean_form(step, net):
 
     step.mean_loss(loss)
     assert net.training and net.body.training
-
-
-def positive(batch):
-    """Of another form than `ones`."""
-    return (batch.data[1] > 0)[:, None]
-
-
-def ones(batch):
-    return torch.ones(batch.data[1].shape, dtype=torch.int32)
 
 
 def sum_form(step, net):
@@ -253,7 +235,7 @@ def sum_form(step, net):
     noise = step.sum(
         lambda batch: (net(batch.data[0], is_rare=batch.shard == 4) * torch.rand(CLASSES)).sum(0)[None]
     )
-    counted = step.sum(ones if step.number < LATE else positive)
+    counted = step.sum(lambda batch: torch.ones(batch.data[1].shape, dtype=torch.int32))
     loss = (total / 24).square().mean() + (noise / 24).exp().sum() + net.body[0].weight.square().sum()
     net.body.eval()  # after the last sum: the body's own, which no rank takes back
     step.backward(loss * net.strength * counted.sum())
@@ -268,9 +250,9 @@ def form_by_hand(step, net):
 
 
 @recipe()
-def buffers_and_modes():
+def parts_and_modes():
     """One form of a step after the other."""
-    net = ManyBuffers()
+    net = ManyParts()
     optimizer = torch.optim.AdamW([p for name, p in net.named_parameters() if name != "loose"], lr=1e-2)
 
     def body(step):
