@@ -22,11 +22,9 @@ from typing import Any
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import text as text_summary
 
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
-from elastic.observe.recovery import PHASES, Recovery
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import ABSENT, StepBatch
 from elastic.report.follower import Follower, render_all
@@ -36,8 +34,6 @@ from elastic.system.output import print_if_read
 from elastic.system.untrusted import decode
 
 WRITTEN = "written.json"
-RECOVERY = "elastic/recovery"
-COMPARED = "elastic/steps_done_twice_alike"
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 _STOP_S = 5.0
 _VERSION = "brain.Event:2"
@@ -47,13 +43,10 @@ _DEEPEST = 8  # dicts in dicts that a recipe logs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """step: the last one in the files, done by `generation`. recovery: the last generation whose
-    recovery is in them; 0 for none.
-    """
+    """step: the last one in the files, done by `generation`."""
 
     step: int = 0
     generation: int = 0
-    recovery: int = 0
 
 
 class TensorBoardWriter:
@@ -63,9 +56,8 @@ class TensorBoardWriter:
         """folder: of this run alone. writer: a name for people."""
         self._folder, self._writer, self._clock = folder, writer, clock
         self._saved = self.written = _read(folder / WRITTEN)
-        self._dropped_from: float = self.written.step + 1  # the recoveries of such steps are dropped
         self._records: RecordWriter | None = None  # there is one once it has something
-        self._path, self._compared = folder, 0
+        self._path = folder
 
     def add(self, steps: StepBatch) -> None:
         for place in range(len(steps)):
@@ -73,7 +65,8 @@ class TensorBoardWriter:
             if step <= self.written.step:
                 if generation <= self.written.generation:
                     continue  # it is there
-                self._go_back(step - 1)
+                self.close()  # the next file begins with this step
+                self.written = replace(self.written, step=step - 1)
             values = [
                 # A name may hold half of a pair of surrogates.
                 Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
@@ -85,20 +78,8 @@ class TensorBoardWriter:
             )
             self.written = replace(self.written, step=step, generation=generation)
 
-    def show(self, view: RunView) -> None:
-        """The recoveries; then all becomes visible, and it is noted how far it goes."""
-        over = [each for each in view.recoveries if each.step is not None]
-        for each in over:
-            if each.generation > self.written.recovery or (each.step or 0) >= self._dropped_from:
-                text = text_summary(RECOVERY, sentence(each))
-                self._write(Event(wall_time=each.ended_s or 0.0, step=each.step or 0, summary=text))
-        if (count := view.rehearsals.count + view.overlaps.count) > self._compared:
-            self._compared = count
-            values = [Summary.Value(tag=COMPARED, simple_value=view.rehearsals.alike + view.overlaps.alike)]
-            time = view.newest.time if view.newest else None
-            self._write(Event(wall_time=time or 0.0, step=self.written.step, summary=Summary(value=values)))
-        newest = max([self.written.recovery, *(each.generation for each in over)])
-        self.written, self._dropped_from = replace(self.written, recovery=newest), math.inf
+    def show(self, _view: RunView) -> None:
+        """All becomes visible, and it is noted how far it goes."""
         if self.written != self._saved:
             if self._records is not None:
                 self._records.flush()
@@ -115,12 +96,6 @@ class TensorBoardWriter:
             with suppress(OSError):  # a full disk took nothing, and each try would leave another one
                 if not self._path.stat().st_size:
                     self._path.unlink()
-
-    def _go_back(self, step: int) -> None:
-        """Files before the next one count up to this step."""
-        self.close()
-        self.written = replace(self.written, step=step)
-        self._dropped_from = min(self._dropped_from, step + 1)
 
     def _write(self, event: Event) -> None:
         if self._records is None:
@@ -180,16 +155,6 @@ class TensorBoard:
     def _writer(self, settings: Settings) -> TensorBoardWriter:
         folder = self._folder / (re.sub(r"[^A-Za-z0-9._-]", "-", settings.uid).lstrip(".") or "run")
         return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
-
-
-def sentence(recovery: Recovery) -> str:
-    phases = [(phase.replace("_", " "), getattr(recovery, f"{phase}_s")) for phase in PHASES]
-    shown = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases if seconds is not None)
-    took = "" if recovery.total_s is None else f", {recovery.total_s:.2f} s"
-    return (
-        f"generation {recovery.generation} ({recovery.cause}): {recovery.lost_steps} lost steps, state from"
-        f" {recovery.source or 'none'}{took}{f' ({shown})' if shown else ''}"
-    )
 
 
 def scalars_of(steps: StepBatch, place: int) -> Iterator[tuple[str, float]]:
