@@ -26,10 +26,9 @@ from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
-from elastic.system.growing_file import GrowingFile, read_from, size_bytes
+from elastic.system.growing_file import GrowingFile, read_from
 
-TICK_S = 0.5
-FAILED_PAUSE_S = 10.0
+RETRY_S = 0.5  # at the end
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 30.0
 PART_BYTES = 4 * 1024 * 1024
@@ -131,9 +130,6 @@ class LogShipper:
         """is_first: as of NodeShipper."""
         self._open = partial(NodeShipper, run, node, is_first=is_first)
         self._shipper = self._open(Objects(run.url, limit_s=PART_LIMIT_S))
-        # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
-        # Workers write events too, but those can wait for the next regular upload.
-        self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._run = run
         self._print_line = print_line
         self._clock = SystemClock()
@@ -173,16 +169,8 @@ class LogShipper:
         )
 
     def _run_until_closed(self) -> None:
-        due_s, seen_bytes = 0.0, 0
-        while not self._closing.wait(TICK_S):
-            written_bytes = sum(map(size_bytes, self._urgent))
-            now_s = self._clock.monotonic()
-            if now_s < due_s and (written_bytes == seen_bytes or self._has_failed):
-                continue
+        while not self._closing.wait(upload_parts.pause_s(self._clock.monotonic() - self._began_s)):
             self._try()
-            seen_bytes = written_bytes
-            pause_s = FAILED_PAUSE_S if self._has_failed else upload_parts.pause_s(now_s - self._began_s)
-            due_s = self._clock.monotonic() + pause_s
         self._upload_the_rest(self._shipper)
 
     def _try(self) -> None:
@@ -209,7 +197,7 @@ class LogShipper:
                     self._has_arrived.set()
             except StoreUnavailable as error:
                 self._problem = str(error)
-                self._has_arrived.wait(TICK_S)
+                self._has_arrived.wait(RETRY_S)
             except Exception as error:
                 self._problem = str(error)
                 return

@@ -1,7 +1,6 @@
 """Events, metrics and logs of all nodes are found again at the run's URL, whichever node died."""
 
 import contextlib
-import json
 import os
 import threading
 
@@ -14,7 +13,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import log_shipper as shipper
-from elastic.observe import metrics
+from elastic.observe import metrics, upload_parts
 from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import LogShipper, NodeShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
@@ -180,8 +179,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(shipper, "FAILED_PAUSE_S", 0.0)
-    monkeypatch.setattr(shipper, "TICK_S", 0.01)
+    monkeypatch.setattr(upload_parts, "FIRST_PAUSE_S", 0.01)
     run, reported, came = node("a"), [], threading.Event()
 
     def report(text):
@@ -267,34 +265,15 @@ def test_a_store_that_refuses_holds_up_no_end(node, hanging, monkeypatch):
 def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
     """The writer is in the middle of a line; the next upload finds the rest."""
     run = node("a")
-    run.events.mkdir(parents=True)
-    path = run.events / "a-agent.jsonl"
-    text = json.dumps({"event": "probe", "time": 1.0, "node": "a", "generation": 1}) + "\n"
-    files = node_shipper(run)
-    with path.open("a") as file:
-        file.write(text + text[:10])
-        file.flush()
-        assert files.upload()
-        file.write(text[10:])
-        file.flush()
-        assert files.upload()
-    with readable(run) as there:
-        assert len(run_records.events(there.events)) == 2
-
-
-def test_logs_are_uploaded(node):
-    """What a worker printed, in two parts."""
-    run = node("a")
-    path = run.log(generation=1, rank=0)
+    path, text = run.log(generation=1, rank=0), "printed\n"
     path.parent.mkdir(parents=True)
     objects = Objects(run.url)
     files = node_shipper(run, objects)
-    for text in ("first\n", "second\n"):
-        with path.open("a") as file:
-            file.write(text)
+    for written in (text + text[:3], text + text):
+        path.write_text(written)
         assert files.upload()
     names = sorted(objects.listed("logs"))
-    assert [objects.read(name) for name in names] == [b"first\n", b"second\n"]
+    assert [objects.read(name) for name in names] == [text.encode()] * 2
 
 
 def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_object(node):
@@ -312,12 +291,3 @@ def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_file(tmp_path):
     os.utime(tmp_path / "beats" / "a%20b", (file_time_s() - 7000.0,) * 2)
     assert heartbeat_ages_s(str(tmp_path))["a b"] == pytest.approx(7000.0, abs=3600)
     assert heartbeat_ages_s(str(tmp_path / "gone")) == {}
-
-
-def test_a_downloaded_run_is_removed_with_its_context(node):
-    run = node("a")
-    restored(run, "a", 1, 0)
-    uploaded(run, "a")
-    with readable(run) as there:
-        assert there.local.exists()
-    assert not there.local.exists()
