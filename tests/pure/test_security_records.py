@@ -20,7 +20,7 @@ from rich.console import Console
 from viewed import viewed
 
 from elastic import events
-from elastic.agent.exit_report import _print_failure
+from elastic.agent.exit_report import report_exit
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
@@ -315,7 +315,9 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     """It arrives through the rendezvous and is printed last."""
     failure = WorkerFailure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
     agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
-    settings = SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path)))
-    _print_failure(agent, settings, None)
+    options = SimpleNamespace(recipe="exact.py")
+    settings = SimpleNamespace(imports_library=False, run=RunDir.parse(str(tmp_path)), options=options)
+    shutdown, log = SimpleNamespace(decided=lambda _code: None), SimpleNamespace(record=lambda _event: None)
+    report_exit(agent, SimpleNamespace(settings=settings, shutdown=shutdown, log=log))
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
