@@ -14,8 +14,11 @@ the workers were given to restore from, until a snapshot in the larger ones coun
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
+from elastic.agent.shutdown_request import Calls
 from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
@@ -35,10 +38,9 @@ class SnapshotMemory:
         self._page = page
         self._count = count
         self._report = report
-        self._asked_bytes = 0  # of the thread
-        self._thread: threading.Thread | None = None
-        self._created: SnapshotSlots | OSError | None = None  # by the thread
-        self._is_told = False  # that no thread can be started
+        self._calls = Calls()
+        self._asked_bytes = 0
+        self._created: Future[SnapshotSlots] | None = None  # of that size, until they are taken over
         self._compared_step = 0  # the newest snapshot that all ranks of all nodes had compared
 
     @property
@@ -88,17 +90,23 @@ class SnapshotMemory:
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
         self._drop_outgrown()
-        if self._thread is not None:
-            is_alive = self._thread.is_alive()
-            if self._created is not None:
-                self._adopt()
-            if is_alive:
+        if self._created is not None:
+            if not self._created.done():
                 return
-            self._thread = None
+            created, self._created = self._created, None
+            try:
+                self._adopt(created.result())
+            except OSError as error:
+                self._page.refused_bytes = self._asked_bytes  # no worker waits for it
+                self._report(
+                    f"no memory for one copy of the state, {self._asked_bytes / 1e6:.0f} MB ({error}): no step can be saved from this "
+                    "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
+                )
         wanted = self._page.wanted_bytes
         capacity = max((slots.capacity_bytes for slots in self._both), default=0)
         if wanted > capacity and wanted != self._page.refused_bytes:
-            self._allocate(wanted)
+            self._asked_bytes = wanted
+            self._created = self._calls.submit(partial(self._create, wanted))
 
     def release_leases(self) -> None:
         """The uploader died, which would have returned the slots that it read."""
@@ -116,59 +124,35 @@ class SnapshotMemory:
             self.slots.close()
             self.slots, self._larger = self._larger, None
 
-    def _allocate(self, size_bytes: int) -> None:
-        thread = threading.Thread(target=self._create, args=(size_bytes,), daemon=True, name="memory")
+    def _create(self, size_bytes: int) -> SnapshotSlots:
+        """Allocate slots; another call makes them ready while the workers train. Raises OSError."""
         try:
-            thread.start()
-        except RuntimeError as error:
-            # A limit of processes, which may pass: the next poll tries again. The workers train
-            # meanwhile, and a run that could save nothing should not look as if it did.
-            if not self._is_told:
-                self._is_told = True
-                self._report(
-                    f"no thread can be started to allocate memory for the state ({error}): until one can, no step can be saved"
-                    " from this node's memory. The agent goes on trying; a higher limit of processes helps (ulimit -u, pids.max)"
-                )
-            return
-        self._asked_bytes, self._thread, self._is_told = size_bytes, thread, False
+            slots = SnapshotSlots.create(size_bytes, self._count, prepared=False)
+        except OSError:
+            slots = SnapshotSlots.create(size_bytes, SLOTS_WITHOUT_SNAPSHOTS, prepared=False)
+        self._calls.submit(partial(_prepare, slots))
+        return slots
 
-    def _create(self, size_bytes: int) -> None:
-        """Allocate slots, give them to `poll`, and make them ready while the workers train."""
-        found: SnapshotSlots | OSError | None = None
-        for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):
-            try:
-                found = SnapshotSlots.create(size_bytes, count, prepared=False)
-                break
-            except OSError as error:
-                found = error
-        self._created = found
-        if isinstance(found, SnapshotSlots):
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            with suppress(ValueError):  # they were outgrown meanwhile, and are closed
-                found.prepare()
+    def _adopt(self, created: SnapshotSlots) -> None:
+        if self.slots is None:
+            self.slots = created
+        else:
+            if self._larger is not None:  # outgrown as well, before anything in it counted
+                self._larger.close()
+            self._larger = created
+        self.publish()
+        if created.num_slots < self._count:
+            self._report(
+                f"no memory for {self._count} snapshots of {created.capacity_bytes / 1e6:.0f} MB; there is one, "
+                "which is written over in place: a fault meanwhile costs the steps since the newest checkpoint"
+            )
 
-    def _adopt(self) -> None:
-        created, self._created = self._created, None
-        if isinstance(created, SnapshotSlots):
-            if self.slots is None:
-                self.slots = created
-            else:
-                if self._larger is not None:  # outgrown as well, before anything in it counted
-                    self._larger.close()
-                self._larger = created
-            self.publish()
-            if created.num_slots < self._count:
-                self._report(
-                    f"no memory for {self._count} snapshots of {created.capacity_bytes / 1e6:.0f} MB; there is one, "
-                    "which is written over in place: a fault meanwhile costs the steps since the newest checkpoint"
-                )
-            return
-        self._page.refused_bytes = self._asked_bytes  # no worker waits for it
-        self._report(
-            f"no memory for one copy of the state, {self._asked_bytes / 1e6:.0f} MB ({created}): no step can be saved from this "
-            "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
-        )
+
+def _prepare(slots: SnapshotSlots) -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    with suppress(ValueError):  # they were outgrown meanwhile, and are closed
+        slots.prepare()
 
 
 def _newest_agreed(slots: SnapshotSlots) -> Snapshot | None:

@@ -34,8 +34,9 @@ class Node:
         """The workers ask for memory, and the agent has decided once this returns."""
         self.page.wanted_bytes = size_bytes
         self.memory.poll()
-        if self.memory._thread is not None:
-            self.memory._thread.join()
+        if (created := self.memory._created) is not None:
+            created.exception()
+            self.memory._calls.submit(lambda: None).result()  # behind what makes the slots ready
             self.memory.poll()
 
 
@@ -103,28 +104,6 @@ def test_less_memory_is_said_once_in_a_generation_and_asked_for_again(node):
     none, one = node.said
     assert none.startswith("no memory for one copy of the state, 1 MB")
     assert one.startswith("no memory for 3 snapshots of 1 MB; there is one")
-
-
-def test_where_no_thread_can_be_started_the_agent_goes_on_and_asks_again(node, monkeypatch):
-    """A limit of the container's processes is reached for a moment. There is memory for the state,
-    and nothing but a thread is said to be missing.
-    """
-    node.left_bytes = SLOTS * STATE_BYTES + HEADERS_BYTES
-
-    def refuse(_):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        node.asks()
-        node.asks()
-    assert node.memory.slots is None
-    (said,) = node.said
-    assert "no thread can be started" in said
-
-    node.asks()
-    assert node.memory.slots.num_slots == SLOTS
-    assert node.said == [said]
 
 
 def test_a_last_state_does_not_wait_for_memory_that_the_agent_has_refused(node):
