@@ -178,8 +178,7 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
         try:
             code = _exit_code(child)
         finally:
-            child.kill_session()
-            child.forget()
+            child.kill()
         if code is None:
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"

@@ -6,6 +6,7 @@ Each request ends in a process, whose exit code is reported, or in a reason. The
 the agent, and its processes die with it.
 """
 
+import io
 import os
 import select
 import signal
@@ -23,9 +24,8 @@ from typing import IO
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
-from elastic.system.fork_protocol import Exited, Forget, FromServer, Ready, Refused, Started, StartRequest
+from elastic.system.fork_protocol import Exited, FromServer, Ready, Refused, Started, StartRequest
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import start_ticks
 from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
@@ -119,7 +119,11 @@ class ForkServerClient:
             self.kill()  # a late answer would mean a worker that no agent watches
             raise ServerGone("it did not answer before this node had to leave")
         assert isinstance(answer, Started)
-        return Process(self, answer.pid, start_ticks(answer.pid), answer.spawned)
+        try:
+            return Process(self, answer.pid, answer.spawned)
+        except OSError as error:
+            self.kill()
+            raise ServerGone(f"a process that was started cannot be watched ({error})") from error
 
     def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
         """Return once the server has imported everything. Raises ServerGone.
@@ -137,12 +141,6 @@ class ForkServerClient:
         """
         self._receive()
         return self._exit_codes.get(pid, None if self.exit_code is None else -signal.SIGKILL)
-
-    def forget(self, pid: int) -> None:
-        """No signal is sent to this worker any more; it is reaped."""
-        if self.exit_code is None:
-            with suppress(OSError):  # a server that is gone has left its workers to be reaped
-                self._connection.send(encode(Forget(pid=pid)), timeout_s=FORK_LIMIT_S)
 
     def fileno(self) -> int:
         """Readable when the server has sent something."""
@@ -208,49 +206,47 @@ class ForkServerClient:
         return f"; it printed last: {text}" if text else ""
 
 
-@dataclass(frozen=True, slots=True)
 class Process:
-    """A child of the fork server that leads a session of its own.
+    """A child of the fork server that leads a session of its own, which ends with it.
 
     spawned: why it was not forked, "" where nothing is imported; None if it was.
     """
 
-    server: ForkServerClient
-    pid: int
-    start_ticks: int | None
-    spawned: str | None
+    def __init__(self, server: ForkServerClient, pid: int, spawned: str | None) -> None:
+        """Raises OSError."""
+        self.server, self.pid, self.spawned = server, pid, spawned
+        self._code: int | None = None
+        self._itself: io.FileIO | None = None  # which no process is that gets its number later
+        with suppress(ProcessLookupError):  # it has exited
+            self._itself = io.FileIO(os.pidfd_open(pid))  # Linux 5.3
 
     def poll(self) -> int | None:
-        """The exit code, or minus the number of the signal that ended it; None while it runs.
+        """The exit code, or minus the number of the signal that ended it; None while it runs."""
+        if self._code is None and (code := self.server.exit_code_of(self.pid)) is not None:
+            self._code = code
+            if self._itself is not None:
+                self._itself.close()
+        return self._code
 
-        The process keeps its number until `forget`, unless the server dies.
-        """
-        return self.server.exit_code_of(self.pid)
+    def has_exited(self) -> bool:
+        """Also where the server has not reported it."""
+        if self._code is not None or self._itself is None:
+            return True
+        exits = select.poll()
+        exits.register(self._itself, select.POLLIN)
+        return bool(exits.poll(0))
 
-    def forget(self) -> None:
-        """No signal follows: once it has exited, its number may be given to another process."""
-        self.server.forget(self.pid)
-
-    def kill_session(self) -> None:
-        """SIGKILL to the process and to all that it started, unless they left its process group.
-
-        Not after `forget`: the number may be another's by then.
-        """
-        # A dead server's workers die too, and any process may reap them: the number may be
-        # another's.
-        if self.server.exit_code is not None and start_ticks(self.pid) not in (self.start_ticks, None):
-            return
-        # Data-loading processes may outlive the leader, so the group is killed whether or not the
-        # leader still runs. Until all of them are reaped, the kernel gives its number to no other
-        # process.
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-            return
-        # There is no such group. Either everything has exited, or the process was forked so
-        # recently that it has not called setsid yet.
-        if self.poll() is None:
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._itself is not None and not self.has_exited():
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._itself.fileno(), number)
+
+    def kill(self) -> None:
+        """With all that it started, unless that left its session."""
+        if not self.has_exited():
+            with suppress(ProcessLookupError):  # forked so recently that it has not called setsid
+                os.killpg(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.files import make_folders
-from elastic.system.processes import has_exited
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
@@ -148,9 +146,7 @@ class NodeWorkers:
         self.poll()
         self.killed.update(self.running)
         for rank in self.running:
-            if self._processes[rank].poll() is None:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid(rank), signal.SIGTERM)
+            self._processes[rank].send_signal(signal.SIGTERM)
         while self.running and self._clock.monotonic() < deadline and not is_over():
             self.wait(TERMINATE_POLL_S)
             self.poll()
@@ -160,24 +156,22 @@ class NodeWorkers:
     ) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited.
 
-        Call it once: then their numbers may be given to other processes. is_last: no workers of
-        this node follow. within_s: then the parent of one that is still there is killed as well.
+        is_last: no workers of this node follow. within_s: then the parent of one that is still
+        there is killed as well.
         """
         self.poll()
         self.killed.update(self.running)
         for process in self._processes.values():
-            process.kill_session()
+            process.kill()
         began_s, report_s = self._clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
         while self.running:
             self.wait(LAST_REPORT_WAIT_S)
             self.poll(culprit)
             waited_s = self._clock.monotonic() - began_s
             for process in [self._processes[rank] for rank in self.running]:
-                is_unreported = waited_s >= report_s and has_exited(process.pid)
+                is_unreported = waited_s >= report_s and process.has_exited()
                 if waited_s >= within_s or is_unreported:
                     process.server.kill()
-        for process in self._processes.values():
-            process.forget()
 
     def record_failure(self, node: str, reason: str, errors: Path, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.

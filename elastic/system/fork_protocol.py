@@ -11,27 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """From the agent. The descriptors of the worker's stdout and stderr travel with it, and that of
-    the socket on which the worker serves the generation's store, if it does.
+    """All that the agent sends. The descriptors of the worker's stdout and stderr travel with it,
+    and that of the socket on which the worker serves the generation's store, if it does.
     """
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: dict[str, str]  # the whole environment
     serves_store: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
-    """From the agent: it sends no more signals to this worker, nor to its session.
-
-    Until then the fork server does not reap a worker that has exited, so that its number is given
-    to no other process.
-    """
-
-    pid: int
-
-
-FromAgent = StartRequest | Forget  # all that the agent sends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +44,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A worker has exited; sent at any time, also between a request and its answer."""
+    """A worker has exited, and what it left in its session was killed; sent at any time, also
+    between a request and its answer.
+    """
 
     pid: int
     code: int  # or minus the number of the signal that ended it

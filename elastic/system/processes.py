@@ -31,22 +31,6 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def has_exited(pid: int) -> bool:
-    """Also where its parent has not taken note of it. A number without a process has exited."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since the boot; None where there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
-
-
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 
@@ -78,18 +62,6 @@ def children() -> set[int]:
                 if int(stat[1]) == os.getpid():
                     found.add(int(folder.name))
     return found
-
-
-def exit_code_of_child(pid: int) -> int | None:
-    """The exit code of a child, or minus the number of the signal that ended it; None while it
-    runs.
-
-    The child is not reaped: its number, and that of its session, stay its own.
-    """
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def kill_children(keeps: Callable[[int], bool] = lambda pid: False) -> None:

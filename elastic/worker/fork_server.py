@@ -49,8 +49,6 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system import stop_signals
 from elastic.system.fork_protocol import (
     Exited,
-    Forget,
-    FromAgent,
     FromServer,
     Ready,
     Refused,
@@ -58,7 +56,7 @@ from elastic.system.fork_protocol import (
     StartRequest,
 )
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import die_with_parent, exit_code_of_child, thread_count
+from elastic.system.processes import die_with_parent, thread_count
 from elastic.system.untrusted import decode, encode
 from elastic.worker.main import run_recipe
 from elastic.worker.preload import Preloaded, begin, preload
@@ -76,8 +74,6 @@ class ForkServer:
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
     workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
-    ended: set[int] = field(default_factory=set)  # pids of those that exited and are not reaped
-    forgotten: set[int] = field(default_factory=set)  # those that are reaped once they exit
     # By pid; kept because subprocess reaps the process of one that is garbage.
     spawned: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -94,12 +90,7 @@ class ForkServer:
                 self._report_exit(pidfd)
             if self.agent.fileno() in readable:
                 for line in self.agent.receive():
-                    message: FromAgent = decode(FromAgent, line, what="a message of the agent")
-                    match message:
-                        case Forget(pid=pid):
-                            self._reap(pid)
-                        case request:
-                            self._serve_request(request)
+                    self._serve_request(decode(StartRequest, line, what="a message of the agent"))
                 if self.agent.has_ended:
                     return
 
@@ -112,24 +103,16 @@ class ForkServer:
 
     def _report_exit(self, pidfd: int) -> None:
         pid = self.workers.pop(pidfd)
-        code = exit_code_of_child(pid)
-        assert code is not None, "its descriptor is readable"
-        self.ended.add(pid)
-        self._send(Exited(pid=pid, code=code))
         os.close(pidfd)
-        if pid in self.forgotten:
-            self._reap(pid)
-
-    def _reap(self, pid: int) -> None:
-        """The agent sends no more signals to it."""
-        self.forgotten.add(pid)
-        if pid in self.ended:
-            self.ended.remove(pid)
-            self.forgotten.remove(pid)
-            if (process := self.spawned.pop(pid, None)) is None:
-                os.waitpid(pid, 0)
-            else:
-                process.wait()
+        # Data-loading processes may outlive it. As long as it is not reaped, the kernel gives its
+        # number, which is that of its session, to no other process.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if (spawned := self.spawned.pop(pid, None)) is not None:
+            code = spawned.wait()
+        else:
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._send(Exited(pid=pid, code=code))
 
     def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started | Refused:
         """Returns in the parent alone."""

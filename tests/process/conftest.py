@@ -85,7 +85,6 @@ class ForkedAgent:
             if left_s <= 0:
                 raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
             select.select([self._process.server.fileno()], [], [], left_s)
-        self._process.forget()
         return code
 
     def send_signal(self, sig: int) -> None:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +67,11 @@ match sys.argv[1]:
         sys.exit(int(sys.argv[2]))
     case "signal":
         os.kill(os.getpid(), int(sys.argv[2]))
+    case "leave":
+        if not (child := os.fork()):
+            signal.pause()
+        print(child, flush=True)
+        os._exit(0)
     case "stand" | "stand-alone":
         child = os.fork() if sys.argv[1] == "stand" else os.getpid()
         if child:
@@ -423,51 +427,28 @@ def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node)
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_a_worker_that_exited_keeps_its_number_until_its_session_is_killed(node, is_forked):
-    """Its child lives on, and exits as well: a signal to the session must not reach a process that
-    was given the number since.
+def test_a_worker_that_exits_takes_its_session_with_it_and_gets_no_signal_later(node, is_forked):
+    """It ends by itself, and its child would live on. Its number may be given to another process:
+    here the file of one stands for that.
     """
-    with tempfile.TemporaryFile() as log:
+    with (node.folder / "left.log").open("w+b") as log:
         start = ProcessStart(
-            command=(str(node.recipe), "exit", "0"),
+            command=(str(node.recipe), "leave"),
             env=os.environ | {"RANK": "3"},
             stdout=log.fileno(),
             stderr=log.fileno(),
         )
         process = (node.spawner if is_forked else node.spawns).start(start)
-    while process.poll() is None:
-        wait_any_exit([process], FOR_EVER_S)
-    assert state_of(process.pid) == "Z"
-    process.kill_session()
-    assert (process.poll(), state_of(process.pid)) == (0, "Z")
-    process.forget()
-    while state_of(process.pid) == "Z":
-        time.sleep(0.01)
-    assert process.poll() == 0
-
-
-def state_of(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def test_a_worker_whose_server_died_takes_no_process_with_it_that_has_its_number_now(node):
-    """A process of another session stands for one that was given the number of the dead worker,
-    which was reaped. What the worker left in its own session is ended.
-    """
-    workers, pids = node.stand(1)
-    (worker,) = workers._processes.values()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["cat"], start_new_session=True, **pipes) as stranger:
-        node.server.kill()
-        replace(worker, pid=stranger.pid).kill_session()
-        assert stranger.communicate(b"it lives")[0] == b"it lives"
-    worker.kill_session()
-    for pid in pids:
-        dies(pid)
-    node.spawner.renew()
+        while process.poll() is None:
+            wait_any_exit([process], FOR_EVER_S)
+        log.seek(0)
+        dies(int(log.read().split()[-1]))
+    assert (process.poll(), process.has_exited()) == (0, True)
+    with subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE) as stranger:
+        process.pid = stranger.pid
+        process.kill()
+        assert stranger.communicate() == (None, None)
+    assert stranger.returncode == 0
 
 
 STAND_IN = """

@@ -1,20 +1,20 @@
 """An agent that kills its workers does not wait for a fork server that will never report them."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
 
 from elastic.agent.workers import KILL_WAIT_S, LAST_REPORT_WAIT_S, REPORT_WAIT_S, NodeWorkers
-from elastic.system.processes import has_exited
 from elastic.testing.fakes import FakeClock
 
 
 class Unreported:
     """A worker whose parent does not say that it has exited, until the parent is killed."""
 
-    def __init__(self, pid, clock):
-        self.pid, self._clock = pid, clock
+    pid = 7
+
+    def __init__(self, has_exited, clock):
+        self._has_exited, self._clock = has_exited, clock
         self.parent_killed_s = None
         self.server = SimpleNamespace(kill=self.kill_parent)
 
@@ -24,28 +24,20 @@ class Unreported:
     def kill_parent(self):
         self.parent_killed_s = self._clock.monotonic()
 
-    def forget(self):
+    def has_exited(self):
+        return self._has_exited
+
+    def kill(self):
         pass
-
-    kill_session = forget
-
-
-def exited_child():
-    """A process that has exited, and of which nobody took note."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return pid
 
 
 @pytest.fixture
 def killed_after():
-    """After how many seconds the fork server is killed for a worker with this pid."""
+    """After how many seconds the fork server is killed for such a worker."""
 
-    def measure(pid, *, is_last):
+    def measure(*, has_exited, is_last):
         clock, said = FakeClock(), []
-        process = Unreported(pid, clock)
+        process = Unreported(has_exited, clock)
         start = SimpleNamespace(rank=0, local_rank=0, is_plain=False)
         log = SimpleNamespace(record=said.append)
         console = SimpleNamespace(print_line=said.append)
@@ -60,17 +52,9 @@ def killed_after():
 
 
 def test_a_fork_server_that_reports_no_exit_is_killed_soon(killed_after):
-    """It is stopped, or hangs: a node that left waited for 30 s, beyond its grace."""
-    pid = exited_child()
-    try:
-        assert has_exited(pid)
-        assert killed_after(pid, is_last=True) == LAST_REPORT_WAIT_S
-        assert killed_after(pid, is_last=False) == REPORT_WAIT_S
-    finally:
-        os.waitpid(pid, 0)
-
-
-def test_a_worker_that_does_not_exit_though_killed_has_longer(killed_after):
-    """A device or a file system hangs."""
-    assert not has_exited(os.getpid())
-    assert killed_after(os.getpid(), is_last=True) == KILL_WAIT_S
+    """It is stopped, or hangs: a node that left waited for 30 s, beyond its grace. A worker that
+    does not exit though killed has longer: a device or a file system hangs.
+    """
+    assert killed_after(has_exited=True, is_last=True) == LAST_REPORT_WAIT_S
+    assert killed_after(has_exited=True, is_last=False) == REPORT_WAIT_S
+    assert killed_after(has_exited=False, is_last=True) == KILL_WAIT_S

@@ -108,7 +108,6 @@ def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(i
     importing.says(Ready(gpus=0), Started(pid=8, spawned=None), Exited(pid=8, code=0))
     first = client.start(start)
     assert first.poll() == 0
-    first.forget()
     importing.says(Started(pid=8, spawned=None), *([Exited(pid=8, code=3)] if ends else []))
     assert client.start(start).poll() == (3 if ends else None)
     client.close()
