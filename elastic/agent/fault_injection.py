@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from elastic.events import FaultInjected
 from elastic.faults.inject import Claims, pause
@@ -17,6 +16,7 @@ from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind
 from elastic.observe.log import EventLog
 from elastic.rendezvous.rendezvous import Generation
 from elastic.system.clock import Clock
+from elastic.system.processes import children
 
 
 class NodeFaults:
@@ -100,12 +100,7 @@ def _kill(pid: int) -> None:
 
 def _with_descendants(root: int) -> list[int]:
     """The pids of a process and all its descendants, parents first."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     found = [root]
     for pid in found:
-        found += sorted(child for child, parent in parents.items() if parent == pid)
+        found += sorted(children(pid))
     return found

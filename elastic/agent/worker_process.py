@@ -112,7 +112,8 @@ class ForkServerClient:
         except OSError as error:
             self.kill()
             raise ServerGone(f"it took no request ({error})") from error
-        answer = self._answer(FORK_LIMIT_S, interrupted)
+        # A server that was not ready in time would answer the wait for that first.
+        answer = self._answer(FORK_LIMIT_S, interrupted) if self.is_ready else None
         if isinstance(answer, Refused):
             raise CannotStart(answer.reason)
         if answer is None:

@@ -72,11 +72,11 @@ class LoadingError(Exception):
 class RemoteError:
     """An error of another process, as words: an error that is unpickled runs its class's code.
 
-    errors: class and arguments of the error and of those that it was raised from, or while
-    handling, which tell whether a restart may mend it.
+    errors: class and words of the error and of those that it was raised from, or while handling,
+    which tell whether a restart may mend it.
     """
 
-    errors: list[tuple[str, tuple[Any, ...]]]
+    errors: list[tuple[str, str]]
     trace: str
 
     @classmethod
@@ -96,23 +96,18 @@ class RemoteError:
         return error
 
 
-def _in_words(error: BaseException) -> tuple[str, tuple[Any, ...]]:
+def _in_words(error: BaseException) -> tuple[str, str]:
     kind = type(error)
     if isinstance(error, Exception) and kind.__module__ in (builtins.__name__, errors.__name__):
-        words = error.args if _is_plain(error.args) else (str(error),)
-        with suppress(TypeError, ValueError):  # other arguments
-            if str(_made(kind.__name__, words)) == str(error):
-                return kind.__name__, words
-    return LoadingError.__name__, ("".join(format_exception_only(error)).strip(),)
+        with suppress(TypeError):  # other arguments
+            _made(kind.__name__, words := str(error.args[0] if len(error.args) == 1 else error))
+            return kind.__name__, words
+    return LoadingError.__name__, "".join(format_exception_only(error)).strip()
 
 
-def _made(kind: str, words: tuple[Any, ...]) -> Exception:
-    made: Callable[..., Exception] = getattr(errors, kind, getattr(builtins, kind, LoadingError))
-    return made(*words)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (str, bytes, int, float) or (type(value) is tuple and all(map(_is_plain, value)))
+def _made(kind: str, words: str) -> Exception:
+    made: Callable[[str], Exception] = getattr(errors, kind, getattr(builtins, kind, LoadingError))
+    return made(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

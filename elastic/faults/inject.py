@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 
 from elastic.events import FaultInjected
-from elastic.faults.plan import RESTORE, SAVE_POINTS, STEP_POINTS, Action, At, Fault, Kind, parse
+from elastic.faults.plan import RESTORE, SAVE_POINTS, STEP_POINTS, At, Fault, Kind, parse
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 from elastic.system.files import make_folders
@@ -59,42 +59,6 @@ class Claims:
         return self._folder / re.sub(r"[^a-z0-9.]+", "-", fault.text)
 
 
-class Slowdown:
-    """Stretches the steps of this process by a factor: it waits before each forward pass.
-
-    The measure is the shortest step so far, divided by its passes, and not the last one. A step's
-    time includes the wait for the slowest rank. If two slow ranks each multiplied the last step,
-    each would multiply the wait of the other as well, and their steps would grow without end. As on
-    a slow machine, a step with fewer shards takes less. What the process computes stays the same.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._step = 0
-        self._began_s: float | None = None
-        self._passes = 0  # of the step
-        self._shortest_s = inf  # of a pass
-        self._factor = 1.0
-        self._last_slow_step: float = 0
-
-    def begin_pass(self, step: int) -> None:
-        """Call at each forward pass of a step."""
-        now_s = self._clock.monotonic()
-        if step != self._step:
-            if self._began_s is not None and step == self._step + 1:  # else it had none in between
-                self._shortest_s = min(self._shortest_s, (now_s - self._began_s) / self._passes)
-            self._step, self._passes, self._began_s = step, 0, now_s
-        self._passes += 1
-        if step <= self._last_slow_step and self._shortest_s < inf:
-            self._clock.sleep(wait_s := (self._factor - 1) * self._shortest_s)
-            self._began_s = (self._began_s or 0.0) + wait_s  # the wait is no work
-
-    def slow_down(self, action: Action) -> None:
-        """From the next step on."""
-        self._factor = action.amount
-        self._last_slow_step = inf if action.steps is None else self._step + action.steps
-
-
 class FaultInjector:
     """Injects the faults of one process into that process."""
 
@@ -103,21 +67,22 @@ class FaultInjector:
         self.faults = parse(text)
         self._claims = Claims(folder)
         self._log = log
-        self._slowdown = Slowdown(clock)
+        self._clock = clock
+        self._slow_s = self._last_slow_step = 0.0
         # Flips a bit of parameters, optimizer or gradient: only a worker has them.
         self.flip: Callable[[str], None] = lambda _target: None
 
     def reach(self, at: At) -> None:
         """Inject what the plan has for this place. May raise InjectedFault, or never return."""
-        if at.point == STEP_POINTS[0]:
-            self._slowdown.begin_pass(at.number)
         for fault in self.faults:
             if fault.trigger == at and self._claims.take(fault):
                 is_of_step = at.point in STEP_POINTS + SAVE_POINTS
                 self._log.record(FaultInjected(fault=fault.text, step=at.number if is_of_step else None))
-                self._inject(fault)
+                self._inject(fault, at.number)
+        if at.point == STEP_POINTS[0] and at.number <= self._last_slow_step:
+            self._clock.sleep(self._slow_s)
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault, step: int) -> None:
         action = fault.action
         match action.kind:
             case Kind.KILL:
@@ -136,7 +101,8 @@ class FaultInjector:
             case Kind.FLIP:
                 self.flip(action.target)
             case Kind.SLOW:
-                self._slowdown.slow_down(action)
+                self._slow_s = action.amount
+                self._last_slow_step = inf if action.steps is None else step + action.steps - 1
             case Kind.TERMINATE:
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 

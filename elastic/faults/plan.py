@@ -88,7 +88,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """amount: the exit code, the seconds of a pause, or how many times as long a slow step takes.
+    """amount: the exit code, the seconds of a pause, or those that each shard of a slow step waits.
 
     steps: how many are slow; None for the whole generation. target: what a flip changes.
     """
@@ -112,18 +112,18 @@ class Fault:
 
 
 # Of amounts: more than the first number, up to the second.
-_RANGES = {Kind.EXIT: (-1.0, 255.0), Kind.PAUSE: (0.0, inf), Kind.SLOW: (1.0, inf)}
+_RANGES = {Kind.EXIT: (-1.0, 255.0), Kind.PAUSE: (0.0, inf), Kind.SLOW: (0.0, inf)}
 _COUNT, _INDEX, _DECIMAL = "[1-9][0-9]{0,11}", "[0-9]{1,12}", r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
 _PAUSE = f"pause (?P<pause>{_DECIMAL})s"
 _OF_NODES = f"kill|terminate|{_PAUSE}"
 _OF_WORKERS = f"kill|raise|hang|exit (?P<exit>[0-9]{{1,3}})|{_PAUSE}"
 _OF_STEPS = (
-    f"{_OF_WORKERS}|slow (?P<slow>{_DECIMAL})x(?: for (?P<steps>{_COUNT}) steps?)?"
+    f"{_OF_WORKERS}|slow (?P<slow>{_DECIMAL})s(?: for (?P<steps>{_COUNT}) steps?)?"
     f"|flip(?: (?P<flip>{'|'.join(FLIP_TARGETS)}))?"
 )
 # How lines are written, for people, and as a pattern of the place and one of the action.
 _FORMS = {
-    "step N [rank R] [POINT]: kill, raise, exit C, hang, pause Ns, slow Kx [for M steps] or flip [TARGET]": (
+    "step N [rank R] [POINT]: kill, raise, exit C, hang, pause Ns, slow Ns [for M steps] or flip [TARGET]": (
         f"step (?P<number>{_COUNT})(?: rank (?P<who>{_INDEX}))?(?: (?P<point>{'|'.join(STEP_POINTS)}))?",
         _OF_STEPS,
     ),

@@ -36,12 +36,7 @@ def die_with_parent(parent_pid: int) -> None:
 
     The setting is lost in a fork and kept in an exec, so every process asks for itself.
     """
-    signal_with_parent(parent_pid, signal.SIGKILL)
-
-
-def signal_with_parent(parent_pid: int, number: signal.Signals) -> None:
-    """As `die_with_parent`, with another signal."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:
         # It died before the kernel knew of our wish, and will not die again.
         os._exit(EXIT_FAILED)
@@ -52,14 +47,17 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children() -> set[int]:
-    """Pids of this process's children, also of those that ended and were not waited for."""
-    found = set()
+def children(parent: int | None = None) -> set[int]:
+    """Pids of a process's children, also of those that ended and were not waited for.
+
+    parent: None for this process.
+    """
+    found, parent = set(), os.getpid() if parent is None else parent
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):
                 stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(stat[1]) == os.getpid():
+                if int(stat[1]) == parent:
                     found.add(int(folder.name))
     return found
 

@@ -16,26 +16,10 @@ from types import TracebackType
 
 from elastic.system.worker_error import ErrorPlace, RaisedError
 
-_OF_PROGRAMS: frozenset[type[BaseException]] = frozenset(
-    {
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        FileExistsError,  # of what an earlier start of the script has made
-        FloatingPointError,
-        IndexError,
-        KeyError,
-        LookupError,
-        ModuleNotFoundError,
-        NameError,
-        NotImplementedError,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        UnboundLocalError,
-        ValueError,
-        ZeroDivisionError,
-    }
+# Of Python's own classes. FileExistsError: of what an earlier start of the script has made.
+_OF_PROGRAMS = re.compile(
+    r"builtins\.((Arithmetic|Assertion|Attribute|FileExists|FloatingPoint|Index|Key|Lookup|ModuleNotFound|Name|NotImplemented"
+    r"|Overflow|Runtime|Type|UnboundLocal|Value|ZeroDivision)Error)"
 )
 _OF_MACHINES = re.compile(
     r"memory|bad_alloc|CUDA|CUDNN|CUBLAS|NCCL|HIP|gloo|DataLoader worker|connect|socket|network|broken pipe|time(d )?-?out"
@@ -92,7 +76,8 @@ def _is_own(filename: str) -> bool:
 def _is_of_program(error: BaseException) -> bool:
     # Exactly of these classes: a subclass says more, and may be about the network.
     words = _WRONG_DEVICE.sub("", str(error))
-    return type(error) in _OF_PROGRAMS and _OF_MACHINES.search(words) is None
+    is_known = _OF_PROGRAMS.fullmatch(f"{type(error).__module__}.{type(error).__name__}") is not None
+    return is_known and _OF_MACHINES.search(words) is None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

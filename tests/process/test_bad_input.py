@@ -1,6 +1,5 @@
 """Bad input ends with exit 2, a sentence (expected, found, what to do), and nothing written."""
 
-import sys
 from pathlib import Path
 
 import fsspec
@@ -33,12 +32,10 @@ def refused(drill):
     ("words", "says"),
     [
         (["--nproc-pernode", "2"], "did you mean --nproc-per-node?"),
-        (["--min-nodes", "3", "--max-nodes", "2"], "expected --min-nodes to be at most --max-nodes"),
-        (["--save-every", "often"], "or auto, found 'often'"),
         (["--faults", "step 3 rank 1: kill"], "expected a rank from 0 to 0"),
         (["--nproc-per-node", "5"], "expected at most as many workers as shards (4)"),
-        (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         (["--run-dir", "a-file"], "expected a folder or a URL, found --run-dir 'a-file'"),
+        (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
         (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:NAME,...]"),
@@ -57,7 +54,6 @@ def test_a_command_with_one_mistake_is_refused(refused, drill, recipes, words, s
     [
         (None, "which is not a file"),
         ("import elastic\nraise KeyError('at import')\n", "KeyError: 'at import'"),
-        ("import elastic\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("import elastic as\n", "expected a Python script"),
     ],
 )
@@ -111,7 +107,7 @@ def test_a_parent_in_the_environment_is_not_passed_over(refused, recipes):
     ("variables", "says"),
     [
         ({"ELASTIC_MAX_NODES": "many"}, "ELASTIC_MAX_NODES: expected a whole number of at least 1"),
-        ({"ELASTIC_FAULTS": "step 0 rank 1: kill"}, "(the environment has ELASTIC_FAULTS)"),
+        ({"ELASTIC_FAULTS": "step 0 rank 1: kill"}, "the environment sets --faults by ELASTIC_FAULTS"),
     ],
 )
 def test_a_wrong_value_in_a_variable_is_refused_by_its_name(refused, recipes, variables, says):
@@ -136,13 +132,6 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
     assert main([str(recipes / "tiny.py"), "--run-dir", "s3://bucket/run"]) == 2
     assert "pip install elastic-train[s3]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_process_exits_2_with_the_sentence_on_the_last_line(drill):
-    """As a shell sees it."""
-    agent = drill.execute([sys.executable, "-m", "elastic.cli", "no-recipe.py"])
-    agent.ends_with(2)
-    assert "'no-recipe.py', which is not a file" in agent.output.splitlines()[-1]
 
 
 REFUSED = """

@@ -6,8 +6,8 @@ import pytest
 import run_records
 
 from elastic.agent.fault_injection import RandomKills
-from elastic.faults.inject import Claims, FaultInjector, InjectedFault, Slowdown, WorkerFaults
-from elastic.faults.plan import Action, Kind, parse
+from elastic.faults.inject import Claims, FaultInjector, InjectedFault, WorkerFaults
+from elastic.faults.plan import parse
 from elastic.observe.log import EventLog
 from elastic.testing.fakes import FakeClock
 
@@ -76,47 +76,16 @@ def test_a_fault_whose_claim_cannot_be_written_is_not_injected(tmp_path, capsys)
     assert "fault not injected" in capsys.readouterr().out
 
 
-def steps_of(clock, count, slowdowns, taken):
-    """Steps of a group that waits for its slowest rank, 1 s of work each; `taken` gets their
-    seconds.
-    """
-    for step in range(1, count + 1):
-        began_s, ends = clock.now, []
-        for slowdown in slowdowns:
-            clock.now = began_s
-            slowdown.begin_pass(step)
-            ends.append(clock.now + 1.0)
-        clock.now = max(ends)
-        taken.append(clock.now - began_s)
-        yield step
-
-
-def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
-    """Each waits for the other in every step; a slowdown that multiplied that as well would grow
-    without end.
-    """
+def test_each_shard_of_a_slow_rank_waits_for_its_number_of_steps(tmp_path):
     clock = FakeClock()
-    slowdowns, taken = [Slowdown(clock), Slowdown(clock)], []
-    for step in steps_of(clock, 30, slowdowns, taken):
-        if step == 2:
-            slowdowns[0].slow_down(Action(kind=Kind.SLOW, amount=3.0))
-            slowdowns[1].slow_down(Action(kind=Kind.SLOW, amount=4.0))
-    assert taken == [1, 1] + [4] * 28
-
-
-def test_a_rank_can_be_slow_from_its_first_step_on(tmp_path):
-    """Nothing was measured before; through the plan, with the points of several shards."""
-    clock = FakeClock()
-    faults = worker(tmp_path, "step 1: slow 3x for 1 steps", clock=clock)
+    faults = worker(tmp_path, "step 2: slow 1.5s for 2 steps", clock=clock)
     taken = []
-    for step in (1, 2, 3):
-        began_s = clock.now
-        point = faults.at_step(step)
+    for step in range(1, 6):
+        began_s, point = clock.now, faults.at_step(step)
         for _ in range(3):  # its shards
             point("forward")
-            clock.now += 1.0
         taken.append(clock.now - began_s)
-    assert taken == [3.0, 9.0, 3.0]
+    assert taken == [0, 4.5, 4.5, 0, 0]
 
 
 class Fleet:

