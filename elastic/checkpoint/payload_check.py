@@ -15,7 +15,7 @@ from elastic.snapshot.image_hash import ImageHash, Pieces, Source
 from elastic.storage.store import ObjectNotFound, OutsideStore, Store, reading
 from elastic.system.clock import Clock
 from elastic.system.parallel import num_threads, run_all
-from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory
+from elastic.system.sealed_memory import SealedMemory
 
 
 def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
@@ -26,15 +26,15 @@ def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
     reading(lambda: _check(partial(_payload_bytes, store, record), record), clock)
 
 
-def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory | OwnMemory:
+def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory:
     """The image, sealed; the caller closes it.
 
     Raises as `check_state`; OSError where memory ends.
     """
 
-    def whole() -> SealedMemory | OwnMemory:
+    def whole() -> SealedMemory:
         try:
-            memory = new_memory(record.size_bytes)
+            memory = SealedMemory(record.size_bytes)
         except (OSError, OverflowError, ValueError) as error:
             raise CheckpointDamaged(
                 f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
@@ -50,9 +50,7 @@ def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory
     return reading(whole, clock)
 
 
-def _kept(
-    memory: SealedMemory | OwnMemory, store: Store, record: CommitRecord, start: int, end: int
-) -> Pieces:
+def _kept(memory: SealedMemory, store: Store, record: CommitRecord, start: int, end: int) -> Pieces:
     for piece in _payload_bytes(store, record, start, end):
         memory.write(start, piece)
         start += len(piece)

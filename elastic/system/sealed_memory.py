@@ -52,38 +52,6 @@ class SealedMemory:
         os.close(self._fd)
 
 
-class OwnMemory:
-    """The same for one process, where the kernel gives no such memory: its limit on the size of
-    files counts there too.
-    """
-
-    path = ""
-
-    def __init__(self, size_bytes: int) -> None:
-        """Raises OSError, or OverflowError."""
-        self._view = memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    def write(self, start: int, data: bytes | memoryview) -> None:
-        self._view[start : start + len(data)] = data
-
-    def seal(self) -> None:
-        """No other process can write there."""
-
-    def view(self) -> memoryview:
-        return self._view
-
-    def close(self) -> None:
-        """It goes with the last view."""
-
-
-def new_memory(size_bytes: int) -> SealedMemory | OwnMemory:
-    """Raises OSError, or OverflowError, where there is no memory of this size."""
-    try:
-        return SealedMemory(size_bytes)
-    except OSError:
-        return OwnMemory(size_bytes)
-
-
 def open_sealed(path: str) -> memoryview:
     """A view of the memory that another process has sealed, which outlives that process.
 

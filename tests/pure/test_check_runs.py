@@ -191,6 +191,13 @@ def test_a_signal_ends_a_check_in_order_from_its_first_line_on(
     assert signal.getsignal(number) is before
 
 
+def test_a_script_without_the_library_is_refused(tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text("print('hello')")
+    with pytest.raises(UsageError, match="expected a recipe that imports elastic"):
+        command.run_check(replace(OPTIONS, recipe=str(script)))
+
+
 def test_a_check_under_nohup_outlives_its_terminal():
     """nohup has SIGHUP ignored, and a handler would undo that."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -17,7 +17,7 @@ from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.system.sealed_memory import OwnMemory, SealedMemory, new_memory, open_sealed, this_machine
+from elastic.system.sealed_memory import SealedMemory, open_sealed, this_machine
 from elastic.train.groups import ProcessGroups
 
 
@@ -30,7 +30,7 @@ class Copy:
     """
 
     data: Tensor | None = None
-    memory: SealedMemory | OwnMemory | None = None
+    memory: SealedMemory | None = None
     problem: str = ""
 
 
@@ -102,11 +102,11 @@ def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes
     if own.data is not None:
         groups.pass_along(chain, size_bytes, own.data)
         return own
-    memory = new_memory(size_bytes)
+    memory = SealedMemory(size_bytes)
     groups.pass_along(chain, size_bytes, memory.write)  # an error ends the process, and its memory
     memory.seal()
     return _copy_in(memory)
 
 
-def _copy_in(memory: SealedMemory | OwnMemory) -> Copy:
+def _copy_in(memory: SealedMemory) -> Copy:
     return Copy(data=torch.frombuffer(memory.view(), dtype=torch.uint8), memory=memory)
