@@ -2,7 +2,6 @@
 outlives the fork server or the agent.
 """
 
-import errno
 import json
 import os
 import select
@@ -20,7 +19,6 @@ from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ForkServerClient, ProcessStart, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter
-from elastic.errors import CannotStart
 from elastic.system import stop_signals
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -349,48 +347,6 @@ def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(nod
     assert node.server.pid != first
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     assert node.reported == ["the fork server died; another one is started"]
-
-
-def test_where_a_worker_cannot_be_started_those_before_it_are_killed(node, monkeypatch):
-    """Of three workers the second gets no process: the machine has none left."""
-    start, started = node.spawner.start, []
-
-    def start_one(request):
-        if started:
-            raise CannotStart("no process")
-        started.append(start(request))
-        return started[0]
-
-    monkeypatch.setattr(node.spawner, "start", start_one)
-    workers = node.workers("stand", size=3)
-    assert list(workers.running) == [0]
-    workers.kill(None)
-    assert codes_of(workers) == {0: -signal.SIGKILL}
-    failure = workers.record_failure("n", "why", node.folder, None)
-    assert (failure.rank, failure.message) == (1, "the worker of rank 1 was not started: no process")
-    assert failure.from_outside
-
-
-def test_a_node_that_can_start_no_process_tries_again_later(node, monkeypatch):
-    """Neither a fork server nor a worker gets one, until both do."""
-    os.kill(node.server.pid, signal.SIGKILL)
-    dies(node.server.pid)
-    assert node.server.exit_code_of(0) is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess.Popen, "_execute_child", no_process)
-        node.spawner.renew()
-        with pytest.raises(CannotStart, match="temporarily unavailable"):
-            node.runs(node.spawner.start, "exit", "4")
-    assert node.runs(node.spawner.start, "exit", "4") == (4, "")
-    node.spawner.renew()
-    assert node.runs(node.spawner.start, "exit", "4") == (4, "")
-    reported = [line.partition(" (")[0] for line in node.reported if "spawned" not in line]
-    died = "the fork server died; another one is started"
-    assert reported == [died, "no process can be started", died]
-
-
-def no_process(*_words, **_options):
-    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):

@@ -63,9 +63,9 @@ def test_a_missing_recipe_is_refused_by_name(tmp_path):
         imports_library(tmp_path / "gone.py")
 
 
-@pytest.mark.parametrize("text", ["def f(:", b"\x7fELF\x00\x01", b"\xff\xfe", "x = 1\x00"])
+@pytest.mark.parametrize("text", ["def f(:", b"\xff\xfe\x00"])
 def test_a_recipe_that_is_not_python_is_refused_by_name(tmp_path, text):
-    """A syntax error, a binary, bytes that are no text, a null byte: different exceptions."""
+    """A syntax error, and a binary: different exceptions."""
     with pytest.raises(UsageError, match=r"expected a Python script in .*recipe\.py"):
         imports_library(recipe(tmp_path, text))
 

@@ -15,7 +15,7 @@ from hostile import HOSTILE, json_values, junk, spoiled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import example
-from records import IDENTITY, RECORD
+from records import RECORD
 from rich.console import Console
 from viewed import viewed
 
@@ -136,15 +136,6 @@ def test_arbitrary_bytes_give_the_documented_error(reader, data):
         read(data)
 
 
-@given(spoiled(json.loads(IDENTITY.to_json())))
-def test_a_corrupted_identity_is_refused_or_can_be_compared(record):
-    """Fields of run.json are replaced; an identity that still parses must compare with ours."""
-    with suppress(UsageError):
-        found = identity.parse(json.dumps(record).encode())
-        assert len(found.run_id) == 16
-        identity.check(found, IDENTITY, "runs/x")
-
-
 @given(spoiled(json.loads(RECORD.to_json())), st.booleans())
 def test_a_corrupted_commit_record_is_damage_or_names_a_payload_of_its_step(record, forged):
     """With the old checksum, or a forged one: the payload must lie below the step's folder."""
@@ -184,14 +175,6 @@ def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
         offer = asdict(Offer.parse(message))
         assert isinstance(offer.pop("is_final"), bool)
         assert all(value is None or 0 <= value < 10**12 for value in offer.values())
-
-
-@given(spoiled(json.loads(LINK.to_env()[environment.AGENT])))
-def test_a_corrupted_link_to_the_agent_is_refused_or_complete(record):
-    """The one variable that the agent adds for its workers."""
-    with suppress(UsageError):
-        link = agent_link(json.dumps(record))
-        assert isinstance(link.run_dir, str)
 
 
 @given(junk)

@@ -25,11 +25,8 @@ class Trip:
     start: Place
     stops: tuple[Place, ...]
     end: Place | None
-    ports: list[Port]
     words: dict[str, str]
     length: float
-    limit: float | None
-    is_open: bool
     label: int | str | None
     sender: str = "me"
 
@@ -38,11 +35,8 @@ TRIP = {
     "start": {"host": "a", "port": 1},
     "stops": [{"host": "b", "port": 0}, {"host": "c", "port": 65535}],
     "end": None,
-    "ports": [1, 2],
     "words": {"x": "y"},
     "length": 1,
-    "limit": 0.5,
-    "is_open": True,
     "label": "z",
     "sender": "you",
 }
@@ -73,16 +67,13 @@ def trip(value: Any, exact: bool) -> Trip | None:
     start, end = place(value["start"], exact), value["end"]
     end_place = None if end is None else place(end, exact)
     stops = [place(each, exact) for each in value["stops"]] if type(value["stops"]) is list else [None]
-    ports, words, label = value["ports"], value["words"], value["label"]
+    words, label = value["words"], value["label"]
     good = [
         start is not None,
         None not in stops,
         (end is None) == (end_place is None),
-        type(ports) is list and all(type(each) is int and each in range(65536) for each in ports),
         type(words) is dict and all(type(each) is str for each in words.values()),
         is_number(value["length"], int, float),
-        value["limit"] is None or is_number(value["limit"], int, float),
-        type(value["is_open"]) is bool,
         label is None or type(label) is str or is_number(label, int),
         type(value.get("sender", "me")) is str,
     ]
@@ -102,11 +93,8 @@ trips = st.fixed_dictionaries(
         "start": st.just({"host": "a", "port": 1}) | st.just({"host": "a"}) | json_values,
         "stops": st.lists(st.just({"host": "b", "port": 2}) | json_values, max_size=2),
         "end": st.none() | st.just({"host": "b", "port": 2, "more": 1}) | json_values,
-        "ports": st.lists(st.integers(-1, 65536), max_size=2) | json_values,
         "words": st.dictionaries(texts, texts, max_size=2) | json_values,
         "length": st.floats() | st.integers(),
-        "limit": st.none() | st.floats(),
-        "is_open": st.booleans() | st.integers(0, 1),
         "label": json_values,
     },
     optional={"sender": texts, "more": json_values},
