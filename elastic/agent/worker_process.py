@@ -6,7 +6,6 @@ Each request ends in a process, whose exit code is reported, or in a reason. The
 the agent, and its processes die with it.
 """
 
-import io
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.fork_protocol import Exited, FromServer, Ready, Refused, Started, StartRequest
 from elastic.system.json_lines import JsonLineSocket
+from elastic.system.processes import has_exited, start_ticks
 from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
@@ -120,11 +120,7 @@ class ForkServerClient:
             self.kill()  # a late answer would mean a worker that no agent watches
             raise ServerGone("it did not answer before this node had to leave")
         assert isinstance(answer, Started)
-        try:
-            return Process(self, answer.pid, answer.spawned)
-        except OSError as error:
-            self.kill()
-            raise ServerGone(f"a process that was started cannot be watched ({error})") from error
+        return Process(self, answer.pid, start_ticks(answer.pid), answer.spawned)
 
     def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
         """Return once the server has imported everything. Raises ServerGone.
@@ -207,47 +203,44 @@ class ForkServerClient:
         return f"; it printed last: {text}" if text else ""
 
 
+@dataclass(frozen=True, slots=True)
 class Process:
     """A child of the fork server that leads a session of its own, which ends with it.
 
+    start_ticks: tell it from a process that gets its number later; None where it has exited.
     spawned: why it was not forked, "" where nothing is imported; None if it was.
     """
 
-    def __init__(self, server: ForkServerClient, pid: int, spawned: str | None) -> None:
-        """Raises OSError."""
-        self.server, self.pid, self.spawned = server, pid, spawned
-        self._code: int | None = None
-        self._itself: io.FileIO | None = None  # which no process is that gets its number later
-        with suppress(ProcessLookupError):  # it has exited
-            self._itself = io.FileIO(os.pidfd_open(pid))  # Linux 5.3
+    server: ForkServerClient
+    pid: int
+    start_ticks: int | None
+    spawned: str | None
 
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
-        if self._code is None and (code := self.server.exit_code_of(self.pid)) is not None:
-            self._code = code
-            if self._itself is not None:
-                self._itself.close()
-        return self._code
+        return self.server.exit_code_of(self.pid)
 
     def has_exited(self) -> bool:
         """Also where the server has not reported it."""
-        if self._code is not None or self._itself is None:
-            return True
-        exits = select.poll()
-        exits.register(self._itself, select.POLLIN)
-        return bool(exits.poll(0))
+        return has_exited(self.pid) or not self._keeps_number()
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self._itself is not None and not self.has_exited():
+        if self.poll() is None and self._keeps_number():
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._itself.fileno(), number)
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """With all that it started, unless that left its session."""
-        if not self.has_exited():
-            with suppress(ProcessLookupError):  # forked so recently that it has not called setsid
-                os.killpg(self.pid, signal.SIGKILL)
-        self.send_signal(signal.SIGKILL)
+        if self._keeps_number():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # those that it left behind where it has ended
+                return
+            # Nothing is left, or it was forked so recently that it has not called setsid.
+            self.send_signal(signal.SIGKILL)
+
+    def _keeps_number(self) -> bool:
+        """Whether no other process has it. While a session lasts, none gets its number."""
+        return start_ticks(self.pid) in (self.start_ticks, None)
 
 
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:

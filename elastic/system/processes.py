@@ -21,14 +21,29 @@ def thread_count() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none where there is no such process."""
+    try:
+        # They follow the command's name, which stands in brackets and may contain any character.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a signal such as SIGSTOP stopped the process; false for one held by a debugger."""
-    try:
-        # The state follows the command's name, which stands in brackets and may contain any
-        # character.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except OSError:
-        return False
+    return _stat(pid)[:1] == [b"T"]
+
+
+def has_exited(pid: int) -> bool:
+    """Also where its parent has not taken note of it. A number without a process has exited."""
+    return _stat(pid)[:1] in ([], [b"Z"], [b"X"])
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process began, in clock ticks since the boot; None where there is none."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -52,14 +67,9 @@ def children(parent: int | None = None) -> set[int]:
 
     parent: None for this process.
     """
-    found, parent = set(), os.getpid() if parent is None else parent
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with suppress(OSError):
-                stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(stat[1]) == parent:
-                    found.add(int(folder.name))
-    return found
+    wanted = str(os.getpid() if parent is None else parent).encode()
+    pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    return {pid for pid in pids if _stat(pid)[1:2] == [wanted]}
 
 
 def kill_children(keeps: Callable[[int], bool] = lambda pid: False) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -401,8 +402,7 @@ def test_a_worker_that_exits_takes_its_session_with_it_and_gets_no_signal_later(
         dies(int(log.read().split()[-1]))
     assert (process.poll(), process.has_exited()) == (0, True)
     with subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE) as stranger:
-        process.pid = stranger.pid
-        process.kill()
+        replace(process, pid=stranger.pid).kill()
         assert stranger.communicate() == (None, None)
     assert stranger.returncode == 0
 
