@@ -1,12 +1,13 @@
 """Every figure of a run's view that is shown by name: once as JSON, and once in words.
 
 A new figure is a line in `report_json` or `status_json`, which scripts rely on, and a line in
-`_FACTS`, from which report, status, watch and page take what they show. Texts of a run are foreign
-here; they are escaped where they are shown.
+`_of_steps`, from which report, status, watch and page take what they show. Texts of a run are
+foreign here; they are escaped where they are shown.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from elastic.events import Stopped
@@ -75,9 +76,92 @@ def status_json(view: RunView) -> dict[str, Any]:
 
 def facts(view: RunView, where: str) -> dict[str, str]:
     """What is shown beside the tables, by label. where: report, status or watch."""
-    table = _FACTS if view.plain is None else _PLAIN_FACTS
-    found = {label: words(view) for label, (places, words) in table.items() if where in places}
-    return {label: text for label, text in found.items() if text}
+    found: dict[str, str] = {}
+    for places, label, text in chain(_of_run(view), () if view.plain else _of_steps(view)):
+        if where in places:
+            found[label] = f"{found[label]}\n{text}" if label in found else text
+    return found
+
+
+# Where it is shown, its label, and what it says; a label that comes again has several lines.
+_Facts = Iterator[tuple[tuple[str, ...], str, str]]
+_ALL = ("report", "status", "watch")
+_REPORT, _LIVE, _LONG = ("report",), ("status", "watch"), ("report", "watch")
+
+
+def _of_run(view: RunView) -> _Facts:
+    yield ("report", "status"), "state", ended(view.state, view.stopped)
+    yield _LIVE, "generation", f"{view.generation}, {count(view.world_size, 'worker', 'workers')}"
+    if view.failed:
+        yield _ALL, "failed", f"exit code {view.failed.exit_code}: {view.failed.reason}"
+    if view.plain:
+        restarts = view.plain.restarts
+        causes = ", ".join(f"{number} {cause}" for cause, number in restarts.items())
+        yield _ALL, "script", "does not import elastic: its steps and states are its own"
+        yield _ALL, "restarts", f"{sum(restarts.values())}{f' ({causes})' if causes else ''}"
+        yield _ALL, "last exit", view.plain.last_exit or "-"
+        yield _ALL, "time", f"{view.plain.running_s:.1f} s in its generations"
+
+
+def _of_steps(view: RunView) -> _Facts:
+    saved, spent, chosen = view.checkpoints, view.time, view.snapshots
+    goodput = spent.goodput if spent else None
+    lost = sorted(spent.badput_s.items(), key=lambda part: -part[1]) if spent else []
+    yield _ALL, "step", f"{view.step} of {view.length or 'an unknown number'}"
+    yield _REPORT, "epochs", f"{view.epochs} complete"
+    yield ("watch",), "loss", loss_words(view.newest.loss if view.newest else None)
+    if saved.newest:
+        ago = duration(max(0.0, view.now_s - saved.newest.time))
+        yield _LIVE, "last checkpoint", f"step {saved.newest.step}, {ago} ago"
+    else:
+        yield _LIVE, "last checkpoint", "none"
+    yield _REPORT, "lost steps", str(view.lost_steps)
+    yield _LONG, "goodput", "unknown" if goodput is None else f"{goodput:.1%}"
+    yield _LONG, "lost to", ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in lost) or "nothing"
+    median_s, p99_s = map(_seconds, (view.step_time_s["median"], view.step_time_s["p99"]))
+    yield _LONG, "step time", f"median {median_s}, p99 {p99_s}"
+    for slow in view.slow_ranks:
+        of = f"rank {slow.rank} on {slow.node or 'an unknown node'}"
+        yield _LONG, "slow", f"{of}: the others waited for it for {slow.share:.1%} of the time of the steps"
+    if view.shards_by_rank:
+        yield _LONG, "shards", shards_text(view.shards_by_rank)
+    yield _REPORT, "checkpoints", f"{saved.committed} committed, {saved.failed} failed"
+    yield _REPORT, "audits", f"{view.audits['done']} done, {view.audits['failed']} failed"
+    yield _LONG, "rehearsals", _compared(view.rehearsals)
+    yield _LONG, "overlaps", _compared(view.overlaps)
+    if chosen:
+        cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
+        cost = f"one costs {cost_ms:.1f} ms, and a step takes {step_ms:.0f} ms"
+        yield _REPORT, "snapshots", f"interval {chosen.every}; {cost}"
+    yield _REPORT, "final digest", view.end.digest or "-" if view.end else "-"
+    for state in view.lineage:
+        yield _REPORT, "begins from", f"step {state.step} of run {state.run_id} (digest {state.digest[:16]})"
+    yield from _doubts(view)
+
+
+def _doubts(view: RunView) -> _Facts:
+    for name, values in view.not_restored.items():
+        yield _REPORT, "not restored", f"{name}: {values}"
+    for differed in view.accepted:
+        entry = next(iter(differed.entries), "its result")
+        how = f"was done again and differed, first in {entry}; --accept took what came then"
+        yield _REPORT, "accepted", f"step {differed.step} {how}"
+    for again in view.replays:
+        then, now = (loss_words(each, _REPLAY_DIGITS) for each in (again.loss_before, again.loss_now))
+        losses = f"loss {then} then, {now} when it was done again"
+        went = f"the run went on, since {again.excuse}" if again.excuse else "the run ended there"
+        yield (
+            _REPORT,
+            "done again",
+            f"step {again.step}, from the state of step {again.restored}: {losses}; {went}",
+        )
+    for edit in view.edits:
+        yield _REPORT, "edited", f"after step {edit.step}: another text of the recipe"
+    if view.logged_by_rank:
+        yield _REPORT, "logged, of rank 0 alone", ", ".join(view.logged_by_rank)
+    if view.unreadable_lines:
+        lines = count(view.unreadable_lines, "line", "lines")
+        yield _ALL, "metrics", f"{lines} cannot be read; those steps are in no figure"
 
 
 def ended(how: str, stopped: Stopped | None) -> str:
@@ -86,146 +170,15 @@ def ended(how: str, stopped: Stopped | None) -> str:
     return f"{how}, stopped by the recipe after step {stopped.step} of {stopped.steps} ({stopped.reason})"
 
 
-def seconds_text(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f} s"
-
-
 def shards_text(shards: Sequence[int]) -> str:
     """How many ranks have how many, the fewest first: a thousand ranks fit into a line."""
     ranks = Counter(shards)
     return "; ".join(f"{number} on {count(ranks[number], 'rank', 'ranks')}" for number in sorted(ranks))
 
 
-def _saved(view: RunView) -> str:
-    saved = view.checkpoints.newest
-    return f"step {saved.step}, {duration(max(0.0, view.now_s - saved.time))} ago" if saved else "none"
-
-
-def _lost_to(view: RunView) -> str:
-    """The longest first."""
-    badput_s: Mapping[str, float] = view.time.badput_s if view.time else {}
-    parts = sorted(badput_s.items(), key=lambda part: -part[1])
-    return ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in parts) or "nothing"
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
 
 
 def _compared(steps: ComparedSteps) -> str:
     return f"{steps.alike} of {steps.count} alike, {duration(steps.seconds)}" if steps.count else "none"
-
-
-def _snapshots(view: RunView) -> str:
-    chosen = view.snapshots
-    if chosen is None:
-        return "as --snapshot-every says"
-    cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
-    return f"interval {chosen.every}; one costs {cost_ms:.1f} ms, and a step takes {step_ms:.0f} ms"
-
-
-def _replays(view: RunView) -> str:
-    def loss(value: float | None) -> str:
-        return loss_words(value, _REPLAY_DIGITS)
-
-    return "\n".join(
-        f"step {each.step}, from the state of step {each.restored}: loss {loss(each.loss_before)} then,"
-        f" {loss(each.loss_now)} when it was done again;"
-        f" {f'the run went on, since {each.excuse}' if each.excuse else 'the run ended there'}"
-        for each in view.replays
-    )
-
-
-def _plain(view: RunView) -> str:
-    causes = (
-        ", ".join(f"{number} {cause}" for cause, number in view.plain.restarts.items()) if view.plain else ""
-    )
-    return f"{sum(view.plain.restarts.values()) if view.plain else 0}{f' ({causes})' if causes else ''}"
-
-
-# By label: where it is shown, and in what words; without a word it is left out.
-_Facts = dict[str, tuple[tuple[str, ...], Callable[[RunView], str]]]
-_ALL = ("report", "status", "watch")
-_HEAD: _Facts = {
-    "state": (("report", "status"), lambda view: ended(view.state, view.stopped)),
-    "generation": (
-        ("status", "watch"),
-        lambda view: f"{view.generation}, {count(view.world_size, 'worker', 'workers')}",
-    ),
-    "failed": (
-        _ALL,
-        lambda view: f"exit code {view.failed.exit_code}: {view.failed.reason}" if view.failed else "",
-    ),
-}
-_PLAIN_FACTS: _Facts = _HEAD | {
-    "script": (_ALL, lambda _: "does not import elastic: its steps and states are its own"),
-    "restarts": (_ALL, _plain),
-    "last exit": (_ALL, lambda view: view.plain.last_exit or "-" if view.plain else ""),
-    "time": (_ALL, lambda view: f"{view.plain.running_s:.1f} s in its generations" if view.plain else ""),
-}
-_FACTS: _Facts = _HEAD | {
-    "step": (_ALL, lambda view: f"{view.step} of {view.length or 'an unknown number'}"),
-    "epochs": (("report",), lambda view: f"{view.epochs} complete"),
-    "loss": (("watch",), lambda view: loss_words(view.newest.loss if view.newest else None)),
-    "last checkpoint": (("status", "watch"), _saved),
-    "lost steps": (("report",), lambda view: str(view.lost_steps)),
-    "goodput": (
-        ("report", "watch"),
-        lambda view: (
-            "unknown" if view.time is None or view.time.goodput is None else f"{view.time.goodput:.1%}"
-        ),
-    ),
-    "lost to": (("report", "watch"), _lost_to),
-    "step time": (
-        ("report", "watch"),
-        lambda view: (
-            f"median {seconds_text(view.step_time_s['median'])}, p99 {seconds_text(view.step_time_s['p99'])}"
-        ),
-    ),
-    "slow": (
-        ("report", "watch"),
-        lambda view: "\n".join(
-            f"rank {each.rank} on {each.node or 'an unknown node'}: the others waited for it for"
-            f" {each.share:.1%} of the time of the steps"
-            for each in view.slow_ranks
-        ),
-    ),
-    "shards": (("report", "watch"), lambda view: shards_text(view.shards_by_rank)),
-    "checkpoints": (
-        ("report",),
-        lambda view: f"{view.checkpoints.committed} committed, {view.checkpoints.failed} failed",
-    ),
-    "audits": (("report",), lambda view: f"{view.audits['done']} done, {view.audits['failed']} failed"),
-    "rehearsals": (("report", "watch"), lambda view: _compared(view.rehearsals)),
-    "overlaps": (("report", "watch"), lambda view: _compared(view.overlaps)),
-    "snapshots": (("report",), _snapshots),
-    "final digest": (("report",), lambda view: view.end.digest or "-" if view.end else "-"),
-    "begins from": (
-        ("report",),
-        lambda view: "\n".join(
-            f"step {each.step} of run {each.run_id} (digest {each.digest[:16]})" for each in view.lineage
-        ),
-    ),
-    "not restored": (
-        ("report",),
-        lambda view: "\n".join(f"{name}: {values}" for name, values in view.not_restored.items()),
-    ),
-    "accepted": (
-        ("report",),
-        lambda view: "\n".join(
-            f"step {each.step} was done again and differed, first in {next(iter(each.entries), 'its result')};"
-            " --accept took what came then"
-            for each in view.accepted
-        ),
-    ),
-    "done again": (("report",), _replays),
-    "edited": (
-        ("report",),
-        lambda view: "\n".join(f"after step {each.step}: another text of the recipe" for each in view.edits),
-    ),
-    "logged, of rank 0 alone": (("report",), lambda view: ", ".join(view.logged_by_rank)),
-    "metrics": (
-        _ALL,
-        lambda view: (
-            f"{count(view.unreadable_lines, 'line', 'lines')} cannot be read; those steps are in no figure"
-            if view.unreadable_lines
-            else ""
-        ),
-    ),
-}

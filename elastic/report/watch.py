@@ -61,38 +61,29 @@ def watch(url: str, *, once: bool) -> int:
 def _follow(run: RunDir, reader: RunReader, view: RunView, console: Console) -> None:
     clock, problem = SystemClock(), ""
     os.nice(_NICENESS)
-    with Live(fitted(run.url, view, console), console=console, auto_refresh=False) as live:
+    with Live(drawn(run.url, view), console=console, auto_refresh=False) as live:
         while view.state not in _OVER:
             began_s = clock.monotonic()
             try:
                 view, problem = look_again(run, reader), ""
             except (OSError, ElasticError) as error:
                 problem = f"cannot be read now, and is tried again: {short(str(error))}"
-            live.update(fitted(run.url, view, console, problem), refresh=True)
+            live.update(drawn(run.url, view, problem), refresh=True)
             least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
             clock.sleep(pause_s(clock.monotonic() - began_s, least_s=least_s, is_remote=run.is_remote))
 
 
-def fitted(name: str, view: RunView, console: Console, problem: str = "") -> RenderableType:
-    """As many of the newest events as the terminal has lines for, without its last one, where the
-    cursor stands; what is above them gives way where there is no room for one.
-    """
-    told = [Text(problem)] if problem else []
-    for num_events in range(_MOST_EVENTS, 0, -1):
-        shown = Group(drawn(name, view, num_events), *told)
-        if len(console.render_lines(shown, pad=False)) < console.size.height:
-            return shown
-    return Group(_events(view, 1), *told)
-
-
-def drawn(name: str, view: RunView, num_events: int = _MOST_EVENTS) -> RenderableType:
+def drawn(name: str, view: RunView, problem: str = "") -> RenderableType:
+    """What is new stands above: a terminal with few lines shows the beginning."""
     parts: list[RenderableType] = [
         Text.assemble((short(name), "bold"), "  ", (view.state, _STYLES[view.state]))
     ]
+    if problem:
+        parts.append(Text(problem))
     if view.plain is None:
         parts.append(_progress(view))
-    parts += [facts_table({label: short(text) for label, text in facts(view, "watch").items()})]
-    return Group(*parts, _events(view, num_events))
+    shown = {label: short(text) for label, text in facts(view, "watch").items()}
+    return Group(*parts, _events(view), facts_table(shown))
 
 
 def _progress(view: RunView) -> RenderableType:
@@ -109,11 +100,12 @@ def _left_s(view: RunView) -> float | None:
     return (view.length - view.step) * view.recent_step_s
 
 
-def _events(view: RunView, number: int) -> Table:
+def _events(view: RunView) -> Table:
+    """The newest first."""
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(style="dim")
     table.add_column(style="dim", overflow="ellipsis", no_wrap=True, max_width=24)
     table.add_column(overflow="fold")
-    for each in view.incidents[-number:]:
+    for each in view.incidents[: -_MOST_EVENTS - 1 : -1]:
         table.add_row(time_of_day(each.time), Text(short(each.node)), Text(short(each.text)))
     return table
