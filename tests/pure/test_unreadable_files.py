@@ -88,6 +88,7 @@ def complete(run):
     record = SimpleNamespace(step=4, digest="d" * 64)
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=run),
+        group=SimpleNamespace(is_first=False),
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
         shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
