@@ -8,19 +8,16 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from steps import ALONE, CPU, NoPage, groups_of, steps
+from steps import ALONE, evaluation, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
-from elastic.data.loader import BatchLoader
 from elastic.errors import RecipeNotExact, UsageError
-from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
-from elastic.worker.heartbeat import HeartbeatSender
 
-CLASSES, SIZE = 4, 5
+CLASSES = 4
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -38,19 +35,6 @@ class Noisy(torch.utils.data.Dataset):
         draw = torch.Generator().manual_seed(sample)
         noise = torch.rand(1) + random.random() + np.random.rand()  # noqa: NPY002
         return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
-
-
-def evaluation(member, dataset, modules=(), size=SIZE, *, heartbeat=None, checksum=str, **options):
-    loader = {"dataset": dataset, "seed": 9, "device": CPU, "workers": 0, "collate": None}
-    return Evaluation(
-        loader=BatchLoader(**loader | options),
-        samples=len(dataset),
-        batch_size=size,
-        modules=list(modules),
-        groups=groups_of(member),
-        heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
-        checksum=checksum,
-    )
 
 
 def network():
@@ -140,19 +124,6 @@ def test_values_of_every_kind_come_back_with_their_bits(ranks):
     expected += [[2**62, -1, 1 << 53 | 1], 1, float(np.float32(0.1)), [0]]
     for world_size in (1, 2, 3, 5):
         assert ranks.run(world_size, evaluate_odd_values) == [expected] * world_size
-
-
-def test_the_sum_is_that_of_the_dumb_twin():
-    """Twelve blocks: the tree over 16 leaves, of which four are not there, written out by hand."""
-    values = [10.0 ** (k % 7) / 3 for k in range(12)]
-    dataset = TensorDataset(torch.arange(12))
-    found = evaluation(ALONE, dataset, size=1).sum(lambda batch: values[int(batch.data[0])])
-
-    def tree(part):
-        half = 1 << (len(part) - 1).bit_length() >> 1
-        return part[0] if len(part) == 1 else tree(part[:half]) + tree(part[half:])
-
-    assert found == tree(values) != sum(values)
 
 
 @pytest.mark.parametrize(

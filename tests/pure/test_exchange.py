@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import PeerLost
@@ -55,32 +55,8 @@ def same_bits(one, other):
     return one.dtype == other.dtype and bool(((one.view(words) == other.view(words)) | both_nan).all())
 
 
-def sum_on_this_rank(member, shards, name, length, seed):
-    """Whether the sum has the bits of the dumb one."""
-    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-    values = leaves(shards, length, getattr(torch, name), seed)
-    expected = dumb_twin(values)
-    stack = Stack(torch.Tensor.add_)
-    for leaf in exchange.own_shards:
-        stack.push(Block(leaf, 1), values[leaf].clone())
-    return same_bits(exchange.sum(stack.parts, "a test"), expected)
-
-
-LENGTHS = st.integers(0, 40) | st.just(1001)
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 5), st.integers(0, 11), LENGTHS, st.integers(0, 2**31), st.sampled_from(DTYPES))
-@example(world_size=5, extra=0, length=1001, seed=17, name="float32")
-@example(world_size=3, extra=5, length=129, seed=17, name="float16")
-def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, extra, length, seed, name):
-    """Odd lengths, some shorter than the world, and 0; infinities, NaNs and signed zeros."""
-    found = ranks.run(world_size, sum_on_this_rank, world_size + extra, name, length, seed)
-    assert found == [True] * world_size
-
-
-def sums_of_changing_spans(member, cuts, length, name, seed):
-    """Whether each sum has the bits of the dumb one, where spans change from sum to sum.
+def sums_on_this_rank(member, cuts, length, name, seed):
+    """Whether each sum has the bits of the dumb one, of shards and of the blocks of a stack.
 
     cuts: how many shards each rank has, for one sum after the other.
     """
@@ -91,25 +67,31 @@ def sums_of_changing_spans(member, cuts, length, name, seed):
         expected = dumb_twin(values)
         exchange.divide(spans_of(counts))
         own = {shard: values[shard].clone() for shard in exchange.own_shards}
-        found.append(same_bits(exchange.sum_shards(own, "a test"), expected))
+        stack = Stack(torch.Tensor.add_)
+        for shard, value in own.items():
+            stack.push(Block(shard, 1), value.clone())
+        sums = exchange.sum(stack.parts, "a test"), exchange.sum_shards(own, "a test")
+        found += [same_bits(each, expected) for each in sums]
     return found
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(st.data())
 def test_spans_may_change_between_sums(ranks, data):
-    """Hypothesis looks for a cut whose sum has other bits."""
-    world_size, extra = data.draw(st.integers(2, 5)), data.draw(st.integers(0, 11))
+    """Hypothesis looks for shards, ranks, elements or a cut whose sum has other bits: odd lengths,
+    some shorter than the world, and 0; infinities, NaNs and signed zeros.
+    """
+    world_size, extra = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 11))
     shards = world_size + extra
     inner_ends = {"min_size": world_size - 1, "max_size": world_size - 1, "unique": True}
-    ends = st.lists(st.integers(1, shards - 1), **inner_ends).map(sorted)
+    ends = st.lists(st.integers(1, max(1, shards - 1)), **inner_ends).map(sorted)
     cuts = [
         [end - start for start, end in zip([0, *inner], [*inner, shards], strict=True)]
         for inner in data.draw(st.lists(ends, min_size=1, max_size=4))
     ]
-    length, name = data.draw(st.integers(0, 40)), data.draw(st.sampled_from(DTYPES))
-    found = ranks.run(world_size, sums_of_changing_spans, cuts, length, name, data.draw(st.integers(0, 99)))
-    assert found == [[True] * len(cuts)] * world_size
+    length, name = data.draw(st.integers(0, 40) | st.just(1001)), data.draw(st.sampled_from(DTYPES))
+    found = ranks.run(world_size, sums_on_this_rank, cuts, length, name, data.draw(st.integers(0, 99)))
+    assert found == [[True] * (2 * len(cuts))] * world_size
 
 
 def test_spans_that_leave_a_shard_out_are_refused():

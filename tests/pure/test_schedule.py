@@ -55,6 +55,12 @@ def test_the_save_interval_is_where_saving_costs_as_losing():
         assert save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
 
 
+def published(step, cost_s):
+    info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="")
+    snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
+    return PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=cost_s)
+
+
 class FakeUploader:
     """Commits each offer at once; taking it costs the trainer `offer_s`."""
 
@@ -76,10 +82,8 @@ def test_the_save_interval_counts_the_copy_into_the_slot():
     clock = FakeClock()
     checkpointing = Checkpointing(FakeUploader(clock, offer_s=1.0), AUTO, clock, log=None)
     assert checkpointing.is_due(1)
-    info = SnapshotInfo(step=1, epoch=0, generation=1, world_size=1, torch="")
-    snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
     began_s = clock.monotonic()
-    checkpointing.save(PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=3.0), 1)
+    checkpointing.save(published(1, cost_s=3.0), 1)
 
     clock.now = began_s + save_interval_s(4.0) - 0.1
     assert not checkpointing.is_due(2)
@@ -100,9 +104,7 @@ def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path):
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
     uploader = RefusingUploader(clock, offer_s=0.0)
     checkpointing = Checkpointing(uploader, AUTO, clock, log)
-    info = SnapshotInfo(step=7, epoch=0, generation=1, world_size=1, torch="")
-    snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
-    checkpointing.save(PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=0.0), 7, final=True)
+    checkpointing.save(published(7, cost_s=0.0), 7, final=True)
     assert checkpointing.wait(7) == "expected an uploader, found none"
     checkpointing.save(None, 8)
     uploader.results = [

@@ -191,13 +191,20 @@ def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
     slots.close()
 
 
-def test_the_size_is_sealed():
-    """A process that cut the file would kill every process that reads behind its new end."""
-    slots = SnapshotSlots.create(1, 2)
-    for size in (0, PAGE, os.fstat(slots.fd).st_size + PAGE):
+def test_memory_is_there_sealed_and_outlives_its_closing():
+    """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a
+    copy. A process that cut the file would kill every process that reads behind its new end. A
+    tensor may still lie on a body that is closed.
+    """
+    slots = SnapshotSlots.create(100 * PAGE, 3)
+    status, body = os.fstat(slots.fd), slots.body(0)
+    assert status.st_blocks * 512 >= status.st_size
+    for size in (0, PAGE, status.st_size + PAGE):
         with pytest.raises(PermissionError):
             os.ftruncate(slots.fd, size)
+    body[:3] = b"abc"
     slots.close()
+    assert bytes(body[:3]) == b"abc"
 
 
 def open_fds():
@@ -246,16 +253,6 @@ def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
     with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
         SnapshotSlots.create(PAGE, 1)
     assert open_fds() == before
-
-
-def test_pages_are_there_before_anybody_writes():
-    """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a
-    copy.
-    """
-    slots = SnapshotSlots.create(100 * PAGE, 3)
-    status = os.fstat(slots.fd)
-    assert status.st_blocks * 512 >= status.st_size
-    slots.close()
 
 
 def words(*values):
@@ -316,15 +313,6 @@ def test_the_header_of_a_snapshot_has_a_bound():
     slots.publish(slot, size_bytes=1, info=info(1, chain="x" * room))
     assert bytes(slots.body(slot)[:1]) == b"!"
     slots.close()
-
-
-def test_a_body_outlives_the_closing():
-    """A tensor may still lie on it: closing must not take the memory from under it."""
-    slots = SnapshotSlots.create(PAGE, 1)
-    body = slots.body(0)
-    body[:3] = b"abc"
-    slots.close()
-    assert bytes(body[:3]) == b"abc"
 
 
 @given(st.integers(0, 5000), st.none() | st.booleans() | st.floats() | st.text(max_size=9))

@@ -7,16 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from steps import ALONE, BATCH, CLASSES, CPU, FEATURES, SAMPLES, NoPage, groups_of, samples, steps
+from steps import ALONE, BATCH, CLASSES, FEATURES, SAMPLES, evaluation, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import parametrize
 from torch.utils.data import Dataset
 
-from elastic.data.loader import BatchLoader
-from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.state.state import State
-from elastic.worker.heartbeat import HeartbeatSender
 
 
 def linear():
@@ -198,14 +195,7 @@ def trained_in(around_loop, around_call):
     parametrize.register_parametrization(net[0], "weight", Centred())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     inputs, seen = samples().tensors[0], []
-    evaluation = Evaluation(
-        loader=BatchLoader(dataset=samples(), seed=9, device=CPU, workers=0, collate=None),
-        samples=SAMPLES,
-        batch_size=SAMPLES,
-        modules=[net],
-        groups=groups_of(ALONE),
-        heartbeat=HeartbeatSender(NoPage(), 0),
-    )
+    evaluated = evaluation(ALONE, samples(), [net], SAMPLES)
 
     def loss(batch):
         with around_call(), torch.set_grad_enabled(batch.shard != 0):
@@ -223,7 +213,7 @@ def trained_in(around_loop, around_call):
             optimizer.step()
             with around_call(), torch.no_grad():
                 seen.append(net(inputs).float().sum().item())
-            seen.append(evaluation.sum(total))
+            seen.append(evaluated.sum(total))
     return [parameter.tolist() for parameter in net.parameters()], seen
 
 

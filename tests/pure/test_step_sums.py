@@ -102,17 +102,3 @@ def asked(member):
 def test_what_one_rank_asks_for_is_seen_by_all_at_that_step(ranks, world_size):
     """A rank that missed it would train on alone, or hang."""
     assert ranks.run(world_size, asked) == [[[], ["drain"], ["save", "compare"], []]] * world_size
-
-
-def test_a_step_passes_its_points_in_order():
-    """Faults strike at these points; one that is not passed could never be drilled."""
-    net, passed = nn.Linear(FEATURES, CLASSES), []
-    step = next(steps(ALONE, State(net=net), shards=4))
-    step.fault_point = passed.append
-    totals = [step.sum(lambda batch: net(batch.data[0]).sum()) for _ in range(2)]
-    step.backward(sum(totals))
-    assert passed == ["forward"] * 8 + ["backward"] * 4 + ["mid-sum"]
-    net.zero_grad()
-    passed.clear()
-    step.mean_loss(lambda batch: net(batch.data[0]).mean())
-    assert passed == ["forward", "backward"] * 4 + ["mid-sum"]

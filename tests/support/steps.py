@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastic.config.environment import AgentLink
-from elastic.data.loader import Loader
+from elastic.data.loader import BatchLoader, Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import StatesDiffer
 from elastic.proof.audit import Auditor
@@ -17,6 +17,7 @@ from elastic.reduce.tree import spans_of
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
+from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
@@ -100,6 +101,27 @@ def auditor_of(
         ),
         compare=compare,
         log=None if member.rank else log,
+    )
+
+
+def evaluation(
+    member: Member,
+    dataset: Any,
+    modules: Any = (),
+    size: int = 5,
+    *,
+    heartbeat: HeartbeatSender | None = None,
+    checksum: Callable[[], str] = str,
+) -> Evaluation:
+    """As run.evaluate makes it. size: of a block."""
+    return Evaluation(
+        loader=BatchLoader(dataset=dataset, seed=9, device=CPU, workers=0, collate=None),
+        samples=len(dataset),
+        batch_size=size,
+        modules=list(modules),
+        groups=groups_of(member),
+        heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
+        checksum=checksum,
     )
 
 
