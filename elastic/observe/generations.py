@@ -35,7 +35,7 @@ Stop = LoggedEvent[kinds.RunInterrupted]
 class Generation:
     """The steps include those that were lost later; None if the generation trained no step.
 
-    own: its events. before, after: the starts of its neighbours. step_times_s: when its newest
+    own: its events. after: the start of the next one. step_times_s: when its newest
     steps ended that count, and then the newest one that the next generation lost. why: what ended
     the generation before, in words; the cause where there was none. ends_s: seconds since 1970.
     until_s: when the next one began; of the last one the present, or the last sign of life. gap:
@@ -43,7 +43,6 @@ class Generation:
     """
 
     start: Start
-    before: Start | None
     after: Start | None
     own: Events
     counted: GenerationSteps | None
@@ -112,7 +111,6 @@ def generations(events: Events, trained: StepColumns, now_s: float | None = None
         found.append(
             Generation(
                 start=start,
-                before=before,
                 after=after,
                 own=then,
                 counted=counted,

@@ -74,26 +74,11 @@ def test_the_newest_checkpoint_is_what_the_next_restore_takes_however_its_events
         assert step_of(seen) == expected
 
 
-def test_rejections_in_a_row_fall_back_one_by_one_and_to_none():
-    events = [committed(1, 150), committed(1, 165), committed(2, 288)]
-    assert step_of(events) == 288
-    for step, left in ((288, 165), (165, 150), (150, None)):
-        events.append(rejected(3, step))
-        assert step_of(events) == left
-
-
 def test_a_step_that_is_committed_again_after_its_rejection_counts():
     """Both have the step; the age is that of the one that loads."""
     events = [committed(1, 100, 10.0), rejected(2, 100), committed(2, 100, 90.0)]
     assert step_of(events) == 100
     assert newest_checkpoint(events[::-1]).time == 90.0
-
-
-def test_a_checkpoint_that_is_restored_after_all_counts_again():
-    """It was passed over because three restores brought no new step; the fault lay elsewhere."""
-    events = [committed(1, 50), committed(1, 100), rejected(4, 100), restored(4, 50), committed(4, 60)]
-    assert step_of(events) == 60
-    assert step_of([*events, restored(5, 100)]) == 100
 
 
 def test_a_rejected_snapshot_says_nothing_of_the_checkpoint_of_its_step():
