@@ -234,13 +234,10 @@ class Rendezvous:
             return None
         self._observer.keep(group)
         alive = self._observer.alive
-        if self._partition_detector is not None:
-            updated = self._partition_detector.with_own_report(
-                group, alive=alive, moving=self._observer.moving, now_s=self._observer.timing.now_s
-            )
-            if updated != group:
-                self._writer.set(version, updated)
-                return None
+        updated = self._with_own_report(group)
+        if updated != group:
+            self._writer.set(version, updated)
+            return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
             # This node stopped its workers while the backend was out of reach, so it could not
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
@@ -295,13 +292,9 @@ class Rendezvous:
             changed = self._writer.evict(version, group, step=step)
         else:
             self._writer.take_back()
-            if self._partition_detector is not None and group.ended is None:
-                now_s, moving = self._observer.timing.now_s, self._observer.moving
-                updated = self._partition_detector.with_own_report(
-                    group, alive=alive, moving=moving, now_s=now_s, step=step
-                )
-                if updated != group and self._writer.set(version, updated):
-                    changed = updated
+            updated = self._with_own_report(group, step=step)
+            if updated != group and self._writer.set(version, updated):
+                changed = updated
         group = changed or group
         mine = group.generation == self._entered and self._me.id in group.member_ids
         view = GroupView(
@@ -490,6 +483,15 @@ class Rendezvous:
         self._backend.beat(self._me.id)
         taken_over = transitions.take_over(group, self._observer.settings)
         self._writer.set(version, transitions.join(taken_over, self._me))
+
+    def _with_own_report(self, group: Group, step: int = 0) -> Group:
+        """As the detector says, where nodes can probe each other."""
+        if self._partition_detector is None:
+            return group
+        seen = self._observer
+        return self._partition_detector.with_own_report(
+            group, alive=seen.alive, moving=seen.moving, now_s=seen.timing.now_s, step=step
+        )
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:
