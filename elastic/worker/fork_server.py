@@ -151,7 +151,6 @@ class ForkServer:
         return process.pid
 
     def _fork(self, request: StartRequest, outputs: list[int], store: int | None) -> int:
-        assert self.preloaded is not None
         parent = os.getpid()
         with stop_signals.blocked(stop_signals.WARNINGS):
             if pid := os.fork():
@@ -160,45 +159,33 @@ class ForkServer:
             # fork server.
             try:
                 die_with_parent(parent)
-                self._release()
-                become_worker(request, outputs, store, self.import_output, self.preloaded)
+                self._become_worker(request, outputs, store)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_FAILED)
 
-    def _release(self) -> None:
-        """In the worker: give up the fork server's session, signal handlers and descriptors."""
+    def _become_worker(self, request: StartRequest, outputs: list[int], store: int | None) -> NoReturn:
+        """Give up what is the fork server's, set what differs between two workers, and run."""
+        assert self.preloaded is not None
         os.setsid()
         for number, handler in self.signals.items():
             if handler is not None:  # None: set by C code, and Python cannot set it again
                 signal.signal(number, handler)
         self.agent.close()
-        for pidfd in self.workers:
-            os.close(pidfd)
+        for target, descriptor in zip(OUTPUTS, outputs, strict=True):
+            os.dup2(descriptor, target)
+        for descriptor in (*self.workers, *outputs):
+            os.close(descriptor)
+        with suppress(OSError):  # a preflight's terminal may be gone
+            os.write(2, self.import_output)  # as if this process had done the importing
+        environment.replace(request.env | environment.store_variable(store))
+        recipe, *arguments = request.command
+        begin(self.preloaded)
+        run_recipe(recipe, arguments)
 
     def _send(self, message: FromServer) -> None:
         self.agent.send(encode(message), timeout_s=None)
-
-
-def become_worker(
-    request: StartRequest,
-    outputs: list[int],
-    store: int | None,
-    import_output: bytes,
-    preloaded: Preloaded,
-) -> NoReturn:
-    """Set what differs between two workers, and run the recipe."""
-    for target, descriptor in zip(OUTPUTS, outputs, strict=True):
-        os.dup2(descriptor, target)
-    for descriptor in outputs:
-        os.close(descriptor)
-    with suppress(OSError):  # a preflight's terminal may be gone
-        os.write(2, import_output)  # as if this process had done the importing
-    environment.replace(request.env | environment.store_variable(store))
-    recipe, *arguments = request.command
-    begin(preloaded)
-    run_recipe(recipe, arguments)
 
 
 def fork_obstacle(preloaded: Preloaded) -> str | None:
