@@ -17,7 +17,7 @@ from typing import Any
 
 from elastic.config.run_dir import refuse_own
 from elastic.errors import UsageError
-from elastic.system.files import open_regular, replace_whole
+from elastic.system.files import open_regular
 from elastic.system.untrusted import printable
 
 _STYLES = ("uplot/uPlot.min.css", "page.css")
@@ -69,11 +69,7 @@ def write_page(shown: dict[str, Any], text: str) -> str:
             raise UsageError(
                 f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
             )
-        # A device such as /dev/stdout is written, not replaced.
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            path.write_bytes(data)
-        else:
-            replace_whole(path, data, fsync=False)
+        path.write_bytes(data)
     except UsageError:
         raise
     except (OSError, ValueError) as error:

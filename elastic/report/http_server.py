@@ -1,9 +1,9 @@
 """A few pages over HTTP, from threads of their own: no client can hold up the process or a page.
 
-A connection lives for `CONNECTION_S` at most, however slowly its client sends or reads. There are
-at most `MOST_CONNECTIONS`; for one more the oldest is closed, so that slow clients cannot keep a
-probe out. Anything that is no GET or HEAD of a known page is answered with an error. The server
-does not ask who the reader is; docs/security.md says who can reach it.
+A connection whose client is silent ends after `CONNECTION_S`. There are at most
+`MOST_CONNECTIONS`; for one more the oldest is closed, so that slow clients cannot keep a probe out.
+Anything that is no GET or HEAD of a known page is answered with an error. The server does not ask
+who the reader is; docs/security.md says who can reach it.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from elastic.system.clock import Clock
 
 CONNECTION_S = 30.0
 MOST_CONNECTIONS = 32
-_LOOK_S = 0.25  # between two looks at the ages of connections
+_LOOK_S = 0.25  # between two looks whether it shall stop
 _NO_DESCRIPTOR_S = 0.5
 _STOP_S = 2.0
 TEXT = "text/plain; charset=utf-8"
@@ -104,7 +104,7 @@ class HttpServer(ThreadingMixIn, HTTPServer):
         self.pages, self.name = pages, name
         self._clock = clock
         self._lock = threading.Lock()
-        self._began_s: dict[socket.socket, float] = {}  # of open connections, the oldest first
+        self._open: dict[socket.socket, None] = {}  # connections, the oldest first
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -133,30 +133,21 @@ class HttpServer(ThreadingMixIn, HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            while len(self._began_s) >= MOST_CONNECTIONS:
-                self._cut(next(iter(self._began_s)))
-            self._began_s[request] = self._clock.monotonic()
+            while len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # its thread finds that it has ended, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
         super().process_request(request, client_address)
-
-    def service_actions(self) -> None:
-        now_s = self._clock.monotonic()
-        with self._lock:
-            for each in [each for each, began_s in self._began_s.items() if now_s - began_s > CONNECTION_S]:
-                self._cut(each)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._began_s.pop(request, None)
+            self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
         """A client that went away, or was cut, is no news."""
-
-    def _cut(self, request: socket.socket) -> None:
-        """Its thread finds that the connection has ended, and closes it."""
-        del self._began_s[request]
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
