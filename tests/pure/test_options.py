@@ -154,16 +154,13 @@ def test_an_interval_reads_back_from_its_text(value):
     ("words", "every"),
     [
         ("--save-every 500steps", Every(kind="steps", value=500.0)),
-        ("--save-every 1step", Every(kind="steps", value=1.0)),
         ("--save-every 10min", Every(kind="seconds", value=600.0)),
         ("--save-every 1.5min", Every(kind="seconds", value=90.0)),
-        ("--save-every 30s", Every(kind="seconds", value=30.0)),
         ("--snapshot-every 7", Every(kind="steps", value=7.0)),
         ("--snapshot-every off", Every(kind="off")),
         ("--drain-signals none", ()),
         ("--drain-signals hup,SIGUSR1,HUP", (signal.SIGHUP, signal.SIGUSR1)),
         ("--hang-timeout 60", Every(kind="seconds", value=60.0)),
-        ("--hang-timeout 0.5h", Every(kind="seconds", value=1800.0)),
     ],
 )
 def test_each_option_reads_its_published_grammar(words, every):
@@ -184,19 +181,13 @@ def test_each_option_reads_its_published_grammar(words, every):
         (["a.py", "--grace", "nan"], "--grace: expected seconds"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
         (["a.py", "--save-every", "5"], "--save-every: expected 500steps"),  # of what?
-        (["a.py", "--save-every", "1.5steps"], "--save-every: expected 500steps"),
         (["a.py", "--snapshot-every", "10min"], "a number of steps, auto or off"),  # ranks count alike
-        (["a.py", "--snapshot-every", "9" * 20], "a number of steps, auto or off"),
         (
             ["a.py", "--drain-signals", "USR1,KILL"],
             "names of USR1, USR2, HUP with commas between them, or none, found 'KILL'",
         ),
         (["a.py", "--drain-signals", "TERM"], "found 'TERM' (it always asks for a drain)"),
         (["a.py", "--notice", "AWS"], "--notice: expected aws, gcp or azure, found 'AWS'"),
-        (
-            ["a.py", "--rdzv-backend", "zookeeper"],
-            "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'",
-        ),
         (["a.py", "--rdzv-backend", "c10d"], "expected --rdzv-endpoint with --rdzv-backend c10d, found none"),
         (["a.py", "--run-dir"], "--run-dir: expected one argument"),
         (["a.py", "--min", "1"], "unknown option --min"),
@@ -225,7 +216,6 @@ def test_words_after_the_double_dash_belong_to_the_recipe():
         ("r.py --run-dir s3://b/run", True, 15.0),
         ("r.py --run-dir s3://b/run --keep-alive 2", True, 2.0),
         ("r.py --rdzv-endpoint s3://b/meet", True, 15.0),
-        ("r.py --run-dir s3://b/run --rdzv-endpoint /shared/meet", False, 2.0),
         ("r.py --run-dir s3://b/run --rdzv-backend etcd --rdzv-endpoint h", False, 2.0),
         ("r.py --run-dir file:///run --max-nodes 2 --rdzv-endpoint file:///shared/meet", False, 2.0),
     ],
