@@ -436,12 +436,8 @@ class Rendezvous:
         """
         while True:
             _, group = self._observer.poll()
-            others = (group.member_ids | group.waiting_ids) - {self._me.id}
-            is_alive = not others.isdisjoint(self._observer.alive)
-            if group.settings == self._observer.settings or group.ended is not None or not is_alive:
+            if group.settings == self._observer.settings or not self._may_live(group):
                 return
-            if self._observer.moving and group.settings is not None:
-                raise UsageError(refusal(group.settings, self._observer.settings))
             self._clock.sleep(FIRST_LOOK_S)
 
     def has_lost_state(self) -> bool:
@@ -467,16 +463,22 @@ class Rendezvous:
         """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
         self._heartbeat.stop()
 
+    def _may_live(self, group: Group) -> bool:
+        """Whether a node of a group with other settings may live. Raises UsageError once one shows
+        that it does.
+        """
+        if group.ended is not None:
+            return False
+        if self._observer.moving and group.settings is not None:
+            raise UsageError(refusal(group.settings, self._observer.settings))
+        return bool((group.member_ids | group.waiting_ids) & self._observer.alive - {self._me.id})
+
     def _meet_strangers(self, version: int | None, group: Group) -> None:
         """Take over a group with other settings once its nodes are dead.
 
         Raises UsageError when one is alive.
         """
-        has_ended = group.ended is not None
-        if self._observer.moving and not has_ended and group.settings is not None:
-            raise UsageError(refusal(group.settings, self._observer.settings))
-        nodes = group.member_ids | group.waiting_ids
-        self._is_waiting = not has_ended and not nodes.isdisjoint(self._observer.alive)
+        self._is_waiting = self._may_live(group)
         if self._is_waiting:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
