@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TextIO
@@ -23,8 +24,7 @@ from elastic.config.run_dir import RunDir
 from elastic.events import FirstStep, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.generations import generations
-from elastic.observe.log import parse_lines, read_events
-from elastic.observe.logged_event import last
+from elastic.observe.log import parse_lines, read_events, read_rare
 from elastic.observe.metrics import newest, newest_lines
 from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.recovery import recoveries
@@ -133,12 +133,12 @@ class ConsoleFollower:
         The log before it of the same prefix is read to its end first.
         """
         log = GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)
-        self._requests.append(lambda: self._follow(prefix, log))
+        self._requests.append(partial(self._follow, prefix, log))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
         # The text may quote another node, which must not command this terminal.
-        self._requests.append(lambda: self._screen.print_line(printable(text)))
+        self._requests.append(partial(self._screen.print_line, printable(text)))
 
     def stop(self, within_s: float = STOP_WITHIN_S) -> None:
         """End the thread in that time; it first prints what the logs hold."""
@@ -185,9 +185,8 @@ class ConsoleFollower:
 
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
-            if line.startswith(QUOTED.encode()):
-                continue  # in the log alone
-            self._screen.print_line(f"[{prefix}] {_shown(line)}")
+            if not line.startswith(QUOTED.encode()):  # else in the log alone
+                self._screen.print_line(f"[{prefix}] {_shown(line)}")
 
     def _show_recoveries(self) -> None:
         """Say what each one cost, once its generation has brought a new step."""
@@ -206,9 +205,9 @@ class ConsoleFollower:
             return
         self._shown = line
         if self._steps is None:
-            with suppress(OSError):  # events that cannot be read leave out the number of steps
-                started = last(read_events(self._run.events), RunStarted)
-                self._steps = None if started is None else started.event.steps
+            started = read_rare(self._run.events, RunStarted)
+            newest_start = max(started, key=lambda each: each.generation, default=None)
+            self._steps = None if newest_start is None else newest_start.event.steps
         self._screen.progress(line, self._steps, self._clock.monotonic())
 
     def _newest(self) -> StepLine | None:
