@@ -102,9 +102,15 @@ class Metrics:
         self._file.close()
         self._has_tried = False
         self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes, [*lost.values()]))
-        has_begun = self._has_begun() and self._show()
+        try:
+            self._file.open()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return rewound  # each line tries again
+        is_shown = self._show()
         metrics_files.check_newest(self._path, self._generation)
-        for file in older if has_begun else []:
+        for file in older if is_shown else []:
             if _highest(file) <= highest:  # this file has the lines of it that count
                 file.unlink(missing_ok=True)
         return rewound
@@ -121,16 +127,6 @@ class Metrics:
         data = read_if_there(base)[:kept_bytes] + b"".join(json_line(line.to_json()) for line in lost)
         if not create_whole(self._own, data, fsync=True):
             raise metrics_files.fenced(self._path, self._generation)
-
-    def _has_begun(self) -> bool:
-        """Whether there was room for the own file. Else each line tries again."""
-        try:
-            self._file.open()
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            return False
-        return True
 
     def _show(self) -> bool:
         """Have the path name the newest file: a process that woke up late may have renamed it.

@@ -73,7 +73,8 @@ class StepBatch:
         changes = np.flatnonzero(np.diff(self.generation)) + 1
         places = [0, *changes.tolist(), len(self)] if len(self) else []
         for begin, end in pairwise(places):
-            yield int(self.generation[begin]), self._part(slice(begin, end))
+            part = {name: getattr(self, name)[begin:end] for name in NAMES}
+            yield int(self.generation[begin]), StepBatch(**part)
 
     def moved(self, ahead: Mapping[int, float]) -> "StepBatch":
         """With the times of one clock. ahead: by generation, seconds (one_clock.py)."""
@@ -81,9 +82,6 @@ class StepBatch:
             return self
         by_s = floats([ahead.get(number, 0.0) for number in self.generation.tolist()])
         return replace(self, time=self.time - by_s)
-
-    def _part(self, part: slice) -> "StepBatch":
-        return StepBatch(**{name: getattr(self, name)[part] for name in NAMES})
 
 
 def batch_of(
@@ -180,15 +178,13 @@ class Durations:
 
 @dataclass(slots=True, kw_only=True)
 class StepColumns:
-    """last_step, last_time_s: of the last line, 0 and None where there is none. seconds: of the
-    steps that say how long they took. times_s: when steps ended, by generation. last_of: by
-    generation, the step of its last line. num_audited: steps that were audited. num_unreadable:
-    lines that are none of a step. durations: goes on where a new file begins. counted, paces: by
-    generation.
+    """last_step: of the last line, 0 where there is none. seconds: of the steps that say how long
+    they took. times_s: when steps ended, by generation. last_of: by generation, the step of its
+    last line. num_audited: steps that were audited. num_unreadable: lines that are none of a step.
+    durations: goes on where a new file begins. counted, paces: by generation.
     """
 
     last_step: int = 0
-    last_time_s: float | None = None
     seconds: "array[float]" = field(default_factory=_doubles)
     times_s: "dict[int, array[float]]" = field(default_factory=dict)
     last_of: dict[int, int] = field(default_factory=dict)
@@ -206,7 +202,7 @@ class StepColumns:
         for generation, own in steps.by_generation():
             self._add(generation, own)
         if len(steps):
-            self.last_step, self.last_time_s = int(steps.step[-1]), number(steps.time[-1])
+            self.last_step = int(steps.step[-1])
 
     def _add(self, generation: int, own: StepBatch) -> None:
         """own: steps of this generation."""
