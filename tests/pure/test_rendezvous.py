@@ -4,6 +4,7 @@ import errno
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +433,31 @@ def test_no_node_is_dead_while_this_one_can_send_no_heartbeat() -> None:
             clock.sleep(0.5)
             a.watch()
         assert ("b" in a._observer.alive) == bool(problem)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
+    """A node of the group has another keep-alive: the newcomer is refused while that one lives."""
+    backend, clock = MemoryBackend(), FakeClock()
+    a = lone(backend, clock=clock, keep_alive_s=2.0)
+    theirs = replace(a._observer.settings, keep_alive_s=3.0)
+    group = Group(waiting=(Node(id="b", address="b", nproc=1),), settings=theirs)
+    backend.compare_and_set(None, group.to_json())
+    began_s, sleep = clock.now, clock.sleep
+
+    def sleep_while_b_lives(seconds: float) -> None:
+        sleep(seconds)
+        if lives:
+            backend.beat("b")
+
+    clock.sleep = sleep_while_b_lives  # type: ignore[method-assign]
+    if lives:
+        with pytest.raises(UsageError, match="--keep-alive 3s there, 2s here"):
+            a.check_settings()
+    else:
+        a.check_settings()
+        assert clock.now - began_s > 3.0
+    assert backend.history() == [group.to_json()]
 
 
 class CountingBackend(MemoryBackend):
