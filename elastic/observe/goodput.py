@@ -24,22 +24,21 @@ END = "end"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
     """useful_s: seconds in steps that count. paused_s: those of planned stops, which are no part of
-    the run's time. rehearsed_s: those of rehearsals, which are none either.
+    the run's time; nor are those of rehearsals.
 
     badput_s: the others, by what they went to. The cause of a generation (start, failure, node
     lost, node joined, node left, resume) has the time from the last step that counts before it to
     the first one in it: steps that were lost, detection, rendezvous, restore. `down` is that in
     which no node was left, from the last sign of life to the command that resumed; nodes that wait
-    for a lost node lose their time to that. `between steps`
-    has saves, calls of `run.evaluate` and what else stops the loop there, but not what the body of
-    a step does by itself; `end` what follows the last step. times: how often there was each cause,
-    and `down`; waiting in vain for a lost node counts as one more.
+    for a lost node lose their time to that. `between steps` has saves, calls of `run.evaluate` and
+    what else stops the loop there, but not what the body of a step does by itself; `end` what
+    follows the last step. times: how often there was each cause, and `down`; waiting in vain for a
+    lost node counts as one more.
     """
 
     useful_s: float
     badput_s: dict[str, float]
     paused_s: float
-    rehearsed_s: float
     times: dict[str, int]
 
     @property
@@ -71,9 +70,8 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
         useful_s += each.counted.seconds if each.counted else 0.0
         for kind, seconds in _lost_s(each, then):
             badput_s[kind] += max(0.0, seconds)
-    rehearsed_s, times[REHEARSAL] = badput_s.pop(REHEARSAL, 0.0), 0
+    badput_s[REHEARSAL], times[REHEARSAL] = 0.0, 0  # for a comparison, which is no lost time
     return TimeSpent(
-        rehearsed_s=rehearsed_s,
         useful_s=useful_s,
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
