@@ -7,7 +7,7 @@ a URL the files are those of this node, and the view is what this node saw.
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from math import inf
 from typing import Protocol
 
@@ -89,7 +89,8 @@ class Follower:
             self._close()
             return
         if self._reader is None or self._renderer is None:
-            self._reader, self._renderer = _reader(settings.run, settings.node), self._open(parts)
+            self._reader = RunReader(settings.run, node=settings.node, with_values=True)
+            self._renderer = self._open(parts)
         start = last(self._reader.read_events(), GenerationStarted)
         if start is None or start.node != settings.node:
             self._close()
@@ -109,20 +110,10 @@ class Follower:
         self._reader = self._renderer = None
 
 
-def render_all(run: RunDir, node: str, renderer: Renderer) -> RunView:
+def render_all(run: RunDir, node: str, renderer: Renderer) -> None:
     """The same once, of a run that has finished."""
-    reader = _reader(run, node)
-    try:
+    with closing(renderer), closing(RunReader(run, node=node, with_values=True)) as reader:
         reader.read_events()
         for batch in reader.new_steps():
             renderer.add(batch)
-        view = view_of(reader.record())
-        renderer.show(view)
-    finally:
-        reader.close()
-        renderer.close()
-    return view
-
-
-def _reader(run: RunDir, node: str) -> RunReader:
-    return RunReader(run, node=node, with_values=True)
+        renderer.show(view_of(reader.record()))
