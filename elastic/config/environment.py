@@ -148,10 +148,15 @@ def read() -> Launch:
         world_size=_number("WORLD_SIZE", 1),
         local_rank=_number("LOCAL_RANK", 0),
         local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        agent=_decoded(AgentLink, AGENT, "unset it to run without an agent"),
+        agent=_decode(AgentLink, os.environ.get(AGENT), AGENT, "unset it to run without an agent"),
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
-        check=_decoded(CheckRequest, CHECK, "unset it: elastic-train check sets it for its own commands"),
+        check=_decode(
+            CheckRequest,
+            os.environ.get(CHECK),
+            CHECK,
+            "unset it: elastic-train check sets it for its own commands",
+        ),
         origin=_origin(os.environ.get(FROM)),
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         master=(os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0))
@@ -188,14 +193,9 @@ def replace(by: Mapping[str, str]) -> None:
     os.environ.update(by)
 
 
-def _decoded(kind: type[T], name: str, advice: str) -> T | None:
-    text = os.environ.get(name)
-    return None if text is None else _decode(kind, text, name, advice)
-
-
-def _decode(kind: type[T], text: str, name: str, advice: str) -> T:
+def _decode(kind: type[T], text: str | None, name: str, advice: str) -> T | None:
     try:
-        return decode(kind, text, what=name)
+        return None if text is None else decode(kind, text, what=name)
     except ValueError as error:
         raise UsageError(f"{error}; {advice}") from error
 
