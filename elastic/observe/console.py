@@ -31,7 +31,7 @@ from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
-from elastic.system.growing_file import GrowingFile
+from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 from elastic.system.untrusted import printable
 from elastic.system.worker_error import QUOTED
 
@@ -104,6 +104,31 @@ def progress_line(newest: StepLine, steps: int | None) -> str:
     return f"step {newest.step}{'' if steps is None else f'/{steps}'} {_details(newest)}"
 
 
+class _Log:
+    """The output of a worker, from its beginning; what cannot be read costs its lines alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position = path, 0
+
+    def lines(self, *, has_ended: bool = False) -> list[bytes]:
+        """The lines that were completed since the last call, from one read.
+
+        A line that is long, or the last one where its writer has ended, is better shown as it
+        stands than waited for; what follows counts as a line of its own.
+        """
+        size = size_bytes(self._path)
+        if size <= self._position:
+            self._position = size
+            return []
+        data = read_from(self._path, self._position, _READ_BYTES)
+        end = data.rfind(b"\n") + 1
+        if has_ended or len(data) - end > LINE_LIMIT:
+            end = len(data)
+        self._position += end
+        lines = data[:end].split(b"\n")
+        return lines if lines[-1] else lines[:-1]
+
+
 class ConsoleFollower:
     """The thread that follows the logs of this node's workers, and the run's metrics.
 
@@ -117,7 +142,7 @@ class ConsoleFollower:
         self._of_rank0 = GrowingFile(run.events / f"{node}-worker0.jsonl")  # where that is rank 0
         self._screen = screen
         self._clock = clock
-        self._followed: dict[str, GrowingFile] = {}
+        self._followed: dict[str, _Log] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
         self._shown = self._newest()
@@ -132,8 +157,7 @@ class ConsoleFollower:
 
         The log before it of the same prefix is read to its end first.
         """
-        log = GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)
-        self._requests.append(partial(self._follow, prefix, log))
+        self._requests.append(partial(self._follow, prefix, _Log(path)))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
@@ -166,22 +190,21 @@ class ConsoleFollower:
         while self._requests:
             self._requests.popleft()()
         for prefix, log in self._followed.items():
-            self._print(prefix, _new_lines(log))
+            self._print(prefix, log.lines())
         self._show_recoveries()
         self._show_progress()
 
-    def _follow(self, prefix: str, log: GrowingFile) -> None:
+    def _follow(self, prefix: str, log: _Log) -> None:
         if prefix in self._followed:
             self._read_to_end(prefix, self._followed[prefix])
         self._followed[prefix] = log
 
-    def _read_to_end(self, prefix: str, log: GrowingFile) -> None:
+    def _read_to_end(self, prefix: str, log: _Log) -> None:
         for _ in range(_READS_AT_THE_END):
-            self._print(prefix, _new_lines(log))
-            if log.is_at_end:
+            if not (lines := log.lines()):
                 break
-        self._print(prefix, filter(None, [log.take_unfinished()]))
-        log.close()
+            self._print(prefix, lines)
+        self._print(prefix, log.lines(has_ended=True))
 
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
@@ -190,7 +213,7 @@ class ConsoleFollower:
 
     def _show_recoveries(self) -> None:
         """Say what each one cost, once its generation has brought a new step."""
-        for each in parse_lines(_new_lines(self._of_rank0), logged_event.parse):
+        for each in parse_lines(self._events_of_rank0(), logged_event.parse):
             if isinstance(each.event, FirstStep):
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
@@ -198,6 +221,11 @@ class ConsoleFollower:
                     for one in recoveries(generations(events, trained)):
                         if one.generation == each.generation and one.line:
                             self._screen.print_line(printable(one.line))
+
+    def _events_of_rank0(self) -> list[bytes]:
+        with suppress(OSError):  # unreadable events cost their lines, not the console
+            return [*self._of_rank0.lines_to_end()]
+        return []
 
     def _show_progress(self) -> None:
         line = self._newest()
@@ -214,12 +242,6 @@ class ConsoleFollower:
         with suppress(OSError):  # unreadable metrics cost the progress, not the console
             return newest(self._metrics)
         return None
-
-
-def _new_lines(log: GrowingFile) -> list[bytes]:
-    with suppress(OSError):  # an unreadable log costs its lines, not the console
-        return log.lines()
-    return []
 
 
 def _shown(line: bytes) -> str:

@@ -26,9 +26,9 @@ from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
-from elastic.system.growing_file import GrowingFile, read_from
+from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 
-RETRY_S = 0.5  # at the end
+TICK_S = 0.5
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 30.0
 PART_BYTES = 4 * 1024 * 1024
@@ -130,6 +130,10 @@ class LogShipper:
         """is_first: as of NodeShipper."""
         self._open = partial(NodeShipper, run, node, is_first=is_first)
         self._shipper = self._open(Objects(run.url, limit_s=PART_LIMIT_S))
+        # Generations, deaths and checkpoints: events that are uploaded at once, for `status`, and
+        # so that a machine that is lost soon afterwards does not take them with it. Workers write
+        # events too, but those can wait for the next regular upload.
+        self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._run = run
         self._print_line = print_line
         self._clock = SystemClock()
@@ -169,8 +173,14 @@ class LogShipper:
         )
 
     def _run_until_closed(self) -> None:
-        while not self._closing.wait(upload_parts.pause_s(self._clock.monotonic() - self._began_s)):
-            self._try()
+        due_s, seen_bytes = 0.0, 0
+        while not self._closing.wait(TICK_S):
+            written_bytes = sum(map(size_bytes, self._urgent))
+            now_s = self._clock.monotonic()
+            if now_s >= due_s or (written_bytes > seen_bytes and not self._has_failed):
+                self._try()
+                seen_bytes = written_bytes
+                due_s = self._clock.monotonic() + upload_parts.pause_s(now_s - self._began_s)
         self._upload_the_rest(self._shipper)
 
     def _try(self) -> None:
@@ -197,7 +207,7 @@ class LogShipper:
                     self._has_arrived.set()
             except StoreUnavailable as error:
                 self._problem = str(error)
-                self._has_arrived.wait(RETRY_S)
+                self._has_arrived.wait(TICK_S)
             except Exception as error:
                 self._problem = str(error)
                 return

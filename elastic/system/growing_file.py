@@ -113,60 +113,39 @@ class AppendedFile:
 
 
 class GrowingFile:
-    def __init__(
-        self,
-        path: Path,
-        *,
-        position: int = 0,
-        read_bytes: int = LINE_LIMIT_BYTES,
-        cut_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, path: Path, *, position: int = 0, read_bytes: int = LINE_LIMIT_BYTES) -> None:
         """One read takes at most `read_bytes`; a line that is longer, with its end, is left out.
 
         position: where the first file begins to be read, in bytes.
-
-        cut_bytes: where a long line is better shown in pieces than waited for. An unfinished line
-        of more bytes than that is given as it stands, and what follows counts as a line of its own.
         """
         self._path = path
         self._read_bytes = read_bytes
-        self._cut_bytes = cut_bytes
         self._file: BinaryIO | None = None
         self.position = 0  # how far it is read
         self._begin = position
         self._is_skipping = False
-        self.is_at_end = True  # as far as the last read could see
+        self._is_at_end = True  # as far as the last read could see
         self.num_left_out = 0  # lines that were too long
         self.started_over = False  # whether the last call began a file that it had not read before
 
-    def lines(self) -> list[bytes]:
-        """The lines that were completed since the last call, without their ends, from one read."""
-        return _lines_in(self._next()) if self._follow() else []
-
     def lines_to_end(self) -> Iterator[bytes]:
-        """The same from as many reads as it takes to reach the end, all of the same file."""
+        """The lines that were completed since the last call, without their ends, from as many reads
+        as it takes to reach the end, all of the same file.
+        """
         for text in self.texts_to_end():
-            yield from _lines_in(text)
+            yield from text.split(b"\n")[:-1]
 
     def texts_to_end(self) -> Iterator[bytes]:
         """The same lines with their ends, as many at once as a read gives."""
         if self._follow():
             yield self._next()
-            while not self.is_at_end:
+            while not self._is_at_end:
                 yield self._next()
-
-    def take_unfinished(self) -> bytes:
-        """The last line as it stands, if it has no end; for a file whose writer is gone."""
-        if self._file is None:
-            return b""
-        line = self._read().partition(b"\n")[0]
-        self.position += len(line)
-        return line
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self.is_at_end = None, True
+        self._file, self._is_at_end = None, True
 
     def _follow(self) -> bool:
         """Open what the path names now; returns whether there is a file to read."""
@@ -192,27 +171,21 @@ class GrowingFile:
         return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self.position
 
     def _next(self) -> bytes:
-        data = self._read()
+        assert self._file is not None
+        data = os.pread(self._file.fileno(), self._read_bytes, self.position)
         end = data.rfind(b"\n") + 1
         text = data[:end]
         if self._is_skipping and text:
             self._is_skipping = False
             self.num_left_out += 1
             text = text.partition(b"\n")[2]  # behind the end of a line that was too long
-        self.is_at_end = len(data) < self._read_bytes
-        if self._cut_bytes is not None and len(data) - end > self._cut_bytes:
-            text += data[end:] + b"\n"
-            end = len(data)
-        elif not self.is_at_end and end == 0:
+        self._is_at_end = len(data) < self._read_bytes
+        if not self._is_at_end and end == 0:
             self._is_skipping = True
             end = len(data)
         # An unfinished line is read again from its start with the next call: nothing is kept of it.
         self.position += end
         return text
-
-    def _read(self) -> bytes:
-        assert self._file is not None
-        return os.pread(self._file.fileno(), self._read_bytes, self.position)
 
 
 def json_line(record: dict[str, Any]) -> bytes:
@@ -231,11 +204,6 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """The complete lines that a file has now, without their ends."""
     with closing(GrowingFile(path)) as file:
         yield from file.lines_to_end()
-
-
-def _lines_in(text: bytes) -> list[bytes]:
-    """Without their ends."""
-    return text.split(b"\n")[:-1]
 
 
 def size_bytes(path: Path) -> int:

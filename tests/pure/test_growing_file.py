@@ -52,36 +52,18 @@ def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, his
         assert list(lines_of(path)) == content.split(b"\n")[:-1]
 
 
-@given(st.lists(PIECES, max_size=12))
-def test_a_reader_that_cuts_lines_loses_no_byte(tmp_path_factory, pieces):
-    """The bytes between the cuts are all there, and no line waits once it is longer than the
-    limit.
-    """
-    path = tmp_path_factory.mktemp("log") / "file"
-    path.touch()
-    file, seen = GrowingFile(path, read_bytes=READ_BYTES, cut_bytes=3), b""
-    for piece in pieces:
-        with path.open("ab") as out:
-            out.write(piece)
-        seen += b"".join(file.lines_to_end())
-    unfinished = file.take_unfinished()
-    file.close()
-    assert len(unfinished) <= 3
-    assert seen + unfinished == b"".join(pieces).replace(b"\n", b"")
-
-
 def test_a_file_that_gets_the_number_of_a_deleted_one_is_read_from_its_start(tmp_path):
     """Replaced twice between two calls: the file system may reuse the number of the first file."""
     path = tmp_path / "file"
     path.write_text("one\ntwo\n")
     file = GrowingFile(path)
-    assert file.lines() == [b"one", b"two"] and file.started_over
+    assert [*file.lines_to_end()] == [b"one", b"two"] and file.started_over
     for _ in range(2):
         fresh = tmp_path / "fresh"
         fresh.write_text("new\ntwo\nthree\n")
         fresh.replace(path)
-    assert file.lines() == [b"new", b"two", b"three"] and file.started_over
-    assert file.lines() == [] and not file.started_over
+    assert [*file.lines_to_end()] == [b"new", b"two", b"three"] and file.started_over
+    assert [*file.lines_to_end()] == [] and not file.started_over
     file.close()
 
 
@@ -99,7 +81,7 @@ def test_what_is_no_regular_file_has_no_lines(tmp_path, kind):
     elif kind == "folder":
         path.mkdir()
     file = GrowingFile(path)
-    assert (file.lines(), list(lines_of(path)), last_lines(path, 9), read_from(path, 0, 9)) == (
+    assert ([*file.lines_to_end()], list(lines_of(path)), last_lines(path, 9), read_from(path, 0, 9)) == (
         [],
         [],
         [],
@@ -113,10 +95,10 @@ def test_a_file_that_becomes_a_link_is_not_followed(tmp_path):
     other.write_text("secret\n")
     path.write_text("")
     file = GrowingFile(path)
-    assert file.lines() == []
+    assert [*file.lines_to_end()] == []
     path.unlink()
     path.symlink_to(other)
-    assert file.lines() == []
+    assert [*file.lines_to_end()] == []
     file.close()
 
 

@@ -180,6 +180,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.setattr(upload_parts, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(shipper, "TICK_S", 0.01)
     run, reported, came = node("a"), [], threading.Event()
 
     def report(text):
