@@ -47,15 +47,6 @@ def test_ctrl_c_before_training_ends_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", said)
 
 
-def test_report_and_status_print_one_json_value(make_run, capsys):
-    run = make_run("a", "abc", "d")
-
-    assert main(["report", run, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["final_digest"] == "d"
-    assert main(["status", "--json", run]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "finished"
-
-
 def test_diff_exits_1_at_the_first_step_that_differs(make_run, capsys):
     a, b = make_run("a", "abc", "d"), make_run("b", "aec", "e")
 
@@ -65,9 +56,13 @@ def test_diff_exits_1_at_the_first_step_that_differs(make_run, capsys):
     assert json.loads(capsys.readouterr().out)["first_difference"] == 2
 
 
-def test_tables_show_the_state_and_the_digest(make_run, capsys):
+def test_tables_and_json_show_the_state_and_the_digest(make_run, capsys):
     run = make_run("a", "abc", "the-digest")
 
+    assert main(["report", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["final_digest"] == "the-digest"
+    assert main(["status", "--json", run]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
     assert main(["report", run]) == 0
     assert main(["status", run]) == 0
     assert main(["verify", run]) == 0

@@ -83,12 +83,6 @@ def test_a_finished_run_has_no_failure(tmp_path):
     assert (found.state, found.end.digest, found.failed, found.workers) == ("finished", "d", None, [])
 
 
-def test_parts_of_the_time_make_up_the_whole(tmp_path):
-    found = view(write(tmp_path / "run", FINISHED, STEPS))
-    whole_s = found.generations[-1].ends_s - found.generations[0].begins_s
-    assert abs(found.time.useful_s + sum(found.time.badput_s.values()) - whole_s) < 1e-6
-
-
 def test_the_newest_step_alone_gives_the_same_state(tmp_path):
     run = RunDir.parse(str(write(tmp_path / "run", KILLED, STEPS)))
     whole, newest = view_of(read_run(run)), view_of(read_newest(run))
