@@ -73,7 +73,7 @@ def page_of_two(difference: Difference, a: dict[str, Any], b: dict[str, Any]) ->
 
 def _headline(view: RunView) -> str:
     """What became of the run, and after which time; it rounds, and adds nothing."""
-    if not view.generations:
+    if not (view.generations or view.step or view.is_finished):  # a run without an agent has none
         return "Not begun: no generation has formed yet."
     state = short(ended(view.state.capitalize(), view.stopped))
     if view.plain is not None:
