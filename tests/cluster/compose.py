@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from apt import NotAvailable, need
 from containers import BASE, NODE
 from etcd_servers import etcd_program
-from machines import ROOT, NoEngine, command, docker, mounts, need_package
+from machines import ROOT, command, docker, mounts
 from oracle import Evidence, Injection, evidence
 from run_storage import reached
 from scenario_runner import ScenarioFailed
@@ -194,7 +195,7 @@ def compose_command() -> list[str]:
         docker("compose", "version")
         return ["docker", "compose"]
     try:
-        need_package("docker-compose", "docker-compose")
-    except NoEngine as error:
+        need("docker-compose", "docker-compose")
+    except NotAvailable as error:
         raise ScenarioFailed(str(error)) from error
     return ["docker-compose"]

@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from machines import ROOT, UNPRIVILEGED, Machine, NoEngine, command, docker, free_subnet, mounts, need_package
+from apt import NotAvailable, need
+from machines import ROOT, UNPRIVILEGED, Machine, command, docker, free_subnet, mounts
 from supervised import sweep
 
 START_S = 60.0
@@ -116,13 +117,13 @@ def engine() -> str:
     """The version of the engine that answers, which is started where there is none."""
     host = os.environ.get("DOCKER_HOST", "")
     if host and not host.startswith("unix://"):
-        raise NoEngine(
+        raise NotAvailable(
             f"expected an engine on this machine, found DOCKER_HOST={host}; its containers could not share folders of this machine. Unset it"
         )
     if version := _version():
         return version
-    need_package("dockerd", "docker.io")
-    need_package("iptables", "iptables")
+    need("dockerd", "docker.io")
+    need("iptables", "iptables")
     log = Path(tempfile.gettempdir()) / "dockerd.log"
     with log.open("wb") as out:
         daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
@@ -132,7 +133,7 @@ def engine() -> str:
             return version
         time.sleep(0.2)
     printed = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-    raise NoEngine(
+    raise NotAvailable(
         f"expected dockerd to answer within {START_S:.0f} s, found: {printed or 'nothing printed'}"
     )
 
@@ -147,7 +148,7 @@ def _version() -> str:
 def node_image() -> str:
     """The tag of an image that can run this machine's interpreter.
 
-    Builds it if it is missing. Raises NoEngine.
+    Builds it if it is missing. Raises NotAvailable.
     """
     if not docker("images", "--quiet", BASE):
         _make_base()
@@ -158,7 +159,7 @@ def node_image() -> str:
 
 def _make_base() -> None:
     print("making a base image of the distribution's packages; about a minute, once", flush=True)
-    need_package("debootstrap", "debootstrap")
+    need("debootstrap", "debootstrap")
     release = platform.freedesktop_os_release()
     codename = release.get("VERSION_CODENAME", "stable")
     folder = Path(tempfile.mkdtemp(prefix="elastic-base-"))
@@ -168,7 +169,7 @@ def _make_base() -> None:
     try:
         command(*words, codename, str(folder), *_mirror(codename))
     except RuntimeError as error:
-        raise NoEngine(
+        raise NotAvailable(
             f"expected a base system by debootstrap, found: {str(error)[-300:]}; "
             f"or make one by hand: docker pull {PULLED} && docker tag {PULLED} {BASE}"
         ) from error
@@ -179,7 +180,7 @@ def _make_base() -> None:
     archive = subprocess.Popen(["tar", "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
     subprocess.run(["docker", "import", "-", BASE], stdin=archive.stdout, check=True, capture_output=True)
     if archive.wait():
-        raise NoEngine("tar could not read the base system that debootstrap made")
+        raise NotAvailable("tar could not read the base system that debootstrap made")
 
 
 def _mirror(codename: str) -> list[str]:

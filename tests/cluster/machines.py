@@ -7,7 +7,6 @@ new image, and no image needs a copy of torch.
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Protocol
-
-import apt
 
 ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 1000
@@ -95,20 +92,6 @@ def free_subnet(take: Callable[[IPv4Network], object]) -> IPv4Network:
             continue
         return subnet
     raise RuntimeError(f"expected a free subnet in {SUBNETS}, found none in {NETWORK_TRIES} tries: {failure}")
-
-
-class NoEngine(Exception):  # noqa: N818 - a state of this machine; the caller decides whether it is an error
-    """No container can run here; the message says why and what to do."""
-
-
-def need_package(program: str, package: str) -> None:
-    """Install `package` if the program is missing. Raises NoEngine."""
-    if shutil.which(program) is None and os.geteuid() != 0:
-        raise NoEngine(f"expected the command {program}, found none; install {package}, or run this as root")
-    try:
-        apt.need(program, package, otherwise="install Docker by hand")
-    except apt.CannotInstall as error:
-        raise NoEngine(str(error)) from error
 
 
 def command(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:

@@ -18,7 +18,8 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from machines import IDLE, UNPRIVILEGED, Machine, NoEngine, command, free_subnet, mounts, need_package
+from apt import NotAvailable, need
+from machines import IDLE, UNPRIVILEGED, Machine, command, free_subnet, mounts
 from supervised import CGROUPS, sweep
 
 LIMIT_S = 30.0
@@ -184,13 +185,13 @@ class Namespaces:
 
 
 def need_namespaces() -> None:
-    """Raises NoEngine if this process may not make namespaces."""
+    """Raises NotAvailable if this process may not make namespaces."""
     for program, package in (("ip", "iproute2"), ("iptables", "iptables"), ("setpriv", "util-linux")):
-        need_package(program, package)
+        need(program, package)
     try:
         command("unshare", "--fork", "--pid", "--mount-proc", "--uts", "--ipc", "--net", "true")
     except RuntimeError as error:
-        raise NoEngine(f"expected to be allowed namespaces of our own, found: {error}") from error
+        raise NotAvailable(f"expected to be allowed namespaces of our own, found: {error}") from error
 
 
 def processes_in(first: int) -> list[int]:

@@ -27,10 +27,11 @@ from pathlib import Path
 # Where `etcd_servers` lies: started by its path, this script finds only its own folder by itself.
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from apt import NotAvailable
 from cluster import ENTER, Cluster
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers, engine, node_image
-from machines import ROOT, Machines, NoEngine
+from machines import ROOT, Machines
 from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, evidence, history, judge
 from pods import PodCluster
@@ -61,7 +62,7 @@ QUICK = (
     "c10d_host_killed",
     "storage_503",
 )
-FAILURES = ScenarioFailed, TimeoutError, RuntimeError, NoEngine, ElasticError
+FAILURES = ScenarioFailed, TimeoutError, RuntimeError, NotAvailable, ElasticError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def played(play: Callable[[str], int]) -> int:
     def or_why_not(run: str) -> int:
         try:
             return play(run)
-        except NoEngine as reason:
+        except NotAvailable as reason:
             print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
             return 2
 
@@ -144,24 +145,24 @@ def played(play: Callable[[str], int]) -> int:
 
 
 def open_harness(run: str, *, only_namespaces: bool) -> Harness:
-    """Machines are containers, else namespaces, with a warning. Raises NoEngine where neither is
-    possible.
+    """Machines are containers, else namespaces, with a warning. Raises NotAvailable where neither
+    is possible.
 
     run: the name that all of them begin with (supervised.py).
     """
     if os.geteuid() != 0:
-        raise NoEngine(
+        raise NotAvailable(
             "expected to be root, because only root may enter containers and cut their networks; run this as root"
         )
     numbers = itertools.count()
     make_machines: MakeMachines
     try:
         if only_namespaces:
-            raise NoEngine("namespaces were asked for")
+            raise NotAvailable("namespaces were asked for")
         print(f"Docker engine {engine()}", flush=True)
         image = node_image()
         make_machines, has_containers = lambda: Containers(image, f"{run}{next(numbers):02x}"), True
-    except NoEngine as reason:
+    except NotAvailable as reason:
         need_namespaces()
         print(f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n", flush=True)
         make_machines, has_containers = lambda: Namespaces(f"{run}{next(numbers):02x}"), False

@@ -6,8 +6,9 @@ import struct
 from collections import defaultdict
 from pathlib import Path
 
+from apt import need
 from cluster import SHARED
-from machines import command, need_package
+from machines import command
 from oracle import AHEAD_S
 
 CLOCK = Path(__file__).parent / "clock.c"
@@ -17,8 +18,8 @@ class WallClocks:
     """The wall clocks of nodes whose processes preload clock.c; `jumps`: what each of them did."""
 
     def __init__(self, shared: Path) -> None:
-        """Raises NoEngine where there is no compiler."""
-        need_package("cc", "build-essential")
+        """Raises NotAvailable where there is no compiler."""
+        need("cc", "build-essential")
         self._shared = shared
         command("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
         self.jumps: defaultdict[str, set[str]] = defaultdict(set)

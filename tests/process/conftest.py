@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import drawn_runs
 import pytest
@@ -50,21 +50,6 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain for {what}"
         time.sleep(0.02)
     return value
-
-
-class AgentProcess(Protocol):
-    """The part of subprocess.Popen that a drill needs."""
-
-    args: Any
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 class ForkedAgent:
@@ -101,7 +86,7 @@ class Agent:
     `output` is what it printed, both streams in one.
     """
 
-    def __init__(self, process: AgentProcess, printed: Path, *, is_supervised: bool) -> None:
+    def __init__(self, process: Any, printed: Path, *, is_supervised: bool) -> None:
         self.process = process
         self._printed = printed
         self._pid = None if is_supervised else process.pid
@@ -184,7 +169,7 @@ class Drill:
 
         words = without_rehearsals(words)
 
-        def fork(out: IO[bytes]) -> AgentProcess:
+        def fork(out: IO[bytes]) -> Any:
             to = out.fileno() if console is None else console
             start = ProcessStart(command=(str(AGENT), *words), env=self._env(env), stdout=to, stderr=to)
             return ForkedAgent(words, self.fork_server.start(start))
@@ -215,7 +200,7 @@ class Drill:
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
         words = without_rehearsals(words)
 
-        def begin(out: IO[bytes]) -> AgentProcess:
+        def begin(out: IO[bytes]) -> Any:
             return subprocess.Popen(
                 words,
                 cwd=self.folder,
@@ -239,7 +224,7 @@ class Drill:
         # As the command sets them for what it starts: an agent and its fork server are forks here.
         return os.environ | ours | {"GLIBC_TUNABLES": MALLOC, HASH_SEED: "0"} | (more or {})
 
-    def _begin(self, begin: Callable[[IO[bytes]], AgentProcess], *, is_supervised: bool) -> Agent:
+    def _begin(self, begin: Callable[[IO[bytes]], Any], *, is_supervised: bool) -> Agent:
         printed = self.folder / f"printed-{len(self.agents)}"
         with printed.open("xb") as out:
             process = begin(out)

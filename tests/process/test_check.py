@@ -69,7 +69,7 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
 def test_a_check_that_is_stopped_leaves_nothing_and_says_so(drill, short_folder):
     """In the middle of two runs. Every process of the check has the drill's folder as its own."""
     checking = begin(drill, short_folder)
-    drill.waits_for(lambda: "the same once more  " in checking.output, "two runs")
+    drill.waits_for(lambda: "calm  " in checking.output, "two runs")
     checking.signal(signal.SIGTERM)
     checking.ends_with(143)
     assert drill.alive() == []

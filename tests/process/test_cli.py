@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,28 +48,21 @@ def test_ctrl_c_before_training_ends_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", said)
 
 
-def test_diff_exits_1_at_the_first_step_that_differs(make_run, capsys):
-    a, b = make_run("a", "abc", "d"), make_run("b", "aec", "e")
-
-    assert main(["diff", a, a]) == 0
-    capsys.readouterr()
-    assert main(["diff", a, b, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["first_difference"] == 2
-
-
-def test_tables_and_json_show_the_state_and_the_digest(make_run, capsys):
-    run = make_run("a", "abc", "the-digest")
-
-    assert main(["report", run, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["final_digest"] == "the-digest"
-    assert main(["status", "--json", run]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "finished"
-    assert main(["report", run]) == 0
-    assert main(["status", run]) == 0
-    assert main(["verify", run]) == 0
+def test_commands_that_read_a_run_print_one_json_value_or_a_table(make_run, capsys):
+    """`diff` exits with 1 where runs differ, and names the first step that does."""
+    run, other = make_run("a", "abc", "the-digest"), make_run("b", "aec", "e")
+    for words, code, name, expected in (
+        (["report", run], 0, "final_digest", "the-digest"),
+        (["status", run], 0, "state", "finished"),
+        (["diff", run, run], 0, "first_difference", None),
+        (["diff", run, other], 1, "first_difference", 2),
+    ):
+        assert main([*words, "--json"]) == code
+        assert json.loads(capsys.readouterr().out)[name] == expected
+    for command in ("report", "status", "verify"):
+        assert main([command, run]) == 0
     text = capsys.readouterr().out
-    assert "the-digest" in text
-    assert "finished" in text
+    assert "the-digest" in text and "finished" in text
     assert "no checkpoint was committed yet" in text
 
 
@@ -76,9 +70,8 @@ def test_verify_lists_a_commit_record_that_does_not_parse(make_run, capsys):
     """A record of which a disk kept only the first half."""
     run = make_run("a", "abc", "d")
     folder = f"{run}/checkpoints/000000000002"
-    subprocess.run(["mkdir", "-p", folder], check=True)
-    with open(f"{folder}/COMMIT.json", "w") as file:  # noqa: PTH123 - a plain file is all it takes
-        file.write('{"format": 1, "st')
+    Path(folder).mkdir(parents=True)
+    Path(folder, "COMMIT.json").write_text('{"format": 1, "st')
 
     assert main(["verify", run, "--json"]) == 1
     assert [item["step"] for item in json.loads(capsys.readouterr().out)["damage"]] == [2]

@@ -22,7 +22,7 @@ DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "elastic-train.js
 
 @pytest.fixture(scope="session")
 def programs(once: Callable[..., Path]) -> Path:
-    """Raises NoPrometheus: a machine without it fails here with a sentence."""
+    """Raises NotAvailable: a machine without it fails here with a sentence."""
     folder = once("prometheus", lambda folder: (folder / "programs").symlink_to(unpack(folder)))
     return folder / "programs"
 

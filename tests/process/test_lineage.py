@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(
     calm = drills(tmp_path / "calm")
     calm.shut(1)
     env = {"ELASTIC_RUN_DIR": calm.run.url, "ELASTIC_FROM": str(first)}
-    alone = calm.execute([sys.executable, stormy.process.args[0], *ARGUMENTS], env)
+    alone = calm.start_script(stormy.process.args[0], *ARGUMENTS, env=env)
     calm.stands(1, ranks=1)
     (record,), damage = list_commits(open_store(calm.run.checkpoints_url), SystemClock())
     assert (record.step, record.digest, damage) == (0, undisturbed.digest, [])

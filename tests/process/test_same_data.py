@@ -17,6 +17,24 @@ def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_dif
     assert drill.last_step == 4
 
 
+def test_other_data_at_a_resume_are_refused_and_a_longer_run_says_so(drill, reference, recipes):
+    """The same command, and other settings that the recipe reads. First the data set has another
+    length, and nothing is trained; then the run becomes longer, and ends as one that had this
+    length from the start.
+    """
+    recipe = recipes / "weighed.py"
+    drill.shut(9)
+    drill.drains(drill.start(recipe=recipe, env={"WEIGHED": "14 70"}), 9)
+    refused = drill.start(recipe=recipe, env={"WEIGHED": "14 80"})
+    refused.ends_with(2)
+    assert "samples (70 and 80), weights (" in refused.output
+    assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in refused.output
+    assert drill.last_step == 9
+    longer = drill.start(recipe=recipe, env={"WEIGHED": "16 70"})
+    drill.ends_like(reference("weighed", recipe=recipe, env={"WEIGHED": "16 70"}), longer)
+    assert "this run was to have 14 steps (3 epochs), and the recipe now asks for 16 (4)" in longer.output
+
+
 BEST = """
 import copy
 import torch

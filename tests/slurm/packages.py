@@ -4,8 +4,9 @@ They are Debian's packages, unpacked. Each command is a script that finds its li
 configuration by itself, so a job has the environment that it would have anywhere.
 """
 
-import subprocess
 from pathlib import Path
+
+import apt
 
 PACKAGES = (
     "slurmctld",
@@ -27,31 +28,10 @@ COMMANDS = {
     "slurmd": "sbin/slurmd-wlm",
     "slurmstepd": "sbin/slurmstepd-wlm",
 }
-DOWNLOAD_S = 60.0
-
-
-class NoSlurm(Exception):  # noqa: N818 - a state of this machine; the caller decides
-    """Slurm cannot be had, or does not start, on this machine; the message says why."""
-
-
-def unpack(folder: Path) -> Path:
-    """The folder `usr` with Slurm's files, below this one. Raises NoSlurm."""
-    folder.mkdir(parents=True)
-    try:
-        _call("apt-get", "download", *PACKAGES, folder=folder)
-        for package in sorted(folder.glob("*.deb")):
-            _call("dpkg", "-x", str(package), ".", folder=folder)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise NoSlurm(
-            f"expected `apt-get download` to fetch {', '.join(PACKAGES)}, found: {said[-1] if said else error};"
-            " run this on Debian, after `apt-get update`, where its packages can be reached"
-        ) from error
-    return folder / "usr"
 
 
 def write_commands(usr: Path, folder: Path, configuration: Path) -> None:
-    """Put a script for each command into this folder. Raises NoSlurm where none can run."""
+    """Put a script for each command into this folder. Raises NotAvailable where none can run."""
     folder.mkdir()
     libraries = sorted({str(path.parent) for path in (usr / "lib").rglob("*.so*")})
     for name, place in COMMANDS.items():
@@ -62,18 +42,8 @@ def write_commands(usr: Path, folder: Path, configuration: Path) -> None:
         ]
         (folder / name).write_text("\n".join(words) + "\n")
         (folder / name).chmod(0o755)
-    try:
-        _call(str(folder / "slurmctld"), "-V", folder=folder)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        raise NoSlurm(
-            f"expected Debian's Slurm to run, found: {said}; install the library that it lacks"
-        ) from error
+    apt.run(str(folder / "slurmctld"), "-V")
 
 
 def plugins(usr: Path) -> Path:
     return next((usr / "lib").rglob("auth_none.so")).parent
-
-
-def _call(*words: str, folder: Path) -> None:
-    subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True, timeout=DOWNLOAD_S)

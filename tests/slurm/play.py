@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("support", "cluster")]
 
 import run_records
+from apt import NotAvailable
 from job_run import TINY, JobRun
-from packages import NoSlurm
 from scenarios import SCENARIOS
 from slurm import Slurm, slurm
 from supervised import TEMPORARY, supervised
@@ -59,7 +59,7 @@ def _play(scenarios: list[Scenario]) -> int:
             digest = _undisturbed(folder / "undisturbed")
             print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
             problems = list(lanes.map(lambda scenario: _problem(scenario, found, folder, digest), scenarios))
-    except NoSlurm as reason:
+    except NotAvailable as reason:
         print(f"\nNOTHING WAS TESTED: {reason}\n", file=sys.stderr)
         return 2
     print(f"{len(problems)} scenarios in {time.monotonic() - began_s:.0f} s")

@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from packages import NoSlurm, plugins, unpack, write_commands
+import apt
+from packages import PACKAGES, plugins, write_commands
 
 from elastic.system.processes import adopt_orphans, die_with_parent, kill_children
 
@@ -95,8 +96,9 @@ def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[Slurm]:
-    """A running Slurm in this folder, with all nodes idle. Raises NoSlurm."""
-    usr = unpack(folder / "packages")
+    """A running Slurm in this folder, with all nodes idle. Raises NotAvailable."""
+    (folder / "packages").mkdir(parents=True)
+    usr = apt.unpack(folder / "packages", *PACKAGES)
     configuration = folder / "slurm.conf"
     configuration.write_text(_configuration(usr, folder))
     (folder / "state").mkdir()
@@ -113,7 +115,9 @@ def slurm(folder: Path) -> Iterator[Slurm]:
 
         def are_idle() -> bool:
             if any(daemon.poll() is not None for daemon in daemons):
-                raise NoSlurm(f"expected Slurm's daemons to run, found that one ended:\n{_logs(folder)}")
+                raise apt.NotAvailable(
+                    f"expected Slurm's daemons to run, found that one ended:\n{_logs(folder)}"
+                )
             with suppress(RuntimeError):  # the controller does not answer yet
                 states = set(found.call("sinfo", "--noheader", "-N", "--format=%N %T").splitlines())
                 return states == {f"n{n} idle" for n in range(1, NODES + 1)}
@@ -122,7 +126,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         try:
             wait_for(are_idle, "Slurm's nodes to be idle", START_S)
         except TimeoutError as error:
-            raise NoSlurm(f"{error}:\n{_logs(folder)}") from error
+            raise apt.NotAvailable(f"{error}:\n{_logs(folder)}") from error
         yield found
         with suppress(RuntimeError):
             found.call("scancel", "--user", getpass.getuser())

@@ -97,8 +97,8 @@ class Browser:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Installs the browser where there is none; raises CannotInstall."""
-    apt.need("chromedriver", "chromium-driver", otherwise="install Chromium and its chromedriver")
+    """Installs the browser where there is none; raises NotAvailable."""
+    apt.need("chromedriver", "chromium-driver")
     options = ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for flag in (*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])):

@@ -1,7 +1,6 @@
 """A real Prometheus: Debian's package, installed or unpacked, and a server on a free port."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -12,45 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "prometheus"
-APT_S = 180.0
+import apt
+
 START_S = 60.0
-_QUIET_APT = {"DEBIAN_FRONTEND": "noninteractive"}
-
-
-class NoPrometheus(Exception):  # noqa: N818 - a state of this machine
-    """The message says why, and what to do."""
 
 
 def unpack(folder: Path) -> Path:
-    """The folder that has `prometheus` and `promtool`. Raises NoPrometheus.
-
-    The package is unpacked into `folder` and not installed, since an installed one is started as a
-    service. Root fetches the list of packages where it is missing, as in CI.
-    """
-    if found := shutil.which(PACKAGE):
-        return Path(found).parent
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NoPrometheus(
-            "expected the program prometheus, found none, and no apt-get to fetch it with; install it"
-        )
-    try:
-        _run("apt-get", "download", PACKAGE, folder=folder)
-    except subprocess.SubprocessError:
-        if os.geteuid() != 0:
-            raise NoPrometheus(
-                "expected the program prometheus, found none; install it, or run this as root"
-            ) from None
-        _run("apt-get", "update", folder=folder)
-        _run("apt-get", "download", PACKAGE, folder=folder)
-    (package,) = folder.glob("*.deb")
-    _run("dpkg", "-x", str(package), "root", folder=folder)
-    return folder / "root" / "usr" / "bin"
-
-
-def _run(*words: str, folder: Path) -> None:
-    environ = os.environ | _QUIET_APT
-    subprocess.run(words, cwd=folder, env=environ, check=True, capture_output=True, timeout=APT_S)
+    """The folder that has `prometheus` and `promtool`. Raises NotAvailable."""
+    found = shutil.which("prometheus")
+    return Path(found).parent if found else apt.unpack(folder, "prometheus") / "bin"
 
 
 class Prometheus:
