@@ -7,16 +7,20 @@ on the host. What a node trains is not known here: a cluster starts commands and
 
 import os
 import signal
+import struct
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Protocol, Self
 
+from apt import need
 from machines import IDLE, UNPRIVILEGED, Machine, Machines, command
 from namespaces import pid_outside
+from oracle import AHEAD_S
 from supervised import remove
 
 from elastic.agent.worker_process import ForkServerClient, ProcessStart
@@ -24,6 +28,7 @@ from elastic.agent.worker_process import ForkServerClient, ProcessStart
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
+CLOCK = Path(__file__).parent / "clock.c"
 FIRST = {"n": 10, "e": 100, "s": 200}  # in the subnet: nodes, etcd's members, the object store
 END_S = 240.0
 POLL_S = 0.02
@@ -219,3 +224,31 @@ class Cluster:
             memory_mib=memory_mib,
             has_init=has_init,
         )
+
+
+class WallClocks:
+    """The wall clocks of nodes whose processes preload clock.c: each can be put an hour ahead or a
+    day back, and the monotonic clocks stay as they are. `jumps`: what each of them did.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        """Raises NotAvailable where there is no compiler."""
+        need("cc", "build-essential")
+        self._shared = shared
+        command("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
+        self.jumps: defaultdict[str, set[str]] = defaultdict(set)
+
+    def env(self, node: str) -> dict[str, str]:
+        """A machine that starts again has the clock that it had."""
+        if not self._ahead(node).exists():
+            self._ahead(node).write_bytes(struct.pack("=q", 0))
+        return {"LD_PRELOAD": f"{SHARED}/clock.so", "CLOCK_AHEAD_S": f"{SHARED}/{self._ahead(node).name}"}
+
+    def jump(self, node: str, how: str) -> None:
+        # Written in place, because the node's processes have the file mapped.
+        with self._ahead(node).open("r+b") as file:
+            file.write(struct.pack("=q", AHEAD_S[how]))
+        self.jumps[node].add(how)
+
+    def _ahead(self, node: str) -> Path:
+        return self._shared / f"clock-{node}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cluster import SCRATCH, SHARED, Cluster, Launch
+from cluster import SCRATCH, SHARED, Cluster, Launch, WallClocks
 from etcd_servers import etcd_program
 from machines import ROOT
 from oracle import Evidence, Injection, Record, evidence, field, host, jump_of, on_this_clock, read_lines
@@ -18,7 +18,6 @@ from pods import PodCluster
 from run_storage import ObjectStore, RunStorage, SharedFolder
 from scenario import Scenario
 from volume import Volume
-from wall_clocks import WallClocks
 
 from elastic.config.interpreter import MALLOC
 

@@ -189,8 +189,9 @@ def test_with_c10d_a_node_that_slept_until_the_run_and_its_host_ended_learns_it(
     drill.shut(6)
     host = HostBackend(f"127.0.0.1:{port}", "unused")
     host.beats()
+    env = drill.impatient_uploaders()
     for _ in range(2):
-        drill.start(*OPTIONS, *where)
+        drill.start(*OPTIONS, *where, env=env)
     drill.stands(6, ranks=2)
     other, sleeper = drill.agents_of_ranks_0_and_1()
     asleep = drill.processes_of(sleeper)

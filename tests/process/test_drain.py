@@ -152,9 +152,8 @@ def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
 
 
 def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, recipes):
-    """It goes to agent, fork server, worker, uploader and data-loading process alike.
-
-    The worker waits for the data loader, which is held at a gate.
+    """It goes to agent, fork server, worker, uploader and data-loading process alike. The recipe
+    has a handler of its own. The worker waits for the data loader, which is held at a gate.
     """
     drill.shut(7)
     recipe = recipes / "loading.py"
@@ -164,6 +163,8 @@ def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, reci
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGUSR1)
     drill.happens("drain_requested", reason="SIGUSR1 asks this node to leave")
+    handled = drill.gates / f"handled-{drill.pid_of_rank(0, generation=1)}"
+    drill.waits_for(handled.exists, "the recipe's own handler")
     (drill.gates / "load").touch()
     agent.ends_with(75)
     assert "grace" not in agent.output

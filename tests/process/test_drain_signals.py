@@ -18,15 +18,6 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-HANDLING = """
-import os, pathlib, signal, sys
-import elastic
-seen = pathlib.Path(os.environ["DRILL_FOLDER"]) / "handled"
-signal.signal(signal.SIGUSR1, lambda *_: seen.touch())
-sys.path.insert(0, os.path.dirname({tiny!r}))
-import tiny
-tiny.main()
-"""
 
 
 def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):
@@ -111,20 +102,3 @@ def test_a_command_of_nohup_goes_on_when_its_terminal_is_gone(drill, undisturbed
     agent.ends_with(0)
     assert drill.events("drain_requested") == []
     drill.is_like(undisturbed)
-
-
-def test_a_recipe_that_handles_a_warning_keeps_its_handler(drill, recipes, undisturbed):
-    """It goes to every process; the agent drains all the same."""
-    recipe = drill.folder / "handling.py"
-    recipe.write_text(HANDLING.format(tiny=str(recipes / "tiny.py")))
-    drill.shut(10)
-    agent = drill.start(*MEMORY_ALONE, recipe=recipe)
-    drill.stands(10, ranks=1)
-    for pid in drill.processes_of(agent):
-        os.kill(pid, signal.SIGUSR1)
-    drill.happens("drain_requested", reason="SIGUSR1 asks this node to leave")
-    drill.waits_for((drill.folder / "handled").exists, "the recipe's own handler")
-    drill.open(10)
-    agent.ends_with(75)
-    assert drill.is_committed(10)
-    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE, recipe=recipe))

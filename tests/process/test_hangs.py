@@ -67,7 +67,5 @@ def test_a_rank_0_that_is_frozen_as_it_begins_the_metrics_spoils_none_when_it_wa
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(14)
     for agent in agents:
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
+        drill.ends_like(undisturbed, agent)
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (14, 0)]

@@ -64,9 +64,7 @@ def test_what_a_power_cut_leaves_resumes_with_the_result_of_a_calm_run(killed, u
     before = log.read_bytes()
     cut(killed.run)
     agent = killed.start()
-    agent.ends_with(0)
-
-    killed.is_like(undisturbed)
+    killed.ends_like(undisturbed, agent)
     assert killed.values("restored", "step", "source", generation=2) == [(12, "checkpoint")]
     assert log.read_bytes() == before and killed.run.log(generation=2, rank=0).exists()
     assert "remove" not in agent.output and "Traceback" not in agent.output

@@ -28,9 +28,7 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
         codes = [e["code"] for e in drill.events("worker_exited", generation=number)]
         assert codes == [75] * workers
     assert drill.inspects("status", drill.run.url)[1]["state"] == "drained"
-    drill.start("--nproc-per-node", "1").ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start("--nproc-per-node", "1"))
     assert [event["world_size"] for event in drill.events("generation_started")] == [1, 3, 2, 1]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 0), (11, 0), (17, 0)]
 

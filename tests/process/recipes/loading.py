@@ -2,9 +2,11 @@
 
 TINY_GATES      Folder. The first time that it loads sample 100, the loading process makes the file
                 `loading` and waits for the file `load`. (Other processes look at samples, too.)
+                At SIGUSR1, which the recipe handles itself, a process makes `handled-<pid>`.
 """
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -35,10 +37,12 @@ class Held(torch.utils.data.Dataset):
 
 
 def main() -> None:
+    gates = Path(os.environ["TINY_GATES"])
+    signal.signal(signal.SIGUSR1, lambda *_: (gates / f"handled-{os.getpid()}").touch())
     run = elastic.start(seed=3, global_batch=16, shards=4)
     model = nn.Linear(16, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    data = run.data(Held(Path(os.environ["TINY_GATES"])), epochs=4, workers=1)
+    data = run.data(Held(gates), epochs=4, workers=1)
     for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
         step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
         optimizer.step()
