@@ -49,7 +49,7 @@ def test_a_step_waits_for_the_device_once_and_makes_few_calls(drill, recipes, tm
 
     def calls(**settings):
         settings["out"] = str(tmp_path / "counts.json")
-        options = ["--fresh"] * bool(drill.agents) + ["--save-every", "1000steps"]
+        options = ["--run-dir", str(tmp_path / str(len(drill.agents))), "--save-every", "1000steps"]
         arguments = (json.dumps(settings),)
         drill.start(*options, recipe=recipes / "counted.py", arguments=arguments).ends_with(0)
         found = json.loads((tmp_path / "counts.json").read_text())
