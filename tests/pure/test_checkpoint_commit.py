@@ -270,17 +270,6 @@ def test_a_generation_that_is_not_the_newest_deletes_nothing(formed_at, keep):
     assert loadable_steps(FakeStore(store.objects))[:keep] == [4, 3, 2][:keep]
 
 
-def test_a_zombie_between_its_commit_and_its_prune_deletes_nothing():
-    """Step 20 is damaged, and generation 2 resumed from step 10 while the zombie stood still."""
-    store = FakeStore()
-    run_commit(store, save_of(10))
-    store.objects[run_commit(store, save_of(20)).record.payload] = b"damaged"
-    before = dict(store.objects)
-    with pytest.raises(Fenced, match="generation 1 is not the newest"):
-        run_prune(store, 20, keep=1, newest=lambda: 2)
-    assert store.objects == before
-
-
 def test_an_attempt_whose_step_is_pruned_meanwhile_can_still_be_committed():
     """Its writer stands still between payload and record; another one commits the same step and a
     later one, and deletes the first. A record without its payload would be damage for ever.
@@ -365,18 +354,6 @@ def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
     with pytest.raises(StoreFailed, match="down"):
         run_commit(store, save_of(1), clock=clock, deadline_s=100.0)
     assert 1000.0 < clock.now <= 1100.0
-
-
-def test_a_full_disk_is_not_tried_again():
-    """A final failure at the first write: the clock has not moved, so no pause came before a second
-    try.
-    """
-    store, clock = FakeStore(), FakeClock()
-    store.before = fail_once("write", error=StoreFailed("No space left on device"))
-    with pytest.raises(StoreFailed, match="No space"):
-        run_commit(store, save_of(1), clock=clock)
-    assert clock.now == 1000.0
-    assert store.objects == {}
 
 
 @pytest.mark.parametrize("seen", [[], ["upload", "before-commit"]])

@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -225,23 +224,6 @@ def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [4, 3]
     assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED]
-
-
-def test_an_uploader_starts_beside_a_thousand_open_files(config):
-    """Of a recipe that reads shards, where a process may have so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip(f"a process may open {hard} files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        process = UploaderProcess.start(config)
-        process.wait_ready()
-        process.stop(LIMIT_S)
-    finally:
-        for fd in opened:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_terminals_signals_do_not_end_it(config, process, slots):
@@ -648,11 +630,6 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
         os.close(fd)
         hand_over(good, slots, 2)
         assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
-
-
-def test_a_wait_for_a_step_that_was_not_offered_ends_at_once(config):
-    """There is no uploader either."""
-    assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
 @pytest.mark.parametrize(
