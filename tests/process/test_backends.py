@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 OPTIONS = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
 
 
-def test_without_etcd_steps_go_on_and_only_the_next_rendezvous_waits(drill, undisturbed, tmp_path):
+def test_without_etcd_steps_go_on(drill, undisturbed, tmp_path):
     """SIGKILL to the only member while all ranks wait before a step. Two checkpoints later a worker
     is killed; then etcd is back.
     """
@@ -79,7 +79,7 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, tmp_path):
         servers.close()
 
 
-def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, undisturbed):
+def test_with_c10d_a_survivor_goes_on_without_the_host(drill, undisturbed):
     """SIGKILL to the agent with the store in its memory. The survivor is on the same machine, so
     the address is its own too and it serves a new store there.
     """
@@ -99,7 +99,7 @@ def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, un
 
 
 @pytest.mark.parametrize("place", ["c10d", "dir"])
-def test_a_group_that_lost_its_state_while_a_node_slept_takes_that_node_back(drill, undisturbed, place):
+def test_a_group_without_its_state_takes_a_sleeper_back(drill, undisturbed, place):
     """A node stands still; the other one dies with the group's state, comes back,
     and goes on alone in generation 2. The sleeper puts nothing older in its place.
     """
@@ -157,7 +157,7 @@ def test_with_c10d_a_frozen_host_keeps_the_run_directory(drill, undisturbed):
     drill.is_like(undisturbed)
 
 
-def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(drill, undisturbed):
+def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):
     """Instead of the store a process listens that never answers, like a frozen host. Both nodes
     finish what they can without it.
     """
@@ -180,7 +180,7 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(dril
     drill.is_like(undisturbed)
 
 
-def test_with_c10d_a_node_that_slept_until_the_run_and_its_host_ended_learns_it(drill, undisturbed):
+def test_with_c10d_a_sleeper_learns_that_the_run_ended(drill, undisturbed):
     """The store ends while the sleeper sleeps, and the run directory alone says how the run did. So
     it does to a node that comes later. Neither waits for --rdzv-timeout, of ten minutes.
     """

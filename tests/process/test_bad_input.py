@@ -65,9 +65,7 @@ def test_a_recipe_that_cannot_start_is_refused(refused, drill, text, says):
     assert says in refused(recipe)
 
 
-def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
-    refused, drill, recipes, undisturbed, copy_run
-):
+def test_another_runs_directory_is_refused_with_differences(refused, drill, recipes, undisturbed, copy_run):
     """Other arguments, then another recipe, for a run directory that holds a run."""
     copy_run(undisturbed.run.local)
     said = refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--", "--shards", "8")
@@ -153,9 +151,7 @@ for step in run.steps(data, elastic.State(model=model, optimizer=torch.optim.SGD
         ("", 9, "step 1: model.weight has a gradient that no optimizer has used yet"),
     ],
 )
-def test_a_refusal_in_the_run_ends_it_at_once_with_the_sentence_and_the_recipes_line(
-    drill, argument, line, says
-):
+def test_a_refusal_ends_the_run_with_sentence_and_line(drill, argument, line, says):
     """A call that no signature allows, and a loop that a step refuses: no restart, no traceback."""
     recipe = drill.folder / "refused.py"
     recipe.write_text(REFUSED.format(argument=argument))
@@ -185,7 +181,7 @@ for step in run.steps(run.data(samples, epochs=1), elastic.State(model=model)):
 """
 
 
-def test_a_buffer_that_the_backward_of_one_workers_shard_changes_ends_the_run_by_name(drill):
+def test_a_backward_that_changes_a_buffer_ends_the_run_by_name(drill):
     """In an audited step. The other worker waits in a sum, which nothing will ever complete."""
     recipe = drill.folder / "hooked.py"
     recipe.write_text(WRITTEN_IN_BACKWARD)

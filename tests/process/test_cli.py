@@ -48,7 +48,7 @@ def test_ctrl_c_before_training_ends_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", said)
 
 
-def test_commands_that_read_a_run_print_one_json_value_or_a_table(make_run, capsys):
+def test_reading_commands_print_one_json_value_or_a_table(make_run, capsys):
     """`diff` exits with 1 where runs differ, and names the first step that does."""
     run, other = make_run("a", "abc", "the-digest"), make_run("b", "aec", "e")
     for words, code, name, expected in (
@@ -100,7 +100,7 @@ def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
     assert "Traceback" not in error
 
 
-def test_the_help_explains_commands_options_faults_and_exit_codes(capsys):
+def test_the_guide_lists_each_example_the_readme_the_quickstart(capsys):
     """In 100 columns, and true: after a failed worker, training goes on from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_the_help_explains_commands_options_faults_and_exit_codes(capsys):
 
 
 @pytest.mark.parametrize("command", ["report", "status", "diff", "verify"])
-def test_commands_that_only_read_a_local_run_import_neither_torch_nor_fsspec(command, make_run):
+def test_reading_commands_import_neither_torch_nor_fsspec(command, make_run):
     """torch takes more than a second to import; the interpreter itself lists what was imported."""
     run = make_run("a", "abc", "d")
     argv = [command, run, run] if command == "diff" else [command, run]
@@ -128,7 +128,7 @@ def test_commands_that_only_read_a_local_run_import_neither_torch_nor_fsspec(com
     assert not {"torch", "fsspec"} & imported
 
 
-def test_output_is_complete_although_the_process_ends_with_os_exit(capsys):
+def test_output_is_complete_although_os_exit_ends_the_process(capsys):
     assert main(["--help"]) == 0
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
 

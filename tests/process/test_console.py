@@ -49,7 +49,7 @@ def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
     assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr", "closed"]
 
 
-def test_the_log_of_an_older_generation_is_printed_before_the_new_one(tmp_path):
+def test_the_line_blames_a_machine_or_what_was_read(tmp_path):
     """Both generations log under the same prefix; the old one has more than one poll reads."""
     (tmp_path / "old.log").write_text("".join(f"old {n:060d}\n" for n in range(9000)))
     (tmp_path / "new.log").write_text("new\n")
@@ -100,7 +100,7 @@ def test_progress_shows_only_new_steps_and_the_length_of_the_run(tmp_path):
     assert screen.shown == [(7, 20)]
 
 
-def test_plain_progress_is_the_first_step_then_one_in_five_seconds_then_the_last():
+def test_plain_progress_is_sparse_and_shows_the_last_step():
     out = io.StringIO()
     screen = PlainScreen(out)
     for step in range(1, 13):

@@ -21,9 +21,7 @@ def each_node_of(drill):
         (2, "off", f"step {LAST} rank 1: flip"),
     ],
 )
-def test_a_bit_flipped_in_one_ranks_memory_does_not_change_the_result(
-    drill, undisturbed, nodes, snapshots, fault
-):
+def test_a_flipped_bit_does_not_change_the_result(drill, undisturbed, nodes, snapshots, fault):
     """Two ranks on one node, or on two; of the rank that writes the node's snapshots, or the other;
     in the middle of the run, or after its last step, where no other step follows. No restart is
     left: none is used.
@@ -51,7 +49,7 @@ def test_a_bit_flipped_in_one_ranks_memory_does_not_change_the_result(
     ]
 
 
-def test_a_node_that_is_wrong_twice_leaves_for_good_and_the_other_goes_on(drill, undisturbed):
+def test_a_node_wrong_twice_leaves_for_good_the_other_goes_on(drill, undisturbed):
     """Two nodes; bits flip in the memory of the second one only."""
     plan = "step 9 rank 1: flip; step 14 rank 1: flip optimizer"
     agents = drill.start_two("--nproc-per-node", "1", "--snapshot-every", "1", "--faults", plan)
@@ -112,7 +110,7 @@ def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes)
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
 
 
-def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
+def test_a_forward_that_remembers_ends_the_run_at_its_audit(drill):
     """One worker, with which no other result is there to compare: with two workers, whose models
     count half as many calls, the weights would be others. The count is where only its effect
     shows. By default the second step of a process is audited. Restarts would not help.
@@ -129,7 +127,7 @@ def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     assert report["audits"] == {"done": 0, "failed": 1}
 
 
-def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp_path):
+def test_a_gradient_that_a_machine_got_wrong_is_computed_again(drill, tmp_path):
     """One bit flips in rank 1's gradient before the sum, so that all ranks share the wrong sum, and
     no comparison of their states would ever find it. Each rank has one shard, which is audited.
     """

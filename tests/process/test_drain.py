@@ -17,7 +17,7 @@ ALWAYS = ("--snapshot-every", "1")
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 
 
-def test_a_node_that_is_told_to_leave_before_it_is_ready_can_start_again(drill, undisturbed):
+def test_a_node_told_to_leave_before_it_is_ready_can_start_again(drill, undisturbed):
     """It watches the place of nodes that died elsewhere. The signal ended it without a word,
     and its uploader with a traceback.
     """
@@ -53,7 +53,7 @@ def test_the_first_step_is_finished_and_saved(drill, undisturbed):
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (1, 0)]
 
 
-def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(drill, undisturbed):
+def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):
     """A worker is held in step 10, and never sees the request."""
     drill.shut(10)
     agent = drill.start(*MEMORY_ALONE, "--grace", "10s")
@@ -70,7 +70,7 @@ def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(d
 
 
 @pytest.mark.parametrize("leavers", [1, 2])
-def test_steps_in_no_snapshot_are_done_again_before_a_node_leaves(leavers, drill, undisturbed):
+def test_steps_in_no_snapshot_are_redone_before_a_node_leaves(leavers, drill, undisturbed):
     """Two nodes stand in an evaluation after step 8, for longer than half of the grace; the newest
     snapshot is of step 5. One of them leaves, or both.
     """
@@ -92,7 +92,7 @@ def test_steps_in_no_snapshot_are_done_again_before_a_node_leaves(leavers, drill
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 2), (7, 0)]
 
 
-def test_a_node_that_waits_for_others_saves_its_state_before_it_leaves(drill, undisturbed):
+def test_a_node_that_waits_for_others_saves_before_it_leaves(drill, undisturbed):
     """The other of two nodes dies (SIGKILL), and the group needs two: the one that is left waits,
     and is told to leave.
     """
@@ -111,7 +111,7 @@ def test_a_node_that_waits_for_others_saves_its_state_before_it_leaves(drill, un
     drill.ends_like(undisturbed, *drill.start_two(*group))
 
 
-def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
+def test_a_grace_shorter_than_a_save_ends_at_the_safe_step(drill, undisturbed):
     """The uploader is stopped (SIGSTOP) after step 8 is committed, so that no save ends."""
     drill.shut(5, 10)
     agent = drill.start(*ALWAYS, "--grace", "10s")
@@ -151,7 +151,7 @@ def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
     drill.ends_like(undisturbed, drill.start())
 
 
-def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, recipes):
+def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     """It goes to agent, fork server, worker, uploader and data-loading process alike. The recipe
     has a handler of its own. The worker waits for the data loader, which is held at a gate.
     """
@@ -176,7 +176,7 @@ def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, reci
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
 
 
-def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill, undisturbed):
+def test_the_node_of_rank_0_dies_and_no_step_is_lost(drill, undisturbed):
     """The node of rank 0 leaves, and exits only when a checkpoint holds the last step.
 
     Its agent gets SIGTERM from the plan of faults.
@@ -193,7 +193,7 @@ def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill
     assert drill.values("restored", "step", "source") == [(0, "none"), (6, "snapshot")]
 
 
-def test_a_node_that_leaves_waits_on_for_the_others_save_where_they_fence_its_own(drill, undisturbed):
+def test_a_leaving_node_waits_for_the_save_that_fences_its_own(drill, undisturbed):
     """The node of rank 0 leaves. The uploader of the other one stands still (SIGSTOP) until half of
     the grace is over, and the leaver has tried to save the state that both have.
     """
@@ -241,7 +241,7 @@ def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed
     assert drill.values("restored", "step", "source", "lost_steps") == [(0, "none", 0), (5, "checkpoint", 0)]
 
 
-def test_a_node_that_has_only_restored_a_state_loses_none_when_it_leaves(drill, undisturbed):
+def test_a_node_that_only_restored_a_state_loses_none(drill, undisturbed):
     """It joined after step 6, has the state of that step from the other, and none in its memory.
     The other's uploader stands still (SIGSTOP), so that no checkpoint holds the step.
     """

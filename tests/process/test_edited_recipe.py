@@ -78,7 +78,7 @@ def edits(drill):
     return start
 
 
-def test_settings_that_were_edited_are_told_once_and_the_saved_ones_stay_in_force(edits, drill):
+def test_edited_settings_are_told_once_the_saved_stay(edits, drill):
     """Interrupted after step 2, a file of settings edited, a worker killed in step 5."""
     edits(stop=2).ends_with(75)
     agent = edits("step 5 rank 0 backward: kill", rate=0.5)
@@ -90,7 +90,7 @@ def test_settings_that_were_edited_are_told_once_and_the_saved_ones_stay_in_forc
     assert drill.values("settings_ignored", "step", "settings") == [(2, ["values.rate 0.1, not 0.5"])]
 
 
-def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage(edits, drill):
+def test_a_misfit_is_named_and_verify_finds_no_damage(edits, drill):
     """A wider layer. Nothing is changed: the recipe as it was goes on."""
     edits(stop=2).ends_with(75)
     agent = edits(width=3)
@@ -103,7 +103,7 @@ def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage
     edits().ends_with(0)
 
 
-def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill, undisturbed, recipes):
+def test_a_misfit_in_memory_is_saved_before_the_run_ends(drill, undisturbed, recipes):
     """The recipe is edited while it trains, and its worker dies before anything was saved. The
     edit is taken back, and the run goes on at the next step.
     """
@@ -126,7 +126,7 @@ def test_a_state_in_memory_that_does_not_fit_is_saved_before_the_run_ends(drill,
     assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (9, 0, "checkpoint")]
 
 
-def test_state_that_appears_later_and_cannot_be_kept_is_refused_at_that_step(drill):
+def test_a_state_that_cannot_be_kept_is_refused_at_its_step(drill):
     """An object that has a set from the first step on, as an optimizer has moments. No snapshot and
     no save is due for a long time.
     """

@@ -29,7 +29,7 @@ GENERATION = {"generation", "world_size", "nodes", "first_step", "last_step", "c
 PHASES = ("detect_s", "rendezvous_s", "down_s", "restore_s", "first_step_s")
 
 
-def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(drill, undisturbed):
+def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed):
     """A rank dies before, in and after a step, in its snapshot, which is torn and not used, and
     while it restores; one exits, raises or pauses. The last fault of the plan never strikes.
 
@@ -81,7 +81,7 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
     assert "generation 7 ends before its first step: rank 1 ended with signal 9" in agent.output
 
 
-def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_only(drill, undisturbed):
+def test_an_uploader_killed_in_a_commit_leaves_whole_checkpoints(drill, undisturbed):
     """It dies half-way through the payload of step 8, between the payload and the commit record of
     step 12, and, after the agent was killed as well, after the record of the last step, whose
     answer the workers wait for. An agent that starts without its memory must not resume from what
@@ -118,7 +118,7 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
-def test_a_save_in_hand_is_committed_however_long_the_next_workers_take_to_start(drill, undisturbed):
+def test_a_save_is_committed_however_long_the_next_start_takes(drill, undisturbed):
     """The uploader of rank 0 is stopped with the offer of step 4 still unread, and the other node
     is killed. A third one comes while the fork server is stopped: no worker of generation 2 starts.
     """
@@ -154,7 +154,7 @@ if "elastic.uploader.main" in sys.orig_argv and os.path.exists("uploader-dies"):
 """
 
 
-def test_an_uploader_that_dies_again_and_again_is_said_once_and_saves_go_on_afterwards(drill, undisturbed):
+def test_an_uploader_that_dies_again_is_said_once(drill, undisturbed):
     """Each new interpreter reads sitecustomize.py, where that of an uploader ends. Saves of three
     steps find none meanwhile.
     """
@@ -179,7 +179,7 @@ def test_an_uploader_that_dies_again_and_again_is_said_once_and_saves_go_on_afte
     assert len(drill.events("generation_started")) == 1
 
 
-def test_a_run_that_fails_waits_for_the_save_in_progress_and_says_so(drill):
+def test_a_run_that_fails_waits_for_the_save_and_says_so(drill):
     """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
     drill.shut(3, 6)
     agent = drill.start("--max-restarts", "0", "--snapshot-every", "1")
@@ -219,7 +219,7 @@ def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
     assert not drill.events("checkpoint_committed", step=4)
 
 
-def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(drill, undisturbed):
+def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken
     for the cause. The same error at the same step ends the run with restarts left. Then the recipe
     is mended.
@@ -241,7 +241,7 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
     drill.ends_like(undisturbed, drill.start())
 
 
-def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, undisturbed):
+def test_no_worker_outlives_a_killed_agent(drill, undisturbed):
     """SIGKILL to the agent while its workers stand in step 10; they are in sessions of their own,
     so only the kernel can tell them.
     """

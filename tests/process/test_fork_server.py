@@ -242,7 +242,7 @@ def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
     assert not node.reported
 
 
-def test_every_worker_runs_local_modules_itself_under_its_own_environment(node):
+def test_every_worker_runs_local_modules_itself(node):
     """The module beside the recipe is edited between two workers, and reads RANK when it is
     imported.
     """
@@ -256,7 +256,7 @@ def test_every_worker_runs_local_modules_itself_under_its_own_environment(node):
     assert not node.reported
 
 
-def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
+def test_a_local_module_hides_an_installed_one_of_its_name(node):
     """The fork server holds the installed numpy; a file of that name appears beside the recipe and
     goes again.
     """
@@ -274,7 +274,7 @@ def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
     workers.kill(None)
 
 
-def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_why(pinned, tmp_path):
+def test_workers_are_spawned_if_an_import_left_a_thread(pinned, tmp_path):
     """A profiler starts a thread in every interpreter through sitecustomize, the fork server's
     included.
     """
@@ -291,7 +291,7 @@ def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_wh
     assert len(node.reported) == 1
 
 
-def test_a_fork_server_that_fails_while_it_imports_is_quoted_and_not_restarted(pinned, tmp_path):
+def test_a_fork_server_that_fails_at_imports_is_quoted_once(pinned, tmp_path):
     """The recipe does not exist yet when the fork server reads it."""
     node = Node(tmp_path)
     node.spawner.close()
@@ -307,7 +307,7 @@ def test_a_fork_server_that_fails_while_it_imports_is_quoted_and_not_restarted(p
     assert "FileNotFoundError" in node.reported[0]
 
 
-def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_path):
+def test_a_fork_server_killed_while_it_imports_is_replaced(pinned, tmp_path):
     """As the kernel does for want of memory.
 
     The workers of that generation are spawned, those of the next are forked.
@@ -327,7 +327,7 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
     ]
 
 
-def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(node):
+def test_workers_die_with_their_fork_server_and_get_another(node):
     """It ignores what a scheduler sends to every process.
 
     Then it gets SIGKILL, and the wait for its workers ends by itself.
@@ -369,7 +369,7 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     assert not node.reported
 
 
-def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node):
+def test_an_exit_read_with_another_message_ends_the_wait(node):
     """The socket is silent by then, because the exit was read together with the answer to another
     request.
     """
@@ -384,7 +384,7 @@ def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node)
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_a_worker_that_exits_takes_its_session_with_it_and_gets_no_signal_later(node, is_forked):
+def test_a_worker_that_exits_takes_its_session_with_it(node, is_forked):
     """It ends by itself, and its child would live on. Its number may be given to another process:
     here the file of one stands for that.
     """
@@ -427,7 +427,7 @@ while True:
 """
 
 
-def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monkeypatch):
+def test_a_worker_runs_no_finalizers_of_the_fork_server(node, monkeypatch):
     """A temporary folder that a package made when it was imported would be gone with the first
     worker that exits.
     """

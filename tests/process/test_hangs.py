@@ -12,7 +12,7 @@ from elastic.system.processes import is_stopped
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def test_a_worker_that_hangs_in_its_step_shows_its_stacks_and_is_replaced(drill, undisturbed):
+def test_a_worker_that_hangs_shows_its_stacks_and_is_replaced(drill, undisturbed):
     """Rank 1 never returns from its loss function of step 10, and rank 0 waits for it in the sum of
     gradients.
     """
@@ -30,7 +30,7 @@ def test_a_worker_that_hangs_in_its_step_shows_its_stacks_and_is_replaced(drill,
     assert drill.events("generation_started", generation=2, restarts=1)
 
 
-def test_a_stopped_worker_is_blamed_and_not_the_worker_that_waits_for_it(drill, undisturbed):
+def test_a_stopped_worker_is_blamed_not_the_one_that_waits(drill, undisturbed):
     """Rank 1 gets SIGSTOP while both stand before step 10; rank 0 goes on into the step and waits
     there.
     """
@@ -48,7 +48,7 @@ def test_a_stopped_worker_is_blamed_and_not_the_worker_that_waits_for_it(drill, 
     assert "wait_at_gate" in drill.run.log(generation=1, rank=1).read_text()
 
 
-def test_a_rank_0_that_is_frozen_as_it_begins_the_metrics_spoils_none_when_it_wakes_up(drill, undisturbed):
+def test_a_rank_0_frozen_at_the_metrics_spoils_none_later(drill, undisturbed):
     """SIGSTOP to rank 0 and its agent, in front of the rename. The other node goes on alone; then
     the worker alone wakes up and renames, and later its agent, which joins again.
     """

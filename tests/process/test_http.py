@@ -133,7 +133,7 @@ def panels(dashboard: dict) -> list[dict]:
     return [panel for panel in [*dashboard["panels"], *nested] if "targets" in panel]
 
 
-def test_after_rank_0_moved_one_agent_exports_the_run_and_no_number_is_doubled(drill, prometheus):
+def test_after_rank_0_moved_one_agent_exports_each_number_once(drill, prometheus):
     drill.shut(8, 16)
     agents = drill.start_two("--http", "127.0.0.1:0")
     server = prometheus(*[address(drill, agent) for agent in agents])

@@ -52,7 +52,7 @@ def test_a_wheel_holds_every_file_of_the_package(wheel):
     assert found == expected | {"elastic/py.typed"}
 
 
-def test_an_installed_command_trains_the_quickstart_outside_the_checkout(drill, environment):
+def test_an_installed_command_trains_outside_the_checkout(drill, environment):
     """A copy of the recipe, cut to one epoch; the command is the script that pip wrote."""
     text = QUICKSTART.read_text()
     assert "epochs=10" in text

@@ -34,7 +34,7 @@ def digest(drill):
     return found[0]
 
 
-def test_every_way_out_of_the_loop_ends_with_the_state_of_that_step(drills, tmp_path, leave, nine):
+def test_every_way_out_ends_with_the_state_of_that_step(drills, tmp_path, leave, nine):
     """With saves at other steps than the last one. After the loop the recipe changes its weights.
 
     With `fork` each worker forks children that exit, fail, break out of the loop or go on with it,
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_around_its_early_end_ends_the_same(drill, leave, n
     assert [event["generation"] for event in drill.events("generation_started")] == [1, 2, 3, 4]
 
 
-def test_a_rank_that_leaves_alone_or_exits_ends_the_run_with_a_sentence(drills, tmp_path, leave):
+def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drills, tmp_path, leave):
     """A rank leaves in step 9, and the other one goes on into a sum that it will never join. Rank 0
     serves the store in which the other one reads why. A child of rank 1 lives on that was forked
     while its connections were open.

@@ -16,9 +16,7 @@ ARGUMENTS = ("--global-batch", "64")
 PLAN = "generation 1 rank 1 restore: kill; step 2 rank 1 backward: kill; step 6 rank 0: pause 3s; step 5 node 0: terminate"
 
 
-def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(
-    drill, drills, tmp_path, undisturbed
-):
+def test_a_run_from_another_depends_on_no_death_nor_the_parent(drill, drills, tmp_path, undisturbed):
     """Two workers: one is killed before the first state is saved, when only the parent has it, and
     one in a step. Then the node leaves, the parent is deleted, and one worker finishes. Beside it,
     python alone, in peace, whose state of step 0 has the digest of the parent's last step.
@@ -49,7 +47,7 @@ def test_a_run_from_another_does_not_depend_on_what_dies_nor_on_the_parent(
     assert (ancestor["step"], ancestor["digest"]) == (24, undisturbed.digest)
 
 
-def test_entries_that_do_not_fit_are_refused_until_they_are_named(drill, undisturbed):
+def test_entries_that_do_not_fit_are_refused_until_named(drill, undisturbed):
     """Another optimizer, and a scheduler that the parent had not. Both workers refuse; then two
     nodes begin, each of which has looked for the parent by itself.
     """

@@ -27,7 +27,7 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0), (13, 0)]
 
 
-def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, undisturbed):
+def test_a_spare_takes_over_and_no_step_is_lost(drill, undisturbed):
     """One node may train, and another waits. No checkpoint is due: the state of step 10 is in the
     memory of the node that leaves alone. The uploader stands still (SIGSTOP) until the spare has
     noticed that its turn comes, and the spare still waits for the save.
@@ -97,7 +97,7 @@ def test_a_frozen_node_is_evicted_and_joins_again_when_it_wakes(drill, undisturb
     assert "a newer generation exists, and this node is not in it" in frozen.output
 
 
-def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed):
+def test_a_rendezvous_folder_emptied_in_training_is_restored(drill, undisturbed):
     """In step 10 the files are removed, and then the folder with them. A node that comes afterwards
     still finds the group.
     """
@@ -123,7 +123,7 @@ def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, 
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0)]
 
 
-def test_a_run_directory_that_is_moved_is_said_and_training_goes_on(drill, undisturbed):
+def test_a_moved_run_directory_is_said_and_training_goes_on(drill, undisturbed):
     """It is renamed in step 6. Strangers in the old name are refused, the same command joins, and
     the last state is saved under the old name.
     """

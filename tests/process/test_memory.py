@@ -45,7 +45,7 @@ def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
     assert [e["step"] for e in drill.events("checkpoint_committed")] == [24]
 
 
-def test_a_joining_node_gets_the_state_from_a_peer_and_survives_that_peer(drill, undisturbed):
+def test_a_joining_node_gets_the_state_and_survives_its_source(drill, undisturbed):
     """There is no checkpoint to load.
 
     The first node, which has rank 0 and wrote the metrics, gets SIGKILL.
@@ -64,7 +64,7 @@ def test_a_joining_node_gets_the_state_from_a_peer_and_survives_that_peer(drill,
     assert restored(drill) == [(0, "none", 0), (6, "peer", 0), (12, "snapshot", 0)]
 
 
-def test_a_snapshot_whose_bytes_changed_is_refused_and_the_one_before_is_used(drill, undisturbed):
+def test_a_changed_snapshot_is_refused_the_one_before_is_used(drill, undisturbed):
     """One bit of the newest state is flipped in the agent's memory while the worker waits at a
     gate; then the worker dies.
     """

@@ -26,7 +26,7 @@ def test_the_rank_that_stood_still_in_a_step_is_its_slowest(drill, undisturbed):
         assert lines[step]["slowest_s"] >= 2
 
 
-def test_an_evaluation_is_no_part_of_a_step_and_a_logged_loss_is_the_loss(drill, recipes):
+def test_an_evaluation_is_no_part_of_a_step(drill, recipes):
     """The run does nothing but evaluate, and logs another loss than `mean_loss` gave. A hook on a
     gradient is said once.
     """

@@ -12,7 +12,7 @@ from elastic.testing.fakes import FakeClock
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def test_a_notice_in_a_file_drains_and_the_same_command_resumes_without_a_step_lost(drill, undisturbed):
+def test_a_notice_in_a_file_drains_and_no_step_is_lost(drill, undisturbed):
     """The file appears while the worker is held before step 10.
 
     A command that never answers runs meanwhile, and must be gone with its agent.

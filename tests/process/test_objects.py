@@ -94,7 +94,7 @@ def storage(s3, s3_bucket, monkeypatch):
     proxy.close()
 
 
-def test_the_node_of_rank_0_dies_and_the_other_loses_none_of_its_steps(machines, undisturbed):
+def test_the_next_in_rank_order_forms_where_the_first_did_not(machines, undisturbed):
     """SIGKILL to the agent of rank 0 before step 10. Its disk is lost, with all lines that it had
     not uploaded.
     """
@@ -172,7 +172,7 @@ def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, s
     machines.is_like(undisturbed)
 
 
-def test_a_run_without_an_agent_is_reported_drawn_and_gone_on_from(machines, undisturbed, recipes, tmp_path):
+def test_a_run_without_an_agent_is_reported_and_gone_on_from(machines, undisturbed, recipes, tmp_path):
     """Plain python on one machine; elastic-train reads the run from elsewhere, and begins another
     one from it.
     """

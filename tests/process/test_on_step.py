@@ -26,7 +26,7 @@ def start(drill, tracked):
     return start
 
 
-def test_each_step_is_reported_once_with_its_line_through_two_faults(drill, start):
+def test_each_step_is_reported_once_through_two_faults(drill, start):
     """The second kill comes before the steps that the first one cost are done again: then only an
     older file of metrics shows how far the run had come.
     """
@@ -92,7 +92,7 @@ def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):
     assert sentence in agent.output
 
 
-def test_a_step_whose_line_only_another_node_has_is_reported_by_the_next_generation(drill, tracked):
+def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):
     """Rank 0 dies between the sums of step 9 and its line; the other node finishes that step."""
     drill.shut(9, 10)
     options = ("--save-every", "100000steps", "--snapshot-every", "1", "--keep-alive", "10min")

@@ -107,7 +107,7 @@ def test_the_timeline_tells_of_a_generation_and_zooms(show):
     assert page.wait(f"{seen} === 3")
 
 
-def test_dragging_over_a_chart_zooms_every_chart_and_the_pointer_tells_a_value(show):
+def test_dragging_zooms_every_chart_and_the_pointer_tells(show):
     page = show(*drawn_runs.of_generations(2, 100))
     left, top, width, height = into_view(page, "[data-name=loss] .u-over")
     scales = "page.charts.map((chart) => [chart.plot.scales.x.min, chart.plot.scales.x.max])"
@@ -177,7 +177,7 @@ def test_a_script_that_found_its_way_into_the_page_is_refused(chromium, tmp_path
     page.close()
 
 
-def test_two_runs_lie_over_each_other_and_their_first_difference_is_marked(chromium, tmp_path, capsys):
+def test_two_ranks_that_differ_from_the_redo_cannot_be_told(chromium, tmp_path, capsys):
     events, lines = drawn_runs.of_generations(2, 40)
     other = lines[:29] + [replace(each, loss=each.loss + 1, chain="0" * 16) for each in lines[29:]]
     a, b = drawn_runs.write(tmp_path / "a", events, lines), drawn_runs.write(tmp_path / "b", events, other)

@@ -18,7 +18,7 @@ from elastic.system.clock import SystemClock
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(drill, recipes):
+def test_a_plain_script_gets_torchruns_variables_and_restarts(drill, recipes):
     """Rank 1 kills itself after the first collective of its first life."""
     agent = drill.start("--nproc-per-node", "2", recipe=recipes / "plain.py", env={"PLAIN_DIES": "1"})
     agent.ends_with(0)
@@ -48,7 +48,7 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
     assert report["plain"]["last_exit"] == "exit code 0"
 
 
-def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill, recipes):
+def test_a_plain_script_that_raises_ends_with_its_traceback(drill, recipes):
     """Rank 1 raises.
 
     Rank 0 waits for it in a barrier, fails or is killed, and its traceback is not printed.
@@ -90,7 +90,7 @@ def test_the_exit_code_of_a_script_means_what_it_means_there(drill, text, code, 
     assert len(drill.events("generation_started")) == generations
 
 
-def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill, recipes):
+def test_joins_leaves_and_deaths_use_no_restart_of_a_script(drill, recipes):
     """No restart is allowed. The ranks add numbers all the time, so those of the other nodes break
     when one node stops its own, or dies.
     """
@@ -120,7 +120,7 @@ def test_nodes_that_join_leave_and_die_use_up_no_restart_of_a_plain_script(drill
     assert generations == [(size, cause, 0) for size, cause in zip([1, 2, 1, 2, 1], causes, strict=True)]
 
 
-def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
+def test_plain_python_drains_and_torchrun_goes_on_alike(drill, undisturbed, recipes):
     """Ctrl-C under `python recipe.py` in step 10; the run is then finished by two workers of
     `torchrun recipe.py`.
     """
@@ -182,7 +182,7 @@ train()
         ("error", 2, ""),
     ],
 )
-def test_plain_python_that_ends_at_once_has_one_line_and_leaves_its_directory(drill, place, code, last_line):
+def test_plain_python_that_ends_at_once_leaves_its_directory(drill, place, code, last_line):
     """Ctrl-C while `elastic.start` waits for its uploader, and twice in a step; and an error of
     ours. The next command need not watch whether a holder of the run directory lives.
     """

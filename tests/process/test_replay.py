@@ -37,7 +37,7 @@ def replays(drill):
     return [(each["step"], each["restored"], each["excuse"]) for each in report["replays"]]
 
 
-def test_a_hidden_memory_ends_the_run_at_the_first_step_that_reads_it(drill, hidden):
+def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill, hidden):
     """Killed in step 13, the run goes on from step 7, and the recipe has forgotten its count. No
     restart but that of the kill is used, and nothing of the other result is written down.
     """
@@ -54,7 +54,7 @@ def test_a_hidden_memory_ends_the_run_at_the_first_step_that_reads_it(drill, hid
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 7
 
 
-def test_the_same_command_goes_on_with_what_the_recipe_computes_now(drill, hidden):
+def test_parameters_in_a_long_list_are_found(drill, hidden):
     """The first command ends in step 13, and its last agreed state is saved. The second begins from
     that, with lines of both results, which count no more.
     """

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.process
 KILLED = ("--snapshot-every", "1", "--faults", "step 5 rank 0 backward: kill")
 
 
-def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_differs(drill, recipes):
+def test_another_split_in_a_later_generation_ends_the_run(drill, recipes):
     """The first generation draws more numbers before the split, since a file is missing."""
     agent = drill.start(*KILLED, recipe=recipes / "splitting.py")
     agent.ends_with(2)
@@ -17,7 +17,7 @@ def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_dif
     assert drill.last_step == 4
 
 
-def test_other_data_at_a_resume_are_refused_and_a_longer_run_says_so(drill, reference, recipes):
+def test_other_data_at_a_resume_are_refused(drill, reference, recipes):
     """The same command, and other settings that the recipe reads. First the data set has another
     length, and nothing is trained; then the run becomes longer, and ends as one that had this
     length from the start.
@@ -56,7 +56,7 @@ for ranks in [run.world_size, 1]:
 """
 
 
-def test_weights_that_one_rank_alone_loads_after_the_loop_are_not_evaluated(drill):
+def test_weights_moved_past_autograd_are_found_in_any_step(drill):
     """A habit of scripts for DistributedDataParallel, which evaluate on rank 0."""
     recipe = drill.folder / "recipe.py"
     recipe.write_text(BEST)

@@ -41,7 +41,7 @@ def flag(tmp_path):
     assert not flag.exists(), "a pickle was read"
 
 
-def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(stopped, undisturbed, flag):
+def test_pickles_in_a_run_directory_are_damage(stopped, undisturbed, flag):
     """In place of a commit record, of a payload whose record fits it, among events and metrics, and
     in beats.
     """
@@ -94,7 +94,7 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path, monkey
     assert not told.exists(), told.read_text()
 
 
-def test_a_run_listens_only_on_its_nodes_own_address_and_hides_its_files(drill, undisturbed, flag):
+def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed, flag):
     """Two nodes at a step: every listening socket and every one for datagrams of every process, and
     who may open sockets, memory and folders in scratch. A stranger on the socket of an uploader is
     cut off, and the uploader goes on.

@@ -38,7 +38,7 @@ def put(run, other):
         (other / name).replace(run / name)
 
 
-def test_it_answers_with_the_page_and_its_document_and_changes_nothing(run, serve):
+def test_serve_answers_with_the_page_and_changes_nothing(run, serve):
     def files():
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in run.rglob("*")}
 
@@ -95,7 +95,7 @@ def test_it_listens_where_it_is_told_and_says_who_can_read_it(run, serve, tmp_pa
     assert "expected a run directory, found no run in" in empty.said
 
 
-def test_an_open_page_shows_new_steps_and_says_when_the_server_is_gone(run, serve, chromium, tmp_path):
+def test_an_open_page_shows_new_steps_and_a_lost_server(run, serve, chromium, tmp_path):
     """What the reader had zoomed to, where the page was scrolled to and where the keys are stay."""
     server = serve(run)
     page = chromium.open(f"http://127.0.0.1:{server.port}/")
@@ -118,9 +118,7 @@ def test_an_open_page_shows_new_steps_and_says_when_the_server_is_gone(run, serv
     page.close()
 
 
-def test_another_run_in_the_same_folder_is_shown_whole_and_none_gets_a_sentence(
-    run, serve, chromium, tmp_path
-):
+def test_another_run_in_the_folder_is_shown_whole(run, serve, chromium, tmp_path):
     """As `--fresh` does it: what the reader had zoomed to is a part of the run that was."""
     page = chromium.open(f"http://127.0.0.1:{serve(run).port}/")
     page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")

@@ -133,7 +133,7 @@ FILTERS = {
 }
 
 
-def test_usr1_asks_all_agents_to_leave_whatever_filters_a_user_has(start):
+def test_two_writers_of_one_step_make_a_loadable_checkpoint(start):
     """Slurm sends it before the time limit. Filters are for commands by hand and hide no job. It
     comes twice, then SIGTERM as to every process, and the script still returns the exit code of its
     step: the agents have their grace.
@@ -167,7 +167,7 @@ def test_a_time_limit_that_leaves_no_time_to_train_is_said(start, left, is_short
         (["recipe.py", "--", "--fresh"], "", False),
     ],
 )
-def test_a_job_that_would_start_over_at_each_requeue_is_refused_before_anything_starts(
+def test_a_job_that_would_start_over_at_each_requeue_is_refused(
     tmp_path, script, words, variable, is_refused
 ):
     """Also by the variable. A word of the recipe may have that name."""

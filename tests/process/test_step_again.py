@@ -94,7 +94,7 @@ def test_a_recipe_that_a_restart_changes_is_stopped(drill, recipe, workers, befo
     assert not drill.events("rehearsed", step=step)
 
 
-def test_a_recipe_that_depends_on_the_number_of_workers_is_stopped_as_it_changes(drill, recipe):
+def test_a_recipe_that_depends_on_the_world_size_is_stopped(drill, recipe):
     path = recipe(BY_WORLD)
     first = drill.start("--max-nodes", "2", *OVERLAP, recipe=path)
     drill.stands(6, ranks=1)
@@ -108,7 +108,7 @@ def test_a_recipe_that_depends_on_the_number_of_workers_is_stopped_as_it_changes
     assert "step 6 is the newest that is saved" in first.output
 
 
-def test_variables_that_are_only_shown_are_named_in_the_line_of_the_rehearsal(drill, recipe):
+def test_values_that_equal_commands_log_otherwise_do_not_count(drill, recipe):
     agent = drill.start(*REHEARSE, recipe=recipe(SHOWN))
     agent.ends_with(0)
     lines = [line for line in agent.output.splitlines() if "best" in line]
@@ -124,7 +124,7 @@ def test_what_a_restart_computes_can_be_accepted(drill, recipe):
     assert drill.values("step_differed", "step", "accepted") == [(7, True), (14, True)]
 
 
-def test_a_worker_that_is_killed_in_a_rehearsal_makes_it_an_ordinary_restart(drill, undisturbed):
+def test_a_worker_killed_in_a_rehearsal_is_an_ordinary_restart(drill, undisturbed):
     """In the step that is done again."""
     drill.shut("meet-2")
     agent = drill.start(*ONCE_AT_13)

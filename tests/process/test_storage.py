@@ -25,7 +25,7 @@ def record(drill: Any, step: int) -> Path:
     return drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json"
 
 
-def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undisturbed):
+def test_damaged_checkpoints_are_passed_over_the_result_stays(stopped, undisturbed):
     """Of five checkpoints the newest is cut short, one has a flipped bit, one lacks its payload,
     one has half a commit record.
     """
@@ -47,7 +47,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
     assert "checkpoint step=20 is not used" in agent.output
 
 
-def test_a_step_that_another_writer_committed_with_another_state_ends_the_run(drill):
+def test_another_state_committed_at_a_step_ends_the_run(drill):
     """A second launch without an agent, which no fence stops, has written steps with one bit
     changed. The run ends when it saves one of them, and says what can be done.
     """

@@ -30,7 +30,7 @@ def generations(drill):
     return drill.values("generation_started", "world_size", "cause", "restarts")
 
 
-def test_commands_that_do_not_fit_a_run_are_refused_and_change_nothing(drill, undisturbed, recipes):
+def test_commands_that_do_not_fit_a_run_change_nothing(drill, undisturbed, recipes):
     """While one node trains: other rules, another place to meet, python alone, and --fresh."""
     drill.shut(6)
     first = drill.start(*GROUP)
@@ -77,7 +77,7 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     assert not any(other.events("generation_started") for other in others)
 
 
-def test_of_two_commands_that_begin_at_once_one_wins_and_one_writes_nothing(drill, undisturbed):
+def test_of_two_commands_at_once_one_writes_nothing(drill, undisturbed):
     """Other arguments, and one new run directory. Which of them wins is open."""
     commands = {OTHER: drill.start(arguments=OTHER), (): drill.start()}
     codes = {words: agent.wait() for words, agent in commands.items()}
@@ -89,7 +89,7 @@ def test_of_two_commands_that_begin_at_once_one_wins_and_one_writes_nothing(dril
         drill.is_like(undisturbed)
 
 
-def test_another_place_is_free_once_all_nodes_are_dead_or_have_left(drill, undisturbed):
+def test_another_place_is_free_once_all_nodes_are_gone(drill, undisturbed):
     """SIGKILL in the run directory's own folder, then SIGTERM at a c10d store, then the folder."""
     drill.shut(6, 13)
     first = drill.start(*GROUP, "--save-every", "1steps")
@@ -104,7 +104,7 @@ def test_another_place_is_free_once_all_nodes_are_dead_or_have_left(drill, undis
     assert drill.values("generation_started", "generation") == [(1,), (2,), (3,)]
 
 
-def test_a_run_never_goes_back_behind_a_checkpoint_that_its_group_knows(stopped, undisturbed):
+def test_a_run_never_goes_behind_a_checkpoint_of_its_group(stopped, undisturbed):
     """The newest checkpoint is of step 20. The directory that resumes lacks the two newest, as an
     old copy would. Then a person has the group forget them.
     """

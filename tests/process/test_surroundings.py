@@ -25,7 +25,7 @@ def digest(drill):
     return finished["digest"]
 
 
-def test_groups_built_from_a_set_are_the_same_after_a_resume_by_another_agent(drills, tmp_path, recipes):
+def test_groups_built_from_a_set_are_the_same_after_a_resume(drills, tmp_path, recipes):
     """The shells of two agents set different hash seeds.
 
     The first one trains three steps and drains; the second one resumes with two workers. Each group
@@ -39,9 +39,7 @@ def test_groups_built_from_a_set_are_the_same_after_a_resume_by_another_agent(dr
     assert digest(stormy) == digest(calm)
 
 
-def test_settings_at_the_top_of_a_recipe_act_as_under_python_and_the_console_says_what_they_cost(
-    drill, recipes, tmp_path
-):
+def test_settings_at_the_top_of_a_recipe_act_as_under_python(drill, recipes, tmp_path):
     """The recipe sets variables that torch and scikit-learn read when they are imported, and puts a
     folder with another joblib in front. The fork server has imported all three.
     """
@@ -59,9 +57,7 @@ def drawn(text):
     return {line[line.index("drawn") :] for line in text.splitlines() if "drawn 0." in line}
 
 
-def test_a_model_from_an_unseeded_generator_is_refused_and_other_draws_are_alike_in_all_processes(
-    drill, recipes
-):
+def test_a_model_from_unseeded_draws_is_refused_others_are_alike(drill, recipes):
     """Plain python, two workers and a preflight draw from the global generators before
     elastic.start. The model is built there as well: with a seed of the recipe's, and without.
     """
@@ -103,7 +99,7 @@ for step in run.steps(run.data(TensorDataset(X), epochs=1), state):
 """
 
 
-def test_a_function_of_torchscript_rounds_alike_in_a_process_that_goes_on(drills, tmp_path):
+def test_torchscript_rounds_alike_in_a_process_that_goes_on(drills, tmp_path):
     """By itself it is compiled anew after its first calls in a process."""
     recipe = tmp_path / "recipe.py"
     recipe.write_text(SCRIPTED)
@@ -122,7 +118,7 @@ print("SEEN", sorted(name for name in os.environ if name.startswith("ELASTIC_") 
 """
 
 
-def test_a_worker_sees_no_variable_of_its_agents_options_and_the_agent_obeys_them(drill, tmp_path):
+def test_a_worker_sees_no_variable_of_its_agents_options(drill, tmp_path):
     """Else a recipe that starts another elastic-train would have it train in its own run directory.
     Two workers come from a variable; the run directory from the option, which counts more.
     """

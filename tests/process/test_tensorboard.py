@@ -31,7 +31,7 @@ def has_each_step_of(drill, folder: Path) -> None:
     assert [step for step, _ in found["elastic/world_size"]] == list(range(1, STEPS + 1))
 
 
-def test_steps_that_are_done_again_after_a_kill_are_in_tensorboard_once(drill, tmp_path):
+def test_steps_done_again_are_in_tensorboard_once(drill, tmp_path):
     """Snapshots are off, so that the kill at step 11 costs the steps since the checkpoint of 8."""
     folder = tmp_path / "board"
     drill.shut(5, 9, 11)

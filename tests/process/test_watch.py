@@ -45,7 +45,7 @@ class Terminal:
         os.close(self._fd)
 
 
-def test_it_follows_the_run_and_ends_with_it_and_ctrl_c_ends_it_alone(drill):
+def test_watch_follows_the_run_and_ctrl_c_ends_it_alone(drill):
     drill.shut(8)
     drill.start("--snapshot-every", "1")
     drill.stands(8, ranks=1)

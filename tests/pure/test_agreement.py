@@ -97,7 +97,7 @@ def steps_until_a_difference(member, different_rank, explicit):
 
 
 @pytest.mark.parametrize(("world_size", "explicit"), [(3, False), (2, True)])
-def test_a_snapshot_counts_only_once_all_ranks_are_known_to_have_had_it(ranks, world_size, explicit):
+def test_a_snapshot_counts_once_all_ranks_had_it(ranks, world_size, explicit):
     """Snapshots 1 and 2 are marked one step later, by the next sum. That of step 3 differs on the
     last rank alone: every rank says so, takes back what the step has changed so far, and voids its
     own snapshot. At the last step and at drains, where no step follows, ranks compare at once.
@@ -191,7 +191,7 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
         assert [settled for _, settled, _ in answers] == expected
 
 
-def test_the_line_blames_a_machine_or_what_the_recipe_read_of_the_world(tmp_path, capsys):
+def test_the_last_two_votes_of_each_worker_are_read(tmp_path, capsys):
     """The two cannot be told apart the first time, and only the recipe's author knows."""
     log = EventLog(tmp_path / "u.jsonl", node="node0", clock=FakeClock())
     node = Node(ALONE, difference([1, 5, 1]), log)

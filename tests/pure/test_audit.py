@@ -153,7 +153,7 @@ class Momentum(nn.Module):
         return self.query(x) * self.key(x)
 
 
-def test_weights_that_a_forward_moves_past_autograds_count_are_found_in_any_step():
+def test_shown_variables_are_named_in_the_rehearsals_line():
     """What a forward does to parameters is compared in the first step of a process; in later ones
     a write through .data is seen by its effect alone. The warm-up here ends after step 1.
     """
@@ -246,9 +246,7 @@ MEAN = "the buffer net.1.running_mean"
         (3, "gradient", "owner", 4, "the gradient of net.4.bias"),
     ],
 )
-def test_one_flipped_bit_is_the_machines_of_the_rank_where_it_flipped(
-    ranks, world_size, where, who, shards, first
-):
+def test_one_flipped_bit_is_the_machines_of_its_rank(ranks, world_size, where, who, shards, first):
     """In the training's computation, and in the audit's; the last rank errs. With one shard on a
     rank its gradients are sent while backward still runs; with several they wait for their partner.
     """
@@ -256,6 +254,6 @@ def test_one_flipped_bit_is_the_machines_of_the_rank_where_it_flipped(
     assert ranks.run(world_size, errs, where, who, shards) == [expected] * world_size
 
 
-def test_ranks_whose_states_differ_already_are_told_that_and_no_recipe_is_blamed(ranks):
+def test_ranks_that_differ_already_are_told_that(ranks):
     """Each rank repeats its own result, as with a recipe that depends on the rank."""
     assert ranks.run(2, errs, "weight", "", 6) == [["StatesDiffer"]] * 2

@@ -28,7 +28,7 @@ def audited(found: tuple[Evidence, ...], **fields):
 
 
 @given(four)
-def test_a_machine_is_blamed_only_where_three_of_four_computations_agree(found):
+def test_a_machine_is_blamed_where_three_of_four_agree(found):
     """Beside a dumb twin: sort the four by what they found, and look for one against three."""
     alone = [i for i in range(4) if [other == found[i] for other in found].count(True) == 1]
     agree = len({repr(each) for each in found}) == 2 and len(alone) == 1
@@ -36,7 +36,7 @@ def test_a_machine_is_blamed_only_where_three_of_four_computations_agree(found):
 
 
 @given(four)
-def test_no_machine_is_blamed_for_data_of_which_processes_have_copies(found):
+def test_no_machine_is_blamed_for_data_of_loading_processes(found):
     """The owner's samples came from such a process, and the three others from a dataset that the
     loop has changed since: three of four agree.
     """

@@ -427,7 +427,7 @@ def averaged(member, dtype, shards):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_buffers_that_become_a_mean_are_named_and_integers_that_differ_refused(ranks, world_size):
+def test_averaged_buffers_are_named_other_integers_refused(ranks, world_size):
     """But for running averages of torch; also where each rank has one shard, and sees a difference
     from the mean alone.
     """

@@ -75,7 +75,7 @@ def checks(monkeypatch):
     return checked
 
 
-def test_a_run_that_failed_leaves_a_row_for_each_run_that_it_keeps_from_beginning(checks):
+def test_a_failed_run_leaves_a_row_for_each_run_it_kept_off(checks):
     found, rows = checks({plan.DRAINED: ended(1, words=ERROR)})
 
     assert [each.proof for each in rows] == [
@@ -135,7 +135,7 @@ def test_a_run_that_ends_elsewhere_than_the_calm_one_fails(checks, others, calm,
         (ended(None, 1), RecipeFailed, "no end within 900 s after 1 steps.*less data"),
     ],
 )
-def test_a_calm_run_that_does_not_come_through_ends_the_check_with_its_reason(checks, calm, error, says):
+def test_a_calm_run_that_fails_ends_the_check_with_its_reason(checks, calm, error, says):
     with pytest.raises(error, match=says) as raised:
         checks({plan.CALM: calm})
     assert raised.value.exit_code == (2 if error is UsageError else 1)

@@ -102,7 +102,7 @@ def crash_at(store, operation):
 
 
 @given(st.integers(0, 40))
-def test_a_crash_anywhere_leaves_the_last_committed_checkpoint_loadable(operation):
+def test_a_crash_anywhere_leaves_the_last_commit_loadable(operation):
     """Saves and prunes step by step and crashes before the n-th operation of the store, or half-way
     through a write.
     """
@@ -201,7 +201,7 @@ class Turns:
     st.booleans(),
     st.booleans(),
 )
-def test_two_writers_of_one_step_never_make_a_checkpoint_that_does_not_load(
+def test_two_runs_lie_over_each_other_with_their_difference(
     order, kill_after, formed_at, is_cut_off, is_exclusive
 ):
     """Two uploaders of generation 1 and one of generation 2 save and prune, some operations at a
@@ -270,7 +270,7 @@ def test_a_generation_that_is_not_the_newest_deletes_nothing(formed_at, keep):
     assert loadable_steps(FakeStore(store.objects))[:keep] == [4, 3, 2][:keep]
 
 
-def test_an_attempt_whose_step_is_pruned_meanwhile_can_still_be_committed():
+def test_an_attempt_whose_step_is_pruned_can_be_committed():
     """Its writer stands still between payload and record; another one commits the same step and a
     later one, and deletes the first. A record without its payload would be damage for ever.
     """
@@ -286,7 +286,7 @@ def test_an_attempt_whose_step_is_pruned_meanwhile_can_still_be_committed():
     assert loadable_steps(store) == [3, 2]
 
 
-def test_a_record_without_its_payload_goes_once_it_is_older_than_what_is_kept():
+def test_a_record_without_a_payload_goes_once_it_is_old():
     """Its payload was deleted by hand. Else `verify` would report it for ever."""
     store = FakeStore()
     for step in (1, 2, 3):
@@ -343,7 +343,7 @@ def test_a_call_that_fails_once_is_tried_again(verb):
     assert loadable_steps(store) == [1]
 
 
-def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
+def test_an_unsteady_store_fails_the_save_at_its_deadline():
     """Every write times out; the fake clock moves only by the pauses between tries."""
     store, clock = FakeStore(), FakeClock()
 
@@ -383,7 +383,7 @@ def test_a_writer_past_its_deadline_commits_nothing():
 
 
 @pytest.mark.parametrize("is_swept", [True, False])
-def test_a_record_that_is_created_late_counts_if_its_payload_is_still_there(is_swept):
+def test_a_late_record_counts_if_its_payload_is_there(is_swept):
     """The call takes three deadlines, and another process may have swept the attempt meanwhile."""
     store, clock = FakeStore(), FakeClock()
 
@@ -402,7 +402,7 @@ def test_a_record_that_is_created_late_counts_if_its_payload_is_still_there(is_s
         assert loadable_steps(store) == [1]
 
 
-def test_a_record_that_was_created_before_its_call_failed_keeps_its_payload():
+def test_a_record_of_a_call_that_failed_keeps_its_payload():
     """The disk is full when the record's name is to be synced: the name may be there, and stay. A
     record without its payload would be damage, and there may be no other checkpoint.
     """
@@ -468,7 +468,7 @@ def test_another_state_at_the_same_step_is_reported():
 
 
 @pytest.mark.parametrize("what", ["record", "payload", "missing"])
-def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what):
+def test_a_damaged_checkpoint_of_the_step_is_replaced_untouched(what):
     """The run fell back behind a damaged step and reaches it again.
 
     Taking the old record for a commit would leave nothing to load.
@@ -491,7 +491,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what)
     assert [damage.step for damage in verify(store, FakeClock())] == [5]
 
 
-def test_a_payload_that_the_store_reports_shorter_is_not_committed():
+def test_a_payload_reported_shorter_is_not_committed():
     """A gateway accepts the upload and keeps half of it."""
 
     class Lossy(FakeStore):
@@ -520,7 +520,7 @@ def test_an_attempt_in_doubt_is_left_for_the_sweep():
     assert len(store.objects) == 1
 
 
-def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
+def test_the_sum_has_the_bits_of_the_dumb_twin():
     """The sweeper's first listing is stale: the record appears right after it.
 
     Its payload must not be deleted.
@@ -585,7 +585,7 @@ def test_retention_deletes_nothing_of_another_run():
     assert len(kept) == 2
 
 
-def test_what_retention_deletes_while_it_is_verified_is_no_damage():
+def test_what_lies_in_the_place_of_a_payload_is_damage():
     """`verify` of a run that trains: the older payload goes before it is read."""
     store = FakeStore()
     for step in (1, 2):

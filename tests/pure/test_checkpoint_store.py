@@ -106,7 +106,7 @@ def test_a_missing_object_is_an_answer(url):
     assert read_small(store, "t/absent", SystemClock()) is None
 
 
-def test_a_deleted_object_is_gone_for_an_instance_that_listed_it_before(url):
+def test_a_deleted_object_is_gone_for_who_listed_it_before(url):
     """A listing that was kept from before would still show it; deleting twice is fine."""
     reader, writer = open_store(url), open_store(url)
     writer.create("s/one", b"1")
@@ -119,7 +119,7 @@ def test_a_deleted_object_is_gone_for_an_instance_that_listed_it_before(url):
     assert reader.list() == []
 
 
-def test_a_folder_that_is_removed_during_a_listing_never_hides_a_newer_one(tmp_path, monkeypatch):
+def test_a_folder_removed_during_a_listing_hides_no_newer_one(tmp_path, monkeypatch):
     """Retention deletes the only checkpoint that the listing has seen, for a newer one. An empty
     answer would start the run over.
     """
@@ -207,7 +207,7 @@ def test_a_step_that_is_no_folder_is_damage(tmp_path, what):
     assert damages == [Damage(step=500, reason="expected a folder there, found a file or a link; remove it")]
 
 
-def test_a_name_that_another_writer_has_is_durable_once_it_is_found(tmp_path, monkeypatch):
+def test_another_writers_name_is_durable_once_it_is_found(tmp_path, monkeypatch):
     """That one stands still before it syncs the folder. Who relies on its record must do so."""
     store, synced = open_store(str(tmp_path)), []
     assert store.create("1/COMMIT.json", b"{}")
@@ -229,7 +229,7 @@ def test_midway_comes_before_the_payload_is_complete(url, image):
     assert seen[0].get("a/p", 0) < 10
 
 
-def test_the_size_of_a_payload_is_that_of_the_file_which_has_its_name(tmp_path, image):
+def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, image):
     """A person moves the run away during the upload, and puts a copy of it back."""
     store, data = open_store(str(tmp_path / "run")), bytes(3 * CHUNK_BYTES)
 
@@ -269,7 +269,7 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
     assert sorted(damage.step for damage in verify(store, SystemClock())) == [1, 2, 3, 4]
 
 
-def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, image):
+def test_a_corrupted_record_is_damage_and_the_older_is_listed(url, image):
     """Replaces all records but the oldest; the listing must go on to the older checkpoint."""
     store = open_store(url)
     save_now(store, image(payload_of(b"one")), 1)
@@ -360,7 +360,7 @@ def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
 
 
 @pytest.mark.usefixtures("s3_bucket")
-def test_a_missing_bucket_is_final_and_the_message_says_what_to_do():
+def test_a_missing_bucket_is_final_and_says_what_to_do():
     """The bucket was never made: trying for minutes would not make it."""
     with pytest.raises(StoreFailed, match="bucket") as caught:
         open_store("s3://b-never-made/c").create("s/one", b"1")

@@ -116,7 +116,7 @@ def test_without_a_yes_nothing_is_removed(answer, run, capsys, monkeypatch):
     assert files_of(run) == files - (GONE if answer == "y\n" else set())
 
 
-def test_an_attempt_stays_that_a_writer_or_a_damaged_record_may_name(run):
+def test_an_attempt_that_a_record_may_name_stays(run):
     young = ATTEMPT.replace("12345678", "abcdefab")
     write(run, young, age_s=600.0)
     damaged = "checkpoints/000000000060/a-000001-12345678/state.safetensors"

@@ -22,7 +22,7 @@ def test_a_line_that_cannot_be_read_is_named(line):
 
 
 @pytest.mark.parametrize("place", Place)
-def test_a_drawn_scenario_can_be_read_and_is_a_function_of_its_seed(place):
+def test_a_drawn_scenario_is_readable_and_follows_from_its_seed(place):
     for seed in range(10):
         text = draw_scenario(seed, place)
         commands = parse("drawn", text).commands

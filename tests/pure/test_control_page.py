@@ -24,7 +24,7 @@ def test_a_fresh_page_asks_for_nothing():
     assert {page.step(rank) for rank in range(MAX_WORKERS)} == {0}
 
 
-def test_a_worker_reads_the_drain_request_and_the_agent_reads_its_step():
+def test_a_worker_reads_the_drain_and_the_agent_its_step():
     """A real process opens the page by its path, reads the request and writes its step."""
     page = ControlPage.create()
     page.drain = True
@@ -47,7 +47,7 @@ def test_writing_one_word_changes_no_other(steps, drain):
     assert all(other.step(rank) == steps.get(rank, 0) for rank in {0, 1, MAX_WORKERS - 1, *steps})
 
 
-def test_a_worker_shows_the_step_of_its_loop_before_and_after_its_first_and_no_other():
+def test_a_worker_shows_the_step_of_its_loop_and_no_other():
     """Step 0 is the time before its first step, in which a state is restored."""
     page = ControlPage.create()
     assert page.open_step(1) is None
@@ -70,7 +70,7 @@ def test_a_cleared_page_keeps_nothing_of_the_old_generation():
 
 
 @given(st.sampled_from(Phase), st.integers(1, 9), st.none() | st.integers(0, 99))
-def test_heartbeats_and_the_descriptor_of_the_slots_are_read_back(phase, beats, fd):
+def test_heartbeats_and_the_descriptor_are_read_back(phase, beats, fd):
     """Descriptor 0 is not the same as none."""
     page = ControlPage.create()
     page.slots_fd = fd
@@ -86,7 +86,7 @@ def test_heartbeats_and_the_descriptor_of_the_slots_are_read_back(phase, beats, 
         st.tuples(st.integers(1, 2**40), st.integers(0, 2**63 - 1)), max_size=5, unique_by=lambda v: v[0]
     )
 )
-def test_the_last_two_votes_of_each_worker_are_read_and_no_other_word_changes(votes):
+def test_the_last_known_state_replaces_an_empty_group_alone(votes):
     """Steps grow. The last worker votes too; read through a second mapping."""
     page, votes = ControlPage.create(), sorted(votes)
     page.set_step(0, 7)

@@ -75,7 +75,7 @@ def test_another_length_is_said_and_goes_on(before, now, step, end):
     assert f"ends after step {end}" in resumes(beside(order_of(**before), step), order_of(**now), step)
 
 
-def test_a_state_that_was_trained_on_nothing_goes_on_with_any_data():
+def test_a_state_trained_on_nothing_goes_on_with_any_data():
     """Step 0 of a run that began from another one's state, and was corrected before it trained."""
     assert resumes(record_of(order_of(epochs=2), 0), order_of(samples=9, steps=1), 0) == ""
 

@@ -61,7 +61,7 @@ def is_chain(value):
 
 
 @given(lines, lines, st.sets(st.integers(0, 11)), st.integers(1, 12))
-def test_columns_compare_as_the_lines_do_whatever_their_order_and_values(a, b, taken, size):
+def test_columns_compare_as_the_lines_do(a, b, taken, size):
     """Steps that come twice, or back, or without a value; values that no run writes."""
     b = [a[place] if place in taken and place < len(a) else line for place, line in enumerate(b)]
     of_a, of_b = ({line.step: line.chain for line in of if is_chain(line.chain)} for of in (a, b))
@@ -84,7 +84,7 @@ def test_values_that_no_run_writes_are_not_compared_and_counted():
     assert (len(found.by_step()[0]), found.num_unreadable, found.last_step) == (0, len(others), len(others))
 
 
-def test_lines_that_cannot_be_read_are_counted_and_no_comparison_hides_them(tmp_path, capsys):
+def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, capsys):
     """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
     a run that goes on, or was killed.
     """

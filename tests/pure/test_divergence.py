@@ -15,7 +15,7 @@ def differed(found, nodes=None, **rest):
 
 
 @given(votes, st.data())
-def test_the_nodes_whose_state_is_not_that_of_the_redo_were_wrong(found, data):
+def test_the_node_that_stays_commits_the_leavers_last_step(found, data):
     """The redo ends in a state that some ranks had before: all others, and only they, are named,
     even if they were more.
     """
@@ -25,7 +25,7 @@ def test_the_nodes_whose_state_is_not_that_of_the_redo_were_wrong(found, data):
 
 
 @given(votes)
-def test_where_the_redo_ends_in_a_state_of_its_own_the_majority_decides(found):
+def test_where_no_thread_can_start_the_agent_asks_again(found):
     """Wrong gradients of one rank reached all states before they were compared, so that none of
     them is right; those that shared them are alike all the same.
     """
@@ -37,7 +37,7 @@ def test_where_the_redo_ends_in_a_state_of_its_own_the_majority_decides(found):
         assert wrong  # someone was
 
 
-def test_two_ranks_that_differ_from_the_redo_cannot_say_which_was_wrong():
+def test_the_wait_after_a_planned_stop_is_no_lost_time():
     """Both nodes are named; on one node there is no doubt, and it is named once."""
     assert nodes_at_fault(differed([1, 2]), 3) == ("a", "b")
     assert nodes_at_fault(differed([1, 2], nodes=("a", "a")), 3) == ("a",)
@@ -49,14 +49,14 @@ def test_a_node_that_an_audit_found_wrong_stays_the_one():
 
 
 @given(st.integers(1, 20))
-def test_a_difference_is_the_recipes_if_the_redo_meets_one_as_soon(step):
+def test_a_difference_again_as_soon_is_the_recipes(step):
     """A later difference is another event; one at an audited step is not judged by a redo."""
     assert is_repeated(differed([1, 2]), step) == (step <= 9)
     assert not is_repeated(differed([], at_fault=("b",)), step)
     assert not is_repeated(None, step)
 
 
-def test_what_comes_as_many_steps_after_a_beginning_may_be_the_recipes():
+def test_what_a_user_knows_is_said_once():
     """A function that keeps something in its process agrees in the redo, whose processes are new,
     and differs again as late. The first one came after 8 and up to 9 steps; the second generation
     began with the state of step 8.
@@ -68,9 +68,7 @@ def test_what_comes_as_many_steps_after_a_beginning_may_be_the_recipes():
 
 
 @given(st.integers(0, 30), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
-def test_the_same_delay_is_never_taken_for_a_machine_whatever_the_rhythm_of_comparisons(
-    start, delay, every, first, later
-):
+def test_the_same_command_goes_on_with_what_is_computed_now(start, delay, every, first, later):
     """Both times the states differ from the same step after the beginning on, and are compared in
     other steps: the last agreed one lies before it, and the one that found it not.
     """

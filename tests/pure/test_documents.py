@@ -51,7 +51,7 @@ def test_tests_that_a_document_names_exist():
     assert {(path.name, name) for path, name in found(r"`(test_\w+)`", PRESENT) if name not in there} == set()
 
 
-def test_each_file_of_the_largest_package_has_its_place_in_the_architecture():
+def test_each_file_of_train_has_its_place_in_the_architecture():
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = [path.name for path in (ROOT / "elastic" / "train").rglob("*.py") if path.name != "__init__.py"]
 

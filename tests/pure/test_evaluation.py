@@ -212,7 +212,7 @@ def evaluate_differing(member, kind):
         (2, "saved", "no error"),
     ],
 )
-def test_an_evaluation_that_differs_between_ranks_is_refused_on_all(ranks, world_size, kind, says):
+def test_an_evaluation_that_differs_is_refused_on_all_ranks(ranks, world_size, kind, says):
     """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models. With
     a generator that nobody sets, all ranks would agree on a sum that other ranks would not give.
     States that differ are found by their own comparison: a machine's error must not end the run.

@@ -18,7 +18,7 @@ def write(folder, process, clock, *generations):
         clock.now += 1.0
 
 
-def test_a_clock_that_is_set_back_makes_no_older_generation_the_newest(tmp_path):
+def test_a_clock_set_back_makes_no_older_generation_the_newest(tmp_path):
     """By an hour, after generation 1 has failed: generation 2 trains, says what it saved, and its
     clock is set back once more.
     """

@@ -128,7 +128,7 @@ def test_a_collective_that_fails_blames_the_peer(ranks):
     )
 
 
-def test_an_error_that_is_not_a_collectives_is_not_blamed_on_a_peer():
+def test_an_error_of_no_collective_is_not_blamed_on_a_peer():
     """A bug of our own inside the guarded block must surface as itself."""
     with pytest.raises(KeyError), peers_may_die("a test"):
         raise KeyError("ours")

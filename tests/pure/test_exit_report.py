@@ -28,7 +28,7 @@ BEFORE = {"others_go_on": True, "has_trained": False}
         (0, BEFORE, 75, " before it trained a step; the other nodes go on, and no step is saved yet"),
     ],
 )
-def test_a_node_that_leaves_says_whether_others_go_on_with_its_steps(saved_step, agent, code, text, capsys):
+def test_a_leaving_node_says_whether_others_have_its_steps(saved_step, agent, code, text, capsys):
     """Step 9 is the last that it knows of."""
     record = SimpleNamespace(step=saved_step) if saved_step else None
     parts = SimpleNamespace(

@@ -195,9 +195,7 @@ def test_nothing_is_written_among_a_runs_own_files(name, make_run, tmp_path, cap
         assert not is_own or file.read_text() == "committed"
 
 
-def test_a_damaged_state_is_not_exported_and_a_whole_one_before_it_only_with_a_line(
-    make_run, tmp_path, capsys
-):
+def test_a_damaged_state_is_not_exported_an_older_one_is_said(make_run, tmp_path, capsys):
     """One bit of the newest payload is another. With its step named, nothing else will do."""
     run, file = make_run(10, model=nn.Linear(2, 1)), tmp_path / "m.safetensors"
     make_run(20, model=nn.Linear(2, 1))

@@ -162,7 +162,7 @@ def made(
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("what", ACTS)
-def test_a_node_that_goes_does_not_come_back_whichever_call_fails(
+def test_a_node_that_goes_stays_away_whichever_call_fails(
     what: str, is_lost: bool, made: Callable[[], Place]
 ) -> None:
     """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
@@ -196,7 +196,7 @@ def test_a_node_that_goes_does_not_come_back_whichever_call_fails(
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_run_is_complete_whichever_call_of_a_node_that_is_done_fails(
+def test_a_run_is_complete_whichever_call_of_a_done_node_fails(
     is_lost: bool, made: Callable[[], Place]
 ) -> None:
     """It looks at the group and says again that it is done, as its agent does."""

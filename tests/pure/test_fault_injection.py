@@ -19,7 +19,7 @@ def worker(folder, plan, *, rank=0, generation=1, clock=None):
     return WorkerFaults(injector, rank=rank, generation=generation)
 
 
-def test_a_fault_is_injected_once_however_often_its_step_is_replayed(tmp_path):
+def test_a_fault_strikes_once_however_often_its_step_is_redone(tmp_path):
     """The same step reached three times, each time by a new process's object."""
     for trial in range(3):
         point = worker(tmp_path, "step 3 rank 1 mid-sum: raise", rank=1).at_step(3)
@@ -44,7 +44,7 @@ def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
     worker(tmp_path, edited).at_step(3)("forward")
 
 
-def test_a_fault_is_injected_at_its_own_rank_step_point_and_generation_only(tmp_path):
+def test_a_fault_strikes_its_own_rank_step_and_generation_only(tmp_path):
     """Everything near the trigger, and then the trigger."""
     plan = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise; step 5 rank 1 snapshot: raise"
     other = worker(tmp_path, plan, rank=0, generation=2)

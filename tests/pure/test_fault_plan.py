@@ -115,7 +115,7 @@ OF_NODES = ("step 1 node {}: kill", "generation 9 node {} rendezvous: terminate"
 
 
 @pytest.mark.parametrize("line", [*OF_RANKS, *OF_NODES])
-def test_a_fault_of_the_last_rank_and_node_fits_and_no_further_one(line):
+def test_a_fault_of_the_last_rank_fits_and_no_further_one(line):
     """Where the number of workers is not known yet, no rank is refused."""
     most = 3 if line in OF_RANKS else 1
     check_fits(parse(line.format(most)), nodes=2, nproc=2)
@@ -137,7 +137,7 @@ def test_a_script_without_the_library_reaches_no_step():
 
 
 @given(st.integers(0, 10**6))
-def test_drawn_waits_and_victims_are_within_their_bounds_and_differ(seed):
+def test_drawn_waits_and_victims_are_bounded_and_differ(seed):
     """A draw that ignored the kill's number, or the seed, would hit one victim for ever."""
     drawn = []
     for each in (seed, seed + 1):

@@ -70,7 +70,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeyp
     assert names(tmp_path) == ["file"]
 
 
-def test_a_new_file_appears_once_it_is_whole_and_takes_no_name_that_is_taken(tmp_path):
+def test_a_new_file_appears_whole_and_takes_no_taken_name(tmp_path):
     """Another process creates the file meanwhile."""
     path = tmp_path / "file"
     with new_file(path, replaces=False) as file:

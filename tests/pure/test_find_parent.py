@@ -43,7 +43,7 @@ def first(tmp_path) -> Path:
     return folder
 
 
-def test_a_state_that_its_run_deletes_meanwhile_makes_way_for_a_newer_one(first):
+def test_a_state_deleted_meanwhile_makes_way_for_a_newer_one(first):
     """The parent trains on, and keeps few checkpoints."""
     examined = []
 
@@ -58,7 +58,7 @@ def test_a_state_that_its_run_deletes_meanwhile_makes_way_for_a_newer_one(first)
     assert examined == [30, 20, 10, 40]
 
 
-def test_a_state_that_is_another_than_its_record_says_is_passed_over(first):
+def test_a_state_other_than_its_record_says_is_passed_over(first):
     """Its bytes are those of the record: a bit flipped in its writer's memory. A restore refuses
     it, and so does `verify`; the new run's identity would name it for ever.
     """
@@ -169,7 +169,7 @@ def test_a_state_that_cannot_be_had_is_refused(damaged, asked, says, first, tmp_
         found_in(f"{tmp_path}/{asked}", [])
 
 
-def test_a_checkpoint_of_another_run_in_the_folder_is_no_state_of_it(first):
+def test_a_checkpoint_of_another_run_is_no_state_of_this_one(first):
     """Copied there by hand: the newest, and whole."""
     commit_in(first, replace(IDENTITY, seed=99), 40, state_of(0.0))
     said = []
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_run_in_the_folder_is_no_state_of_it(first):
     assert said[0].startswith(f"step 40 of {first} is not used: it is of another run")
 
 
-def test_a_lineage_is_kept_over_three_runs_without_the_first_ones(tmp_path):
+def test_a_lineage_is_kept_over_runs_without_the_first_ones(tmp_path):
     """Each run.json holds all that came before: the folders of the ancestors are not asked."""
     runs = []
     parent = None

@@ -139,7 +139,7 @@ def test_a_shuffled_large_part_is_another_one(count, data):
         assert differing(Own(rows=np.arange(count)), Own(rows=other)) == ["dataset.rows"]
 
 
-def test_names_of_files_count_without_the_folder_that_all_of_them_lie_in():
+def test_names_of_files_count_without_their_common_folder():
     """Each machine has its own copy. An order as a folder gives it differs between machines."""
     here, there = (
         [f"/{node}/train/{name}" for name in ("a/1.png", "a/2.png", "b/1.png")] for node in ("one", "another")

@@ -60,7 +60,7 @@ def begun(folder, steps=3):
 
 @pytest.mark.parametrize("newer", [1, 2, 3])
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_rank_0_that_sleeps_anywhere_takes_no_line_of_a_newer_generation(tmp_path, newer, goes_on):
+def test_a_sleeping_rank_0_takes_no_line_of_a_newer_generation(tmp_path, newer, goes_on):
     """Rank 0 of generation 2 goes back to step 2 and writes a line. While it sleeps, newer ones go
     back to step 2 and train two steps each; the newest writes one more afterwards, or is dead by
     then. All lines of the newest are there, also under the name that others read.
@@ -105,7 +105,7 @@ def test_a_rank_0_that_comes_late_is_refused_and_changes_nothing(tmp_path):
     assert {each: each.read_bytes() for each in path.parent.iterdir()} == before
 
 
-def test_a_process_that_dies_between_its_rename_and_its_next_look_costs_no_line(tmp_path, monkeypatch):
+def test_dying_between_rename_and_next_look_costs_no_line(tmp_path, monkeypatch):
     """Generation 2 is frozen in front of the rename, and killed behind it; the newer one has ended.
 
     The report reads the newer lines, and the next resume has them under the usual name.
@@ -141,7 +141,7 @@ def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
         assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]
 
 
-def test_where_two_names_never_look_like_one_file_no_line_is_lost(tmp_path, monkeypatch):
+def test_where_the_redo_is_alone_the_majority_decides(tmp_path, monkeypatch):
     """A file system in user space may give each name a number of its own."""
     path = begun(tmp_path / "run")
     monkeypatch.setattr(os.path, "samestat", lambda _a, _b: False)

@@ -38,7 +38,7 @@ def test_the_time_around_a_restart_belongs_to_its_cause():
     assert found.badput_s == {"start": 2.0, "failure": 4.0, "between steps": 0.5, "end": 5.5}
 
 
-def test_a_generation_without_a_step_is_a_part_of_the_way_to_the_next():
+def test_a_generation_without_a_step_is_part_of_a_recovery():
     """And the last one, where there is no next, of the way to itself."""
     events = [started(100.0, 1, "start"), started(103.0, 2, "failure"), started(105.0, 3, "node lost")]
     found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], columns_of([]))
@@ -61,7 +61,7 @@ def test_a_planned_stop_takes_no_time():
 
 
 @pytest.mark.parametrize("ends", ["gave up", "goes on"])
-def test_what_the_others_wait_for_a_node_that_was_lost_is_lost_to_that(ends):
+def test_what_takes_long_by_its_nature_is_not_a_hang(ends):
     """It dies 1 s after the last step; they wait until 120, or still do."""
     events = [
         started(100.0, 1, "start"),

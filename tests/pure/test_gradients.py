@@ -65,7 +65,7 @@ def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_byt
 @settings(max_examples=30)
 @given(st.lists(st.sets(st.integers(0, SHARDS - 1)), min_size=2, max_size=4))
 @example([{0}, {2}, {SHARDS - 1}, set()])
-def test_a_sum_is_of_the_shards_that_used_the_parameter_in_this_step(steps_users):
+def test_a_sum_is_of_the_shards_that_used_the_parameter(steps_users):
     """A zero in the place of None would be another gradient. Vectors are used again: one that was
     not cleared would add the last step's, and one that is not given back costs a model's size.
     """
@@ -147,7 +147,7 @@ def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, t
     assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
 
 
-def test_a_gradient_in_parts_is_summed_per_shard_first_or_refused():
+def test_a_gradient_in_parts_is_summed_per_shard_or_refused():
     """As reentrant checkpointing gives it. 1 + 2^-24 is 1 in float32, so the order shows: added one
     by one to the first shard's 1, the two parts of the second would vanish. The second shard of a
     pair was added in place already if only then its parts show.

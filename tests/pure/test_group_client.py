@@ -79,7 +79,7 @@ def test_an_outage_and_its_end_are_reported_once(there):
     ]
 
 
-def test_only_an_idle_node_gives_up_on_a_backend_and_only_after_the_timeout(there):
+def test_only_an_idle_node_gives_up_on_a_backend(there):
     """It counts from the last answer. A report that the backend does not take is no error."""
     rendezvous, clock, _, group = there
     clock.sleep(TIMEOUT_S)
@@ -140,7 +140,7 @@ def test_the_group_is_told_of_each_newer_commit_until_it_knows(there):
         ((A, B), "failure", False),
     ],
 )
-def test_a_node_that_left_as_planned_is_told_from_one_that_is_lost(there, after, cause, left):
+def test_a_planned_leave_is_told_from_a_lost_node(there, after, cause, left):
     *_, group = there
     assert not group.enter(generation((A, B), cause="start"), step=0)
     assert group.enter(generation(after, cause=cause), step=5) is left
@@ -191,14 +191,14 @@ def test_a_node_enters_where_the_machine_of_the_store_answers(joining, answer):
     assert rendezvous.closed == []
 
 
-def test_a_node_that_reaches_no_store_leaves_after_three_generations(joining):
+def test_a_node_without_a_store_leaves_after_three_generations(joining):
     rendezvous, _, joins = joining
     with pytest.raises(RendezvousTimeout, match=r"stores of 3 generations .*a:1: timed out"):
         joins()
     assert rendezvous.closed == 3 * [{"step": 0, "counts": False}]
 
 
-def test_a_generation_that_is_over_before_it_is_reached_closes_none(joining):
+def test_a_generation_over_before_it_is_reached_closes_none(joining):
     """The node that serves its store died; another one has found that."""
     rendezvous, answers, joins = joining
     rendezvous.watch = lambda: replace(WATCH, open=False)

@@ -52,7 +52,7 @@ def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, his
         assert list(lines_of(path)) == content.split(b"\n")[:-1]
 
 
-def test_a_file_that_gets_the_number_of_a_deleted_one_is_read_from_its_start(tmp_path):
+def test_a_file_with_the_number_of_a_deleted_one_is_read_anew(tmp_path):
     """Replaced twice between two calls: the file system may reuse the number of the first file."""
     path = tmp_path / "file"
     path.write_text("one\ntwo\n")
@@ -110,7 +110,7 @@ def test_the_last_lines_begin_anywhere_and_end_whole(tmp_path):
     assert read_from(path, 4, 6) == b"two\nth"
 
 
-def test_a_line_does_not_continue_half_a_line_of_an_earlier_process(tmp_path):
+def test_a_line_does_not_continue_half_a_line_of_another(tmp_path):
     """That was killed while the disk was full; a third one finds whole lines."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": ')

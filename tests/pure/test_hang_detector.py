@@ -56,7 +56,7 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
     return None, detector
 
 
-def test_what_takes_far_longer_than_a_step_by_its_nature_is_not_a_hang():
+def test_what_retention_deletes_meanwhile_is_no_damage():
     """A thousand short steps teach a limit of ten seconds; then one evaluation, save, wait or start
     takes 25 minutes. After the last step the recipe trains a probe for a week.
     """
@@ -68,7 +68,7 @@ def test_what_takes_far_longer_than_a_step_by_its_nature_is_not_a_hang():
     assert watch({0: Life(*steps(5), (Phase.AFTER, FOREVER_S))}, until_s=600_000, every_s=60.0)[0] is None
 
 
-def test_a_stopped_process_is_blamed_before_workers_that_are_silent_for_longer():
+def test_a_stopped_process_is_blamed_before_silent_workers():
     """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
     evaluating = WorkerSample(step=9, phase=Phase.BETWEEN, beats=7, is_stopped=False)
     waiting = WorkerSample(step=9, phase=Phase.WAIT, beats=7, is_stopped=False)
@@ -81,7 +81,7 @@ def test_a_stopped_process_is_blamed_before_workers_that_are_silent_for_longer()
     assert "stopped" in detector.hung.reason
 
 
-def test_the_first_steps_of_a_generation_are_not_judged_by_the_one_before():
+def test_the_first_probe_after_a_silence_is_answered_first():
     """Learned: steps of half a second.
 
     The new generation's first steps take two minutes each, as when kernels are compiled; the fourth
@@ -143,7 +143,7 @@ def test_no_worker_is_blamed_within_the_limits_of_its_phases(workers, observatio
 
 
 @given(st.floats(1.0, 3600.0), st.floats(0.05, 10.0), st.integers(1, 3), st.floats(0.0, 1e5))
-def test_an_observer_that_was_away_observes_four_times_before_it_blames(limit_s, every_s, before, away_s):
+def test_an_observer_that_was_away_looks_four_times_first(limit_s, every_s, before, away_s):
     """The agent was stopped with its workers, or the machine slept.
 
     However long that was, the first observations afterwards blame no worker.
@@ -214,7 +214,7 @@ def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
     st.lists(st.floats(0.01, 20.0), min_size=MIN_TIMED_STEPS, max_size=6),
     st.lists(st.floats(0.1, STEP_FACTOR), max_size=1),
 )
-def test_a_step_up_to_ten_times_the_longest_is_no_hang_and_one_without_end_is(known, ratios):
+def test_a_step_up_to_ten_times_the_longest_is_no_hang(known, ratios):
     """After a few steps, one takes up to ten times the longest before it.
 
     Then the worker hangs, and is found at a limit within the bounds.

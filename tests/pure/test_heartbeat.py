@@ -14,7 +14,7 @@ class Recording:
         self.phases.append(phase)
 
 
-def test_a_worker_starts_until_its_second_step_is_done_and_waits_only_in_steps():
+def test_a_worker_starts_until_its_second_step_is_done():
     """The first step waits for peers, too.
 
     It must not show as WAIT: its compilation may take longer than a peer's step.

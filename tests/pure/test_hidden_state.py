@@ -14,7 +14,7 @@ OUTCOMES = {name: Outcome(**each) for name, each in json.loads(measure.OUTCOMES.
 EARLY = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]
 
 
-def test_kinds_have_names_of_their_own_and_recipes_that_are_python():
+def test_kinds_have_own_names_and_recipes_are_python():
     names = [kind.name for kind in KINDS]
     assert len(set(names)) == len(names) >= 80
     for kind in KINDS:
@@ -28,7 +28,7 @@ def test_the_document_says_what_was_measured():
     assert measure.document(OUTCOMES) == measure.DOCUMENT.read_text()
 
 
-def test_nearly_all_that_acts_early_is_found_in_the_undisturbed_run():
+def test_nearly_all_that_acts_early_is_found_undisturbed():
     found = [kind for kind in EARLY if OUTCOMES[kind.name].is_found]
     assert len(found) >= 0.95 * len(EARLY)
 

@@ -60,7 +60,7 @@ def test_each_request_gets_an_answer_or_an_end(serve, text, begins):
         assert len(text) > 60_000
 
 
-def test_an_answer_knows_what_the_client_accepts_and_a_page_that_fails_says_so(serve):
+def test_an_answer_fits_what_is_accepted_a_failing_page_says_so(serve):
     address = serve(PAGES | {"/bad": lambda _accept: 1 / 0})
     assert ask(address, b"GET /ok HTTP/1.1\r\nAccept: a/b\r\n\r\n").endswith(b"\r\n\r\naccepts a/b")
     assert ask(address, b"GET /bad HTTP/1.1\r\n\r\n").endswith(b"ZeroDivisionError: division by zero\n")
@@ -102,7 +102,7 @@ def test_what_is_no_address_is_refused(text):
         ListenAddress.parse(text)
 
 
-def test_probes_tell_a_loop_that_stands_still_and_a_node_that_does_not_train():
+def test_probes_tell_a_still_loop_from_a_node_not_training():
     clock = FakeClock()
     health = AgentHealth(clock)
     pages = AgentPages(ListenAddress(host="127.0.0.1", port=0), clock)

@@ -59,7 +59,7 @@ def test_another_state_to_begin_from_is_another_run(other):
         check(there, ours, "runs/x")
 
 
-def test_an_edited_recipe_and_a_parent_that_was_moved_are_the_same_run():
+def test_an_edited_recipe_and_a_moved_parent_are_the_same_run():
     """Fixing a bug and resuming is the user's decision; nodes may mount the parent elsewhere."""
     ours = replace(IDENTITY, parent=PARENT)
     same = replace(ours, recipe_sha256="cd" * 32, parent=replace(PARENT, url="s3://bucket/first"))

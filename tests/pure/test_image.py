@@ -106,7 +106,7 @@ def test_tensors_are_the_image_or_own_their_memory():
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fn, "sparse"])
-def test_a_tensor_that_the_format_does_not_know_is_refused_by_name(dtype):
+def test_a_tensor_unknown_to_the_format_is_refused_by_name(dtype):
     """Before a byte is written."""
     tensor = torch.eye(2).to_sparse() if dtype == "sparse" else torch.zeros(2, dtype=dtype)
     with pytest.raises(StateNotSavable, match=r"state entry net\.odd"):
@@ -210,7 +210,7 @@ def test_an_image_without_a_state_has_no_digest(document):
         image_hash.digest(with_header(GOOD, **{image.DOCUMENT: json.dumps(document)}))
 
 
-def test_an_image_of_another_writer_is_read_though_its_elements_begin_anywhere():
+def test_an_image_of_another_writer_is_read_unaligned():
     """Byte 1 of the data is where eight bytes of a float begin, which cannot be used in place."""
     data = b"!" + torch.tensor([1.5, -2.0]).double().numpy().tobytes()
     entry = {"dtype": "F64", "shape": [2], "data_offsets": [1, 17]}
@@ -268,7 +268,7 @@ CUTS = st.lists(st.integers(0, 9000), max_size=6)
 
 
 @given(tensors(), STATES, CUTS, st.integers(1, 4), st.integers(1, 200))
-def test_both_hashes_are_those_of_the_parts_in_pieces_and_on_threads(found, state, cuts, threads, task_bytes):
+def test_both_hashes_are_the_same_in_pieces_and_on_threads(found, state, cuts, threads, task_bytes):
     """Cut inside the length word, the header, a tensor, or between two; and shared by up to four
     threads, tensor by tensor or in groups.
     """

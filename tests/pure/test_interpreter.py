@@ -34,7 +34,7 @@ def test_a_malformed_number_of_threads_is_refused(bare, value):
 
 
 @pytest.mark.parametrize("name", ["", "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_malloc_works_as_the_environment_says_else_with_our_settings(bare, name):
+def test_malloc_works_as_the_environment_says(bare, name):
     """glibc passes over the older variables where GLIBC_TUNABLES is set."""
     for each in ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
         bare.setenv(each, "")

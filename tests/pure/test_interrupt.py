@@ -66,7 +66,7 @@ def test_a_command_that_ignores_a_signal_goes_on_ignoring_it(number, send):
     assert (done.returncode, done.stdout) == (0, "on\n")
 
 
-def test_a_signal_that_is_no_request_ends_the_command_as_it_ends_any():
+def test_a_signal_that_is_no_request_ends_the_command():
     """--drain-signals none."""
     without = BOTH.replace("ALL", "END")
     assert executed(f"{without}{WARN[0]}\n").returncode == -signal.SIGUSR1

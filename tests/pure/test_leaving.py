@@ -77,7 +77,7 @@ def test_a_break_or_return_ends_the_run_before_the_next_line():
     assert len(ended) == 1
 
 
-def test_any_other_way_out_of_the_loop_ends_the_run_when_the_script_ends():
+def test_any_other_way_out_ends_the_run_with_the_script():
     """Until then an exception may have been on its way. Ranks that meet before end it too."""
     for settle in (LoopEnd.script_ended, LoopEnd.settle):
         loop, end, ended = ending()
@@ -110,7 +110,7 @@ def test_an_exception_that_ends_the_script_ends_no_run():
     assert (ended, loop.left) == ([], None)
 
 
-def test_an_error_of_a_step_that_the_recipe_catches_ends_the_run_all_the_same(monkeypatch):
+def test_a_caught_error_of_a_step_ends_the_run_all_the_same(monkeypatch):
     """`except Exception` around the loop would make an early end of it, and so would a `break`."""
     error, found = UsageError("ended without gradients"), []
     monkeypatch.setattr(script_end, "fail", found.append)
@@ -125,7 +125,7 @@ def test_an_error_of_a_step_that_the_recipe_catches_ends_the_run_all_the_same(mo
 
 
 @pytest.mark.parametrize("error", [UsageError("found it"), SystemExit(75)])
-def test_an_error_of_the_iterator_that_the_recipe_catches_is_raised_again_at_the_end(error):
+def test_a_caught_error_of_the_iterator_is_raised_at_the_end(error):
     """The loop is over, so that nothing else would tell; a drain is such an error too."""
     loop, end, ended = ending()
 
@@ -181,7 +181,7 @@ def two_ranks():
         ((9, 1, True), (8, 1, True), False),  # this rank is not there yet, and lost another peer
     ],
 )
-def test_a_rank_that_passed_the_place_where_another_left_is_told_so(left, mine, is_behind):
+def test_a_rank_past_the_place_where_another_left_is_told_so(left, mine, is_behind):
     """Its wait ended because the other one closed its groups, which looks like a death."""
     first, second = two_ranks()
     there, here = StepPlace(*left), StepPlace(*mine)

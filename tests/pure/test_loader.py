@@ -240,7 +240,7 @@ class Truncated(Exception):  # noqa: N818
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_of_a_loading_process_is_judged_as_one_of_this_one(error, workers):
+def test_an_error_of_a_loading_process_is_judged_as_ones_own(error, workers):
     """Its class, its words, the recipe's line, and what it was raised from.
 
     Torch would raise another one, whose words are a traceback. Classes that are neither Python's

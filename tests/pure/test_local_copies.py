@@ -26,7 +26,7 @@ def finish(run):
     log.record(RunFinished(steps=9, epochs=1, digest="0" * 64))
 
 
-def test_a_run_that_another_node_began_anew_takes_nothing_of_the_older_one(run):
+def test_a_run_begun_anew_elsewhere_takes_nothing_of_the_older(run):
     """The bucket was emptied. This machine has the end of the older run."""
     claim_local_copies(run, "run-1")
     finish(run)

@@ -155,7 +155,7 @@ def test_manifests_fit_their_schemas_and_a_wrong_field_does_not():
         assert problems(thing), thing["kind"]
 
 
-def test_an_object_in_the_guide_fits_its_schema_and_uses_the_claim():
+def test_an_object_in_the_guide_fits_its_schema():
     (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
     thing = yaml.safe_load(block)
     (claim,) = objects(ROOT / "deploy" / "kubernetes" / "volume.yaml")
@@ -173,7 +173,7 @@ def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
         assert action_on(job, code, "DisruptionTarget") == "Ignore"
 
 
-def test_what_is_deleted_with_a_job_holds_nothing_that_must_outlive_it():
+def test_only_steps_of_ranks_that_agreed_are_compared():
     """`kubectl delete -f` and `kubectl replace --force -f` delete every object of a file: with a
     claim go the checkpoints of all runs, with a Secret or a policy what other runs use.
     """

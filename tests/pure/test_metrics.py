@@ -50,7 +50,7 @@ def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, tor
     assert cut == 0 or content[cut - 1 : cut] == b"\n"
 
 
-def test_lines_that_only_an_older_generation_has_come_back_with_its_state(tmp_path):
+def test_lines_of_an_older_generation_come_back_with_its_state(tmp_path):
     """Generation 1 reached step 9. Its nodes are away, and generations 2 and 3 fall back to step 4
     and reach 6; then a node of the first comes with step 8. Later no one needs its file.
     """

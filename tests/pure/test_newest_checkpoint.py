@@ -66,7 +66,7 @@ def dumb_newest(told):
 
 
 @given(stories(), st.randoms(use_true_random=False))
-def test_the_newest_checkpoint_is_what_the_next_restore_takes_however_its_events_are_read(told, shuffled):
+def test_the_message_names_place_expectation_and_finding(told, shuffled):
     for count in range(len(told) + 1):
         seen = told[:count]
         expected = dumb_newest(seen)
@@ -74,13 +74,13 @@ def test_the_newest_checkpoint_is_what_the_next_restore_takes_however_its_events
         assert step_of(seen) == expected
 
 
-def test_a_step_that_is_committed_again_after_its_rejection_counts():
+def test_a_step_committed_again_after_its_rejection_counts():
     """Both have the step; the age is that of the one that loads."""
     events = [committed(1, 100, 10.0), rejected(2, 100), committed(2, 100, 90.0)]
     assert step_of(events) == 100
     assert newest_checkpoint(events[::-1]).time == 90.0
 
 
-def test_a_rejected_snapshot_says_nothing_of_the_checkpoint_of_its_step():
+def test_a_rejected_snapshot_says_nothing_of_the_checkpoint():
     refused = logged("snapshot_rejected", 0.0, 2, step=100, reason="nodes hold different ones")
     assert step_of([committed(1, 100), refused]) == 100

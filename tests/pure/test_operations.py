@@ -55,7 +55,7 @@ def test_every_event_has_its_row():
     assert sorted(first_cells("What to do at each event")) == sorted(KINDS)
 
 
-def test_every_variable_that_names_another_metadata_service_is_said():
+def test_every_metadata_variable_is_said():
     text = section("Time-outs, and what they depend on")
     assert {each.variable for each in CLOUDS.values() if f"`{each.variable}`" not in text} == set()
 
@@ -82,7 +82,7 @@ def test_every_field_to_watch_is_in_the_report_or_the_status():
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_each_command_that_a_guide_prints_is_one_that_the_command_line_takes(guide):
+def test_each_command_in_a_guide_is_one_that_is_taken(guide):
     found = commands(guide)
     assert found
     for command in found:
@@ -114,6 +114,6 @@ def test_each_scenario_that_a_guide_names_exists():
     assert [name for name in named if not (SCENARIOS / f"{name}.txt").is_file()] == []
 
 
-def test_the_command_of_the_job_for_skypilot_is_one_that_the_command_line_takes():
+def test_the_columns_are_those_of_the_lines():
     job = yaml.safe_load((DOCS.parent / "examples" / "skypilot.yaml").read_text())
     parse(shlex.split(job["run"])[2:])

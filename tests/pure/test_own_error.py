@@ -96,7 +96,7 @@ def test_its_line_is_the_innermost_of_the_recipe(tmp_path):
     assert own_error.describe(ValueError("m"), None, BEFORE_THE_LOOP).line == ""
 
 
-def test_the_users_innermost_line_is_found_below_and_above_frames_of_libraries():
+def test_the_state_follows_from_the_last_event_and_heartbeats():
     """The library calls a function of the recipe through torch, and refuses what it does."""
 
     def refuse():
@@ -120,7 +120,7 @@ def failing_group(**settings):
     torch.distributed.init_process_group("gloo", **settings)
 
 
-def test_a_process_group_of_the_users_own_code_is_known_by_its_traceback(monkeypatch):
+def test_a_process_group_of_the_users_is_known_by_its_traceback(monkeypatch):
     """torch says only which variable it lacks. One that this library opens is no mistake of the
     recipe's, nor is an error that comes from somewhere else.
     """

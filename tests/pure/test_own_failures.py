@@ -49,7 +49,7 @@ def test_only_the_same_error_at_the_same_place_is_final(now, before, restarts):
     assert came_back(None, before, restarts) is None
 
 
-def test_only_failures_that_the_state_may_have_caused_count_against_it():
+def test_only_failures_of_the_state_count_against_it():
     """SIGKILL comes from outside. A new step clears what the group counted before it."""
     own = OwnFailures(3)
     for from_outside in (False, True, False):

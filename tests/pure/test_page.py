@@ -135,14 +135,14 @@ def test_while_the_others_wait_no_node_is_blamed():
 # The timeline.
 
 
-def test_a_generation_trains_from_its_first_step_that_counts_to_its_last():
+def test_a_generation_trains_its_first_to_its_last_counted_step():
     shown = drawn(*drawn_runs.of_generations(2, 10))["timeline"]
     times = [(each["begins"], each["trains"], each["trained"], each["ends"]) for each in shown["generations"]]
     assert times == [(0.0, 2.0, 4.5, 5.5), (5.5, 7.5, 10.0, 10.5)]
     assert len(shown["commits"]) == 2
 
 
-def test_a_node_that_comes_back_goes_on_in_the_lane_of_its_machine():
+def test_a_node_that_comes_back_is_in_the_lane_of_its_machine():
     nodes = ["a-1-00000001", "b-1-00000002"]
     events = [
         drawn_runs.started(BEGAN, 1, "start", nodes),
@@ -161,7 +161,7 @@ def test_a_node_that_comes_back_goes_on_in_the_lane_of_its_machine():
 @given(
     st.lists(st.sets(st.sampled_from([f"h{n % 3}-{n}-{n:08x}" for n in range(8)]), min_size=1), max_size=12)
 )
-def test_lanes_hold_each_node_once_and_two_only_one_after_another(members):
+def test_lanes_hold_each_node_once_and_in_order(members):
     events = [
         drawn_runs.started(BEGAN + at, at + 1, "start", sorted(each)) for at, each in enumerate(members)
     ]
@@ -251,7 +251,7 @@ def test_no_text_of_a_run_ends_an_element_of_the_page():
     assert json.loads(json_text(found)) == json.loads(json.dumps(found))
 
 
-def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
+def test_the_outcome_of_an_unanswered_write_is_read():
     text = html_page(drawn(*drawn_runs.of_generations(1, 2)))
 
     assert "default-src 'none'" in policy(polls=False)

@@ -31,7 +31,7 @@ def test_a_file_that_is_no_page_is_refused_and_stays(content, run, tmp_path, cap
 
 @pytest.mark.parametrize("mark", ["run.json", "uid"])
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "events/page.html", "checkpoints/1/page.html"])
-def test_a_name_of_a_runs_own_is_refused_whether_a_file_is_there_or_not(name, mark, run, tmp_path, capsys):
+def test_a_name_of_a_runs_own_is_refused_with_or_without_a_file(name, mark, run, tmp_path, capsys):
     """Of whichever run, also through a link."""
     own, link = tmp_path / "own", tmp_path / "link"
     (own / name).parent.mkdir(parents=True)

@@ -82,7 +82,7 @@ def test_a_notice_that_comes_when_it_is_over_asks_for_nothing(serve):
 
 @pytest.mark.parametrize("name", CLOUDS)
 @pytest.mark.parametrize("fault", [503, b"\xff{garbage", b"", CLOSE, HANG, b"x" * (2**20 + 1)])
-def test_a_fault_of_a_service_is_no_notice_and_the_next_answer_counts(fault, name, serve, monkeypatch):
+def test_a_fault_of_a_service_is_no_notice_the_next_answer_is(fault, name, serve, monkeypatch):
     """Also where the notice has come meanwhile. A service that hangs may do so for 0.1 s."""
     server = serve(name)
     assert source_at(name, server).ask() is None
@@ -124,7 +124,7 @@ def test_aws_needs_a_token_and_no_other_cloud_answers_it(serve):
             source_at("aws", each).ask()
 
 
-def test_azure_heeds_no_event_of_another_vm_and_none_that_leaves_this_one_where_it_is(serve):
+def test_azure_heeds_no_event_of_another_vm(serve):
     server = serve("azure")
     source = source_at("azure", server)
     server.schedule("Preempt", "trainers_30", "trainers")

@@ -52,7 +52,7 @@ def recipe(folder, text):
         ("print('import elastic')  # import elastic", False),
     ],
 )
-def test_a_script_that_imports_the_library_is_told_from_one_that_does_not(tmp_path, text, uses):
+def test_a_script_that_imports_the_library_is_told_apart(tmp_path, text, uses):
     """Look-alikes, comments and imports inside functions."""
     assert imports_library(recipe(tmp_path, text)) == uses
 
@@ -70,7 +70,7 @@ def test_a_recipe_that_is_not_python_is_refused_by_name(tmp_path, text):
         imports_library(recipe(tmp_path, text))
 
 
-def test_a_recipe_that_raises_at_import_ends_the_preflight_with_its_traceback(tmp_path, capfd):
+def test_a_recipe_that_raises_at_import_shows_its_traceback(tmp_path, capfd):
     """A real process runs it; the traceback is the recipe's own, from its first line on."""
     path = recipe(tmp_path, "print('loading')\nimport no_such_library_anywhere\nimport elastic\n")
     with pytest.raises(UsageError, match=r"recipe\.py ended with exit code 1 in elastic\.start or before"):
@@ -134,7 +134,7 @@ def test_nodes_that_can_never_find_shards_enough_are_refused(tmp_path, nproc, le
         check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc)
 
 
-def test_a_name_that_is_loopback_here_is_refused_where_other_nodes_may_come(monkeypatch):
+def test_a_loopback_name_is_refused_where_others_may_come(monkeypatch):
     """Debian's /etc/hosts has the machine's own name at 127.0.1.1. The others look it up elsewhere,
     and would find no one listening there.
     """
@@ -154,7 +154,7 @@ def test_a_name_that_is_loopback_here_is_refused_where_other_nodes_may_come(monk
         assert address_of(parse(["r.py", *words.split()])) == words.split()[1]
 
 
-def test_a_run_directory_without_hard_links_is_refused_before_the_recipe_runs(tmp_path, monkeypatch):
+def test_a_directory_without_hard_links_is_refused_first(tmp_path, monkeypatch):
     """As exFAT answers the first agent that claims it."""
 
     def refuse(source, target):
@@ -172,7 +172,7 @@ def test_two_urls_of_like_names_have_local_folders_of_their_own():
     assert RunDir.parse("s3://b/x/").local == RunDir.parse("s3://b/x").local
 
 
-def test_a_recipe_that_is_killed_before_elastic_start_is_no_mistake_of_the_recipe(tmp_path):
+def test_a_recipe_killed_before_its_start_made_no_mistake(tmp_path):
     """As the kernel does where memory is short."""
     killed = "import os, elastic\nos.kill(os.getpid(), 9)\n"
     with pytest.raises(CannotStart, match="was killed before it had reached"):

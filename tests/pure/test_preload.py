@@ -46,7 +46,7 @@ import recipe, no_such_module_anywhere, broken, elastic.errors
 }
 
 
-def test_imports_are_those_that_run_with_the_recipe_and_its_local_modules(tmp_path, monkeypatch):
+def test_imports_are_of_the_recipe_and_its_local_modules(tmp_path, monkeypatch):
     """Local packages are read with all that encloses them, in cycles and by relative imports too;
     what is missing or broken imports nothing. No line runs.
     """
@@ -69,7 +69,7 @@ installed = st.sampled_from(["json", "wave", "csv"])
 @given(
     st.dictionaries(names, st.lists(names | installed, max_size=5)), st.lists(names | installed, max_size=4)
 )
-def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, first):
+def test_installed_modules_are_reached_through_local_ones(local, first):
     """Cycles and missing modules are common. The twin closes the set step by step."""
     local = {f"local_{name}": [_named(each) for each in inner] for name, inner in local.items()}
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def _named(name):
     return f"local_{name}" if len(name) == 1 else name
 
 
-def test_a_module_counts_as_outside_only_if_its_file_is_in_none_of_the_folders():
+def test_a_module_is_outside_if_in_none_of_the_folders():
     """A folder whose name begins like an allowed one is not inside it."""
     files = ["/lib/site/a.py", "/lib/site", "/lib/other/d.py", "/home/me/b.py", "/lib/site-mine/c.py"]
     assert [file for file in files if not is_inside(file, ["/lib/site", "/lib/other"])] == files[3:]

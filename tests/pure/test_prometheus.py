@@ -127,7 +127,7 @@ def test_a_loss_is_exported_as_it_is_or_as_nan(loss, shown, run):
     assert found == shown if shown is not None else math.isnan(found)
 
 
-def test_each_cause_of_a_generation_has_its_counter_from_the_start():
+def test_each_cause_of_a_generation_has_its_counter():
     """A counter that begins with 1 has no increase."""
     named = {value for name, value in vars(transitions).items() if name.isupper() and isinstance(value, str)}
     assert {"failure", "node lost", "node joined", "node left", "resume"} <= {*CAUSES}

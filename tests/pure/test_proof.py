@@ -78,7 +78,7 @@ def test_computations_are_alike_if_nothing_differs(found):
     assert names == [name for name in union if any(a != b for a in values[name] for b in values[name])]
 
 
-def test_a_variable_with_state_counts_where_it_is_in_all_and_alike_on_all_ranks():
+def test_a_variable_counts_where_all_have_it_alike():
     """A best loss that rank 0 alone kept is named: all ranks begin with the same one."""
     one, two = STATE + "1", STATE + "2"
     first = {"t": SHOWN + "0.1", "w": one, "made": one, "clock": one, "n": SHOWN + "1", "best": SHOWN + "3.5"}
@@ -147,12 +147,12 @@ def test_evidence_of_an_older_generation_gives_way_on_every_rank(ranks, tmp_path
     assert ranks.run(2, newest_of, str(tmp_path)) == [5, 5]
 
 
-def test_no_generation_ends_for_evidence_that_a_full_disk_does_not_take(tmp_path):
+def test_no_generation_ends_for_evidence_on_a_full_disk(tmp_path):
     assert again_at(tmp_path / "evidence").leave(computed())
     assert not again_at(tmp_path / "missing" / "evidence").leave(computed())
 
 
-def test_a_difference_ends_the_run_where_no_third_computation_could_see_it(tmp_path):
+def test_a_difference_with_no_room_for_a_third_ends_the_run(tmp_path):
     earlier = Earlier(is_rehearsal=True, found=[computed()])
     other = computed(evidence=Evidence({"a": "y"}))
     with pytest.raises(SystemExit):

@@ -204,7 +204,7 @@ def test_time_without_a_node_is_told_apart(gave_up, rendezvous_s, down_s):
     assert time_spent(generations(events, columns_of(LINES))).badput_s["down"] == found.down_s
 
 
-def test_a_resume_whose_earlier_generations_this_node_has_not_seen_is_told():
+def test_a_resume_from_generations_unseen_here_is_told():
     """At an object store a node has its own events alone."""
     (found,) = found_in(
         [
@@ -242,7 +242,7 @@ def histories(draw):
 
 
 @given(histories())
-def test_for_any_history_no_duration_is_negative_and_phases_add_up(history):
+def test_phases_add_up_and_no_duration_is_negative(history):
     """Clocks that disagree, missing events, steps that claim more time than passed."""
     begun = generations(history[0], columns_of(history[1]))
     found, spent = recoveries(begun), time_spent(begun)

@@ -24,7 +24,7 @@ def visits(count: int, *, trains: bool = False) -> RejoinBackoff:
     return backoff
 
 
-def test_each_visit_without_a_new_step_doubles_the_wait_up_to_a_bound():
+def test_each_visit_without_a_step_doubles_the_wait():
     waits = [visits(count).wait_s("bad") for count in range(1, 12)]
     assert waits[:4] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
     assert waits[-1] == LONGEST_S
@@ -37,7 +37,7 @@ def test_a_visit_that_brought_a_new_step_clears_the_backoff():
     assert backoff.wait_s("bad") == 0.0
 
 
-def test_a_node_that_waited_for_its_backoff_is_admitted_with_all_others():
+def test_a_node_that_waited_for_its_backoff_is_admitted():
     """One that stopped waiting in between starts again from zero; a new one waits for nothing."""
     newcomer = node("bad", 9)
     backoff = visits(2).observe([newcomer], now_s=0.0).observe([], now_s=1.0).observe([newcomer], now_s=100.0)
@@ -60,7 +60,7 @@ def test_no_node_waits_for_longer_than_the_bound(history, address):
     assert backoff.observe([newcomer], now_s=0.0).admits([newcomer], now_s=LONGEST_S)
 
 
-def test_a_newcomer_that_leaves_before_it_is_a_member_waits_longer_each_time():
+def test_a_newcomer_that_leaves_early_waits_longer_each_time():
     """The group drains for it, it is gone, and its next process has another id."""
     backoff, waits = RejoinBackoff().entered((node("good"),), step=1), []
     for life in range(4):
@@ -70,7 +70,7 @@ def test_a_newcomer_that_leaves_before_it_is_a_member_waits_longer_each_time():
     assert waits == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
 
 
-def test_a_member_that_leaves_as_planned_is_not_let_in_again_at_once():
+def test_a_member_that_left_as_planned_waits_to_be_admitted():
     """However many steps it trained; a member that is lost comes back at once."""
     backoff = RejoinBackoff().entered((node("good"), node("spot")), step=1)
     assert backoff.entered((node("good"),), step=900, is_planned=True).wait_s("spot") == FIRST_S

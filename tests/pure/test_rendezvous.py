@@ -179,7 +179,7 @@ def test_a_group_whose_state_was_lost_counts_generations_on(has_begun: bool | No
     a.stop()
 
 
-def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
+def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
     """The old run is complete: it would stop here, and a new one begins. A run that has not ended
     is left alone.
     """
@@ -302,7 +302,7 @@ def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvou
     return ElasticRendezvous(rendezvous, host, run_id="r")
 
 
-def test_a_node_serves_the_store_of_an_earlier_try_that_won_after_all() -> None:
+def test_a_node_serves_the_store_of_an_earlier_try_that_won() -> None:
     """A write to form a generation failed, was tried again, and the first one counts. No number of
     tries takes the store of the generation that goes on.
     """
@@ -327,7 +327,7 @@ def lone_handler(backend: MemoryBackend, host: EndpointHost, endpoints: list[str
     return ElasticRendezvous(rendezvous, host, run_id="r")
 
 
-def test_a_place_to_meet_that_fails_with_a_generations_store_ends_no_agent() -> None:
+def test_a_place_that_fails_with_a_store_ends_no_agent() -> None:
     """With c10d one machine may serve both. The place to meet is back a moment later."""
     backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
     handler = lone_handler(backend, host, ["127.0.0.1:1"])

@@ -63,7 +63,7 @@ def test_a_fresh_backend_is_empty(open_backend: Open) -> None:
     assert open_backend().read() is None
 
 
-def test_only_a_writer_that_has_seen_the_newest_version_replaces_it(open_backend: Open) -> None:
+def test_only_a_writer_of_the_newest_version_replaces_it(open_backend: Open) -> None:
     """A second writer still holds the older version, and a third believes that there is none."""
     ours, theirs = open_backend(), open_backend()
     assert ours.compare_and_set(None, b"one")
@@ -128,7 +128,7 @@ def test_heartbeats_from_two_threads_of_a_node_all_count(open_backend: Open) -> 
     assert before >= 2 * count and backend.beats()["a"] > before
 
 
-def test_counters_of_named_nodes_are_read_without_those_of_others(open_backend: Open) -> None:
+def test_counters_of_named_nodes_are_read_alone(open_backend: Open) -> None:
     """Forty nodes have sent a heartbeat; few or many are asked for, one of which does not exist."""
     ours, theirs = open_backend(), open_backend()
     nodes = [f"n{number}" for number in range(40)]
@@ -143,7 +143,7 @@ def test_counters_of_named_nodes_are_read_without_those_of_others(open_backend: 
     assert after["n7"] != before["n7"] and after["n8"] == before["n8"] and len(after) == 2
 
 
-def test_requests_are_read_all_at_once_until_they_are_replaced_or_taken_back(open_backend: Open) -> None:
+def test_requests_are_read_at_once_until_taken_back(open_backend: Open) -> None:
     """Two nodes request something, one of them something else, and then nothing."""
     ours, theirs, reader = open_backend(), open_backend(), open_backend()
     assert isinstance(ours, CollectsRequests) and isinstance(theirs, CollectsRequests)

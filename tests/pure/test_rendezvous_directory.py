@@ -15,7 +15,7 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.testing.fakes import FakeClock
 
 
-def test_a_writer_that_slept_cannot_create_a_deleted_version_again(tmp_path: Path) -> None:
+def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path: Path) -> None:
     """It has read version 1 and sleeps until the successor of 1 is deleted as too old, so its name
     is free.
     """
@@ -104,7 +104,7 @@ def test_a_folder_that_a_person_removed_is_made_again(tmp_path: Path) -> None:
     assert DirectoryBackend(tmp_path / "r").read() == (1, b"one")
 
 
-def test_a_folder_that_is_emptied_between_link_and_listing_fails_no_call(
+def test_a_folder_emptied_between_link_and_listing_fails_no_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person removes all files just after the link."""
@@ -165,7 +165,7 @@ def test_a_torn_version_that_a_live_node_knows_is_put_back(tmp_path: Path) -> No
     assert patient.read() == hasty.read() == (2, b'{"generation": 2}')
 
 
-def test_where_all_versions_are_torn_the_value_is_empty_and_the_number_goes_on(tmp_path: Path) -> None:
+def test_where_a_worker_cannot_start_those_before_are_killed(tmp_path: Path) -> None:
     """The caller begins a new group, whose generations count on from the run directory."""
     writer, clock = DirectoryBackend(tmp_path), FakeClock()
     for version in (None, 1, 2):

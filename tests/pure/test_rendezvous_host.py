@@ -65,7 +65,7 @@ def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
     assert second.read() == third.read()
 
 
-def test_a_survivor_puts_the_newest_state_back_into_an_empty_store(nodes):
+def test_a_survivor_restores_the_newest_state_to_an_empty_store(nodes):
     """The host dies with the store. Another serves an empty one at the same address and writes
     before the survivor polls.
     """
@@ -119,7 +119,7 @@ def test_survivors_that_restore_a_store_at_once_agree(nodes):
             each.close()
 
 
-def test_a_later_generation_wins_over_many_versions_of_an_earlier(nodes):
+def test_a_later_generation_wins_over_more_versions(nodes):
     """An empty store reaches generation 3 in one write, before a survivor that wrote often in
     generation 2 polls again.
     """

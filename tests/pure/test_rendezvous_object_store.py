@@ -115,7 +115,7 @@ def test_a_store_that_never_answers_delays_no_call_for_long(storage):
     storage.heal()
 
 
-def test_the_outcome_of_a_write_without_answer_is_found_by_reading(storage):
+def test_the_outcome_of_an_unanswered_call_is_read(storage):
     """The store creates the version and the connection breaks, again and again. The writer does not
     learn that it won, and finds its own value.
     """
@@ -147,7 +147,7 @@ def test_an_existing_version_that_cannot_be_read_is_no_step_back(storage):
     assert theirs.read() == (1, b"one")
 
 
-def test_an_old_listing_hides_no_version_and_no_node_that_was_seen_or_named(storage):
+def test_an_old_listing_hides_no_version_and_no_node(storage):
     """Listings stay as they were after one node's first heartbeat. It sends more, and another node
     comes, which is alive for those who ask for it by its name.
     """

@@ -30,7 +30,7 @@ def is_connected(left, found):
 
 
 @given(reports)
-def test_nodes_that_stay_reach_each_other_and_none_is_excluded_in_vain(found):
+def test_nodes_that_stay_reach_each_other(found):
     """Any reports: some nodes stay, and to put back any one excluded node would bring back a broken
     link.
     """
@@ -105,7 +105,7 @@ def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
     assert a.counters == {}
 
 
-def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted(wait_until):
+def test_the_first_gradient_is_that_of_the_whole_batch(wait_until):
     """Regular probes are an hour apart. A node withdraws its report once it has counted the probe,
     and by then the peer must have the answer.
     """
@@ -124,7 +124,7 @@ def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted(wait_u
             other.recv(1024)
 
 
-def test_a_peer_whose_address_no_host_can_have_costs_the_others_no_probe(opened, wait_until):
+def test_a_peer_with_an_impossible_address_costs_no_probe(opened, wait_until):
     """Another node publishes any address; the name of a host has no empty label."""
     a, b = opened("a"), opened("b")
     a.set_peers([Node(id="c", address="ä..host", nproc=1, port=1), node("b", b)])

@@ -157,7 +157,7 @@ def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
     assert (group.restarts, group.high_step) == (1, 5)
 
 
-def test_previous_members_keep_their_order_and_newcomers_follow_by_arrival() -> None:
+def test_members_keep_their_order_and_newcomers_follow() -> None:
     """A newcomer waits before any previous member, and the members return in the opposite order."""
     group = rejoined(closed(formed("a", "b")), "z", "b", "c", "a")
     third = transitions.form(group, alive=set("abcz"), endpoint="h:2", policy=POLICY)
@@ -194,7 +194,7 @@ said = st.builds(UnreachableReport, node=who, peers=st.lists(who, unique=True, m
     st.sets(who),
     st.integers(1, 4),
 )
-def test_members_of_a_new_generation_reach_each_other_and_it_stays_open(
+def test_members_reach_each_other_and_the_generation_stays_open(
     members: list[str], arrived: list[str], reports: list[UnreachableReport], alive: set[str], max_nodes: int
 ) -> None:
     """Any members return, any others arrive, any reports: no report closes the new generation
@@ -217,7 +217,7 @@ def test_members_of_a_new_generation_reach_each_other_and_it_stays_open(
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
 
 
-def test_a_report_ends_when_its_node_withdraws_it_leaves_or_is_evicted() -> None:
+def test_a_report_ends_by_withdrawal_leave_or_eviction() -> None:
     """c reports a and b, then b alone, then no node. With a report standing it leaves, or is
     evicted.
     """
@@ -255,7 +255,7 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
     assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
 
-def test_a_new_run_that_was_given_up_before_it_began_still_starts() -> None:
+def test_a_new_run_given_up_before_it_began_still_starts() -> None:
     """--fresh; the first node waited for another one and was killed. The next command begins."""
     settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
     waiting = rejoined(transitions.take_over(transitions.reset(formed("a")), settings), "b")
@@ -264,7 +264,7 @@ def test_a_new_run_that_was_given_up_before_it_began_still_starts() -> None:
     assert (begun.generation, begun.cause) == (3, transitions.START)
 
 
-def test_failures_in_a_row_without_a_new_step_wait_longer_each_time() -> None:
+def test_failures_without_a_new_step_wait_longer_each_time() -> None:
     """At once, and then 1, 2, 4 s and so on up to 30 s; a change of membership never waits."""
 
     def is_ready(group: Group, waited_s: float) -> bool:
@@ -280,7 +280,7 @@ def test_failures_in_a_row_without_a_new_step_wait_longer_each_time() -> None:
         assert is_ready(replace(group, cause=transitions.NODE_LOST), 0.0)
 
 
-def test_only_a_generation_without_previous_members_waits_for_stragglers() -> None:
+def test_only_a_first_generation_waits_for_stragglers() -> None:
     """One node of at most four waits, and one is enough since a second: at the start, after a
     failure, and after all nodes left.
     """
@@ -316,7 +316,7 @@ def test_forming_waits_for_live_previous_members_only() -> None:
     assert left.action == GroupAction.FORM
 
 
-def test_the_next_in_rank_order_forms_what_the_first_has_not_formed() -> None:
+def test_the_next_agent_uploads_what_a_killed_one_left() -> None:
     """Each has twice the keep-alive; nobody but a member forms it."""
     settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
     group = replace(rejoined(closed(formed("a", "b", "c")), "a", "b", "c"), settings=settings)
@@ -335,7 +335,7 @@ def test_the_next_in_rank_order_forms_what_the_first_has_not_formed() -> None:
     assert not forms("spare", 1000.0)
 
 
-def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
+def test_a_node_gives_up_where_no_generation_can_form() -> None:
     """Two nodes are needed and one waits; or b is alive and never stops its workers."""
     late = Timing(now_s=151.0, closed_since_s=90.0, enough_since_s=None)
     alone = transitions.next_action(
@@ -346,7 +346,7 @@ def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
     assert (alone.action, blocked.action) == (GroupAction.GIVE_UP, GroupAction.GIVE_UP)
 
 
-def test_a_starved_observer_takes_no_node_for_dead_at_its_first_poll() -> None:
+def test_a_starved_observer_takes_no_node_for_dead_at_first() -> None:
     """The observer sleeps for an hour between two polls. Then it keeps polling, and the other node
     really is silent.
     """
@@ -358,7 +358,7 @@ def test_a_starved_observer_takes_no_node_for_dead_at_its_first_poll() -> None:
     assert view.observe({"b": 2}, now_s=3605.0).alive == {"b"}
 
 
-def test_a_node_that_never_sends_a_heartbeat_is_dead_after_the_keep_alive() -> None:
+def test_a_node_without_a_heartbeat_dies_after_the_keep_alive() -> None:
     """Its id is in the group and its counter never appears. A counter that is missing for a moment
     is no sign of life.
     """
@@ -404,7 +404,7 @@ def test_a_report_of_a_dead_node_is_removed() -> None:
 
 
 @given(group=groups, known=groups)
-def test_the_last_known_state_replaces_an_empty_group_and_nothing_else(group: Group, known: Group) -> None:
+def test_jobs_that_started_nodes_are_reported_with_restarts(group: Group, known: Group) -> None:
     """Any two states: a state in which anything was formed or decided stays, and generations never
     step back.
     """
@@ -501,9 +501,7 @@ ARROWS = {
 
 
 @given(some_groups, who, st.sets(who))
-def test_every_transition_follows_an_arrow_of_the_documented_diagram(
-    group: Group, me: str, alive: set[str]
-) -> None:
+def test_every_transition_follows_an_arrow_of_the_diagram(group: Group, me: str, alive: set[str]) -> None:
     """Any transition of any group keeps its state or follows an arrow."""
     ended = RunEnd(exit_code=1, reason="failed")
     now = {"generation": group.generation}
@@ -527,7 +525,7 @@ def test_every_transition_follows_an_arrow_of_the_documented_diagram(
         assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
 
 
-def test_silence_does_not_count_while_its_observer_cannot_beat_itself() -> None:
+def test_silence_does_not_count_while_the_observer_cannot_beat() -> None:
     """The store is away for this node alone: what it sees of the others says nothing."""
     seen = FailureDetector(keep_alive_s=2.0).observe({"b": 1}, now_s=0.0)
     for poll in range(1, 20):
@@ -538,7 +536,7 @@ def test_silence_does_not_count_while_its_observer_cannot_beat_itself() -> None:
     assert seen.alive == set()
 
 
-def test_a_failure_with_which_a_node_was_lost_gives_its_restart_back() -> None:
+def test_a_failure_with_a_lost_node_gives_its_restart_back() -> None:
     """The workers of a machine that is taken away die before its agent does."""
     group = transitions.evict(closed(formed("a", "b")), alive={"a"})
     assert (group.cause, group.restarts, group.member_ids) == (transitions.NODE_LOST, 0, {"a"})

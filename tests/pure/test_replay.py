@@ -58,7 +58,7 @@ def histories(draw):
 
 
 @given(histories(), st.booleans())
-def test_what_is_compared_is_what_generations_wrote_while_their_ranks_agreed(history, is_settled):
+def test_what_did_not_arrive_is_said_and_uploaded_next_time(history, is_settled):
     """The twin marks each line when it is written. The difference between ranks that is known is
     the newest; one that was settled by a generation after it is not known any more.
     """
@@ -91,7 +91,7 @@ def test_what_is_compared_is_what_generations_wrote_while_their_ranks_agreed(his
     assert found == [(step, number) for step, number in expected if number > ended_last]
 
 
-def test_lines_that_do_not_begin_from_the_restored_state_say_nothing_of_its_steps():
+def test_lines_from_another_state_say_nothing_of_its_steps():
     """The line of the restored step is missing, for want of room on a disk; or it is that of
     another history, such as an edited recipe's.
     """
@@ -134,7 +134,7 @@ SAME = ["chain 9", "chain 10", "chain 11", "another", "another"]
 OTHER = ["chain 9", "another", "another", "another"]
 
 
-def test_all_ranks_end_at_the_first_step_that_comes_out_otherwise(ranks, tmp_path):
+def test_all_ranks_end_at_the_first_step_that_differs(ranks, tmp_path):
     """Three ranks; steps beyond those that were lost are not compared."""
     assert ranks.run(3, replays, str(tmp_path), "", True, SAME) == 3 * [[None, ""]]
     assert not list(tmp_path.iterdir())
@@ -147,7 +147,7 @@ def test_all_ranks_end_at_the_first_step_that_comes_out_otherwise(ranks, tmp_pat
     assert logged.event == ReplayDiffered(step=10, restored=8, loss_before=1.0, loss_now=0.25)
 
 
-def test_what_a_user_knows_already_is_said_once_and_the_run_goes_on(ranks, tmp_path, capsys):
+def test_what_a_power_cut_leaves_resumes_exactly(ranks, tmp_path, capsys):
     """The recipe was edited, or it switched off the check for algorithms without determinism, which
     rank 0 decides for all. Chain values stay different, and no later step is said.
     """
@@ -171,7 +171,7 @@ def begun(folder, there, doubt="", trace=None):
     return [each.step for each in replay.steps], replay.excuse
 
 
-def test_what_excuses_a_difference_and_what_is_not_compared_at_all(tmp_path):
+def test_what_comes_as_late_again_may_be_the_recipes(tmp_path):
     """The state that nodes disagreed on, or from which no step followed, is given up for an older
     one: the steps between may have been wrong the first time. Earlier code left no hash of the
     recipe; another length was said; a check compares more than chain values.

@@ -77,7 +77,7 @@ def test_a_generation_reports_its_steps_including_lost_ones():
     assert (second["world_size"], second["first_step"], second["last_step"]) == (1, 7, 10)
 
 
-def test_a_step_that_only_survivors_have_finished_is_none_of_its_generation():
+def test_a_step_that_only_survivors_finished_does_not_count():
     """Rank 0 dies before it writes the line of step 9, which n2 has finished. So the run is back at
     step 9, having lost two: 7 and 8. The same where the next generation dies before its restore,
     and where both agents leave no event.
@@ -121,7 +121,7 @@ def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
     assert summarise([], metrics)["step_time_s"] == {"median": pytest.approx(0.505), "p99": 0.99}
 
 
-def test_audits_are_counted_by_the_steps_that_count_and_by_their_failures():
+def test_audits_are_counted_by_steps_that_count():
     """A failed audit leaves an event, and the step has no line."""
     lines = [replace(line, audited=True if line.step % 3 == 0 else None) for line in KILLED_STEPS]
     failure = logged("audit_failed", 109.0, step=9, shard=5, ranks=[0, 1])
@@ -150,13 +150,13 @@ def test_the_report_of_a_run_without_events_has_every_key():
     }
 
 
-def test_a_run_that_went_on_after_its_last_step_says_what_its_last_process_lacked():
+def test_a_run_past_its_last_step_says_what_its_process_lacked():
     """Code after the loop may save what the last forward left in an attribute."""
     assert "it had no step to train" in told_at_the_end(KILLED, 6)
     assert told_at_the_end(KILLED, 10) == ""
 
 
-def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
+def test_a_step_that_came_out_otherwise_is_told():
     """Once the run ended there, and once it went on, since the recipe was edited."""
     values = {"step": 9, "restored": 6, "loss_before": 0.5, "loss_now": None}
     ended = logged("replay_differed", 112.5, 2, excuse="", **values)
@@ -179,7 +179,7 @@ def test_a_lineage_is_reported_oldest_first():
     assert second == {"run_id": PARENT.run_id, "step": PARENT.step, "digest": PARENT.digest}
 
 
-def test_differences_between_ranks_are_listed_with_the_node_that_was_wrong_or_the_recipe():
+def test_divergences_are_listed_with_who_was_wrong():
     """Step 40 was judged, and either of two nodes was wrong; the run ended over step 90, which is
     the recipe's; step 95 of another attempt was never done again.
     """
@@ -201,7 +201,7 @@ def test_differences_between_ranks_are_listed_with_the_node_that_was_wrong_or_th
     ]
 
 
-def test_the_jobs_that_started_nodes_are_reported_with_their_restarts():
+def test_the_help_explains_commands_options_and_exit_codes():
     """A task of an array after it was requeued; a job outside an array."""
     task = {"scheduler": "slurm", "job": "14", "array_job": "12", "array_task": 3, "host": "gpu-7"}
     plain = {"scheduler": "slurm", "job": "15", "array_job": None, "array_task": None, "host": ""}

@@ -34,7 +34,7 @@ class Record:
         self.step, self.generation = step, generation
 
 
-def test_a_checkpoint_that_was_passed_over_at_resume_does_not_count_as_the_newest():
+def test_a_checkpoint_passed_over_at_resume_is_not_the_newest():
     """Steps 1000 and 920 did not load, the run resumed from 900 and saved 950.
 
     Counting 1000 with keep=1 would delete 950 and 900.
@@ -45,7 +45,7 @@ def test_a_checkpoint_that_was_passed_over_at_resume_does_not_count_as_the_newes
     assert to_delete(steps, keep=1) == [900]
 
 
-def test_a_passed_over_checkpoint_stays_uncounted_after_a_resume_from_memory():
+def test_a_checkpoint_passed_over_stays_so_after_a_memory_resume():
     """Step 1000 did not load. A later generation, or the agent of a drained one, saves 960 without
     knowing that the run resumed from 900.
     """
@@ -53,7 +53,7 @@ def test_a_passed_over_checkpoint_stays_uncounted_after_a_resume_from_memory():
     assert counted(records, step=960, generation=3, resumed_from=None) == {960, 950}
 
 
-def test_a_passed_over_checkpoint_stays_uncounted_once_training_is_beyond_it():
+def test_a_checkpoint_passed_over_stays_so_beyond_it():
     """Step 200 did not load, generation 2 went on from 100, and 3 from its memory. Once no later
     generation's checkpoint is below 200, it is the oldest and may go.
     """

@@ -41,7 +41,7 @@ def order_of(samples=SAMPLES, **arguments):
         ({"epochs": 3, "order": lambda e: range(20 - 7 * e)}, "order(2): expected at least one"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_refused_with_what_was_found(arguments, says):
+def test_an_argument_that_does_not_fit_is_refused(arguments, says):
     with pytest.raises(UsageError) as refused:
         order_of(**arguments)
     assert says in str(refused.value)
@@ -57,7 +57,7 @@ def drawn_now():
     return torch.rand(2).tolist(), random.random(), np.random.rand()  # noqa: NPY002
 
 
-def test_an_own_order_draws_from_its_epochs_stream_and_disturbs_no_other():
+def test_an_own_order_draws_from_its_epochs_stream():
     """Whatever was drawn before the call, an epoch has the same samples; what is drawn afterwards
     is what would have been drawn without it.
     """
@@ -77,7 +77,7 @@ def test_an_own_order_draws_from_its_epochs_stream_and_disturbs_no_other():
     assert first[0] != first[1] != first[2]
 
 
-def test_an_order_that_depends_on_more_than_the_epoch_is_refused_when_the_epoch_begins():
+def test_an_order_of_more_than_the_epoch_is_refused():
     """Hard examples chosen by the training so far, or a generator of its own: a resume would choose
     others.
     """
@@ -115,7 +115,7 @@ def test_what_has_no_samples_by_number_is_refused(dataset, says):
     assert says in str(refused.value)
 
 
-def test_data_say_how_many_steps_an_epoch_has_where_all_have_as_many():
+def test_data_say_how_many_steps_an_epoch_has():
     """Own orders may differ in it; a single number would be wrong for some epoch."""
 
     def data(order):
@@ -133,7 +133,7 @@ def test_data_say_how_many_steps_an_epoch_has_where_all_have_as_many():
     ("data", "state", "says"),
     [(DataLoader([1, 2]), None, "found DataLoader and"), (None, {"model": 1}, "found Data and dict")],
 )
-def test_run_steps_names_what_it_was_given_in_place_of_data_and_state(data, state, says):
+def test_run_steps_names_what_it_was_given_instead(data, state, says):
     """Before anything else is looked at, so that no run is begun with it."""
     order = order_of(epochs=1)
     if data is None:

@@ -16,7 +16,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(temporary):
+def test_first_steps_are_not_judged_by_the_generation_before(temporary):
     """A folder without a lock, one of a live process, and one of a process that got SIGKILL."""
     (temporary / "elastic-notes").mkdir()
     with scratch_folder() as ours:
@@ -39,7 +39,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(temporary):
     os.close(writer)
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_named_with_its_variable(temporary, monkeypatch):
+def test_an_unwritable_temporary_folder_is_named(temporary, monkeypatch):
     """It was removed, say."""
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "gone"))
     with pytest.raises(UsageError, match=r"gone.*set TMPDIR"), scratch_folder():

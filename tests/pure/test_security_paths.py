@@ -95,7 +95,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
-def test_what_lies_in_place_of_a_payload_is_damage_and_takes_no_memory(store, root, outside, make):
+def test_what_lies_in_the_place_of_a_record_is_damage(store, root, outside, make):
     """A link's target may have the right bytes."""
     record = save(store, 7, data=PRECIOUS).record
     in_place_of(root / record.payload, make)
@@ -109,7 +109,7 @@ def test_what_lies_in_place_of_a_payload_is_damage_and_takes_no_memory(store, ro
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.symlink, sparse])
-def test_what_lies_in_place_of_a_commit_record_is_damage_and_not_nothing(store, root, make):
+def test_what_overwrites_an_agreed_snapshot_is_not_agreed_on(store, root, make):
     """A run of which all records were replaced must not be started over."""
     save(store, 7)
     outside = (root / commit_name(7)).rename(root.parent / "outside")
@@ -119,7 +119,7 @@ def test_what_lies_in_place_of_a_commit_record_is_damage_and_not_nothing(store, 
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10**6, 10**15])
-def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(store, size_bytes):
+def test_a_record_of_another_size_is_damage_and_takes_no_memory(store, size_bytes):
     """For the largest there is no room at all."""
     record = replace(save(store, 7).record, size_bytes=size_bytes)
     with pytest.raises(
@@ -141,7 +141,7 @@ def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outsi
         save(store, 8)
 
 
-def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_path, root):
+def test_links_that_stay_inside_are_followed(tmp_path, root):
     """A run directory on another disk is reached by a link; that is the person's business."""
     root.mkdir()
     (tmp_path / "link").symlink_to(root)
@@ -152,7 +152,7 @@ def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_
     assert bytes_of(through, record, CLOCK) == IMAGE
 
 
-def test_records_of_another_run_never_count_and_name_no_payload_of_this_one(store):
+def test_records_of_another_run_never_count(store):
     """Checkpoints of a longer run were copied into the folder: none of them is used, none of ours
     is deleted in their favour, and a step that is taken is committed again beside it.
     """
@@ -192,7 +192,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
     assert "not written" in capsys.readouterr().err
 
 
-def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, outside, monkeypatch):
+def test_nothing_is_written_through_a_link_of_a_drafts_name(tmp_path, outside, monkeypatch):
     """The random name of the file that will replace the metrics was guessed."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')

@@ -137,7 +137,7 @@ def test_arbitrary_bytes_give_the_documented_error(reader, data):
 
 
 @given(spoiled(json.loads(RECORD.to_json())), st.booleans())
-def test_a_corrupted_commit_record_is_damage_or_names_a_payload_of_its_step(record, forged):
+def test_a_corrupted_record_is_damage_or_names_its_own_payload(record, forged):
     """With the old checksum, or a forged one: the payload must lie below the step's folder."""
     record.pop("self_sha256", None)
     with suppress(CheckpointDamaged):
@@ -150,7 +150,7 @@ def test_a_corrupted_commit_record_is_damage_or_names_a_payload_of_its_step(reco
 
 @settings(max_examples=300)
 @given(spoiled(json.loads(group().to_json())))
-def test_a_corrupted_group_is_refused_or_every_decision_about_it_works(record):
+def test_a_corrupted_group_is_refused_or_can_be_decided_about(record):
     """Of a foreign group that parses, an agent can ask every question."""
     try:
         found = Group.parse(json.dumps(record).encode())
@@ -178,7 +178,7 @@ def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
 
 
 @given(junk)
-def test_any_bytes_in_the_files_of_a_rendezvous_are_a_number_or_a_failure(data):
+def test_any_bytes_in_rendezvous_files_are_numbers_or_failures(data):
     """State, heartbeats and requests."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -241,7 +241,7 @@ def shown(thing: Any) -> str:
 
 @settings(max_examples=300)
 @given(st.lists(logged(), max_size=6), st.lists(steps, max_size=4), st.lists(junk, max_size=2))
-def test_any_events_and_metrics_can_be_reported_without_control_characters(logs, lines, noise):
+def test_any_events_are_reported_without_control_characters(logs, lines, noise):
     """Another node, or a stranger, wrote them: report, status and diff must still work."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -44,9 +44,7 @@ def is_free(folder: Path) -> bool:
     return found is not None and found[1].kind == NOBODY
 
 
-def test_a_renamed_run_stays_renamed_after_a_power_cut_and_is_free(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renamed_run_stays_renamed_after_a_power_cut(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the new run would be gone with its folder, and the old one be there again. The old one
     may go on under its new name at once.
     """
@@ -64,7 +62,7 @@ def test_a_renamed_run_stays_renamed_after_a_power_cut_and_is_free(
     assert is_free(aside)
 
 
-def test_a_run_directory_that_cannot_be_renamed_stays_as_it_is_and_free(
+def test_a_directory_that_cannot_be_renamed_stays_and_is_free(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it is a mount point."""
@@ -78,9 +76,7 @@ def test_a_run_directory_that_cannot_be_renamed_stays_as_it_is_and_free(
     assert is_free(run.local)
 
 
-def test_a_run_that_began_while_the_command_stood_still_is_not_renamed(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken the place, and is stopped before it renames."""
     clock = FakeClock()
 

@@ -36,7 +36,7 @@ def start(generation, cause):
     return at(generation, GenerationStarted(world_size=2, nodes=["a"], cause=cause, restarts=0))
 
 
-def test_spans_stay_equal_after_two_failures_in_a_row_with_moved_shards():
+def test_spans_stay_equal_after_two_failures_with_moved_shards():
     """Not after one, nor where a node joined in between, nor where nothing had moved."""
     failures, joined = (
         [start(2, "failure"), start(3, "failure")],

@@ -56,7 +56,7 @@ def node(monkeypatch):
     return node
 
 
-def test_slots_are_used_as_they_become_ready_and_training_waits_for_none(node, monkeypatch):
+def test_slots_are_used_as_they_become_ready(node, monkeypatch):
     """The agent is held up before each slot; the worker copies into those that are ready."""
     held, free = threading.Semaphore(0), threading.Semaphore(0)
     populate = SnapshotSlots.prepare
@@ -87,7 +87,7 @@ def test_slots_are_used_as_they_become_ready_and_training_waits_for_none(node, m
     assert node.memory.slots.num_prepared == SLOTS
 
 
-def test_less_memory_is_said_once_in_a_generation_and_asked_for_again(node):
+def test_less_memory_is_said_once_in_a_generation(node):
     """Without room for three copies there is one: a run that could save none would lose every step
     at its end. Without room for one, the next generation asks again.
     """
@@ -106,7 +106,7 @@ def test_less_memory_is_said_once_in_a_generation_and_asked_for_again(node):
     assert one.startswith("no memory for 3 snapshots of 1 MB; there is one")
 
 
-def test_a_last_state_does_not_wait_for_memory_that_the_agent_has_refused(node):
+def test_a_last_state_does_not_wait_for_refused_memory(node):
     """It waits half a minute for a free slot, which is all the time that a node has to leave."""
     clock, began_s = FakeClock(), FakeClock().now
     snapshotting = snapshotting_of(node, clock)
@@ -166,7 +166,7 @@ def votes_of(*steps):
         ([], [1]),  # ranks were found to differ: what the sums did not agree on is void
     ],
 )
-def test_a_snapshot_without_the_ranks_agreement_is_kept_if_all_workers_of_the_node_had_it(node, votes, kept):
+def test_a_snapshot_not_agreed_on_is_kept_if_its_node_had_it(node, votes, kept):
     """All workers died in the step after. Step 1 was agreed on by all ranks, step 2 was not yet."""
     node.left_bytes = SLOTS * STATE_BYTES + HEADERS_BYTES
     node.asks()
@@ -182,7 +182,7 @@ def test_a_snapshot_without_the_ranks_agreement_is_kept_if_all_workers_of_the_no
     assert [each.info.step for each in node.memory.slots.whole()] == [1]
 
 
-def test_what_is_written_over_an_agreed_snapshot_is_not_agreed_on(node):
+def test_what_goes_with_a_job_holds_nothing_that_must_stay(node):
     """The mark belongs to one snapshot and not to its slot."""
     node.left_bytes = STATE_BYTES + HEADERS_BYTES  # for one slot
     node.asks()
@@ -202,7 +202,7 @@ def grown(node):
     return node
 
 
-def test_outgrown_slots_stay_until_a_snapshot_in_the_larger_ones_counts(grown):
+def test_outgrown_slots_stay_until_a_larger_snapshot_counts(grown):
     """The path that workers were given to restore from leads there meanwhile."""
     publish(grown, 2)
     grown.memory.poll()
@@ -217,7 +217,7 @@ def test_outgrown_slots_stay_until_a_snapshot_in_the_larger_ones_counts(grown):
     assert not Path(grown.given_path).exists()
 
 
-def test_what_the_workers_of_the_node_agreed_on_in_larger_slots_counts(grown):
+def test_a_wait_for_a_lost_node_is_lost_to_that(grown):
     """They died before the first sum with votes on it. Step 3 was voted for by one of two. The
     state had outgrown its slots twice.
     """

@@ -165,7 +165,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
+def test_a_writer_killed_in_its_copy_leaves_the_one_before():
     """SIGKILL twenty times during a copy, at any page; the next writer, a process that knows
     nothing else, continues in the same memory. A body is one byte, repeated.
     """
@@ -295,7 +295,7 @@ def test_a_file_that_is_no_memory_for_snapshots_is_refused(content, says):
     os.close(fd)
 
 
-def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
+def test_a_header_changed_in_memory_is_no_snapshot():
     """The size beyond the body, then text that is no JSON: the older one is found instead."""
     slots = SnapshotSlots.create(PAGE, 3)
     for value in (1, 2):
@@ -326,7 +326,7 @@ def test_the_header_of_a_snapshot_has_a_bound():
 
 
 @given(st.integers(0, 5000), st.none() | st.booleans() | st.floats() | st.text(max_size=9))
-def test_a_line_of_the_metrics_is_kept_if_it_fits_and_nothing_else_suffers(length, value):
+def test_a_line_is_kept_in_a_header_only_if_it_fits(length, value):
     """Any JSON, numbers that are not finite included: without its line a snapshot is as good."""
     said = info(3, checksum="c", line={"x" * length: value})
     found = SnapshotInfo.parse(said.to_json())

@@ -34,7 +34,7 @@ class ExitedServer:
         return 3
 
 
-def test_a_server_that_has_exited_gets_no_signal_when_its_client_closes():
+def test_a_server_that_exited_gets_no_signal_at_the_close():
     """The kernel may have given its pid to another process."""
     server = ExitedServer()
     client = ForkServerClient(lambda *_: server)
@@ -87,7 +87,7 @@ def importing(monkeypatch):
     server.connection.close()
 
 
-def test_a_wait_for_a_server_that_imports_can_be_interrupted_and_repeated(importing):
+def test_a_wait_for_imports_can_be_interrupted_and_repeated(importing):
     """It imports on meanwhile, and its answer counts later."""
     client, questions = ForkServerClient(importing.start), Questions()
     client.wait_ready(questions)
@@ -100,7 +100,7 @@ def test_a_wait_for_a_server_that_imports_can_be_interrupted_and_repeated(import
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(importing, ends):
+def test_a_worker_with_a_reused_number_has_not_ended(importing, ends):
     """With 32,768 numbers, a node comes back to one within hours. The second worker may end before
     anyone has read that it began.
     """
@@ -113,7 +113,7 @@ def test_a_worker_whose_number_is_given_again_has_not_ended_as_the_earlier_one(i
     client.close()
 
 
-def test_a_node_that_is_asked_to_leave_waits_for_no_new_fork_server(importing, monkeypatch):
+def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
     """The server has died between two generations, and another one imports for minutes. The newest
     state may be in the agent's memory alone: it is saved by the code that comes after the wait.
     """
@@ -128,7 +128,7 @@ def test_a_node_that_is_asked_to_leave_waits_for_no_new_fork_server(importing, m
     spawner.close()
 
 
-def test_a_node_that_is_asked_to_leave_while_a_fork_server_imports_commits_its_last_state(importing):
+def test_a_leaving_node_commits_while_a_fork_server_imports(importing):
     """The signal comes while the agent waits between two generations. The rendezvous after that is
     a real one; it would form a generation of this node alone.
     """

@@ -60,14 +60,14 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         (logged("run_finished", 990.0, steps=560, epochs=8, digest="d"), {"n1": 0.1}, "finished"),
     ],
 )
-def test_the_state_follows_from_the_last_event_and_the_heartbeats(last, beat_ages_s, state):
+def test_the_size_of_a_payload_is_that_of_its_file(last, beat_ages_s, state):
     """A node that was drained a second ago is gone; a run goes on while another node works, as one
     does that was started again after a failure and waits for others.
     """
     assert status([*START, *([last] if last else [])], None, beat_ages_s, NOW)["state"] == state
 
 
-def test_a_run_whose_other_node_is_silent_has_the_workers_that_are_left():
+def test_a_run_with_a_silent_node_has_the_workers_left():
     """It waits for another node; the place to meet shows no beats of the dead one any more."""
     for beats in ({"n1": 1.0, "n2": 37.0}, {"n1": 1.0}):
         found = status(START, None, beats, NOW)
@@ -94,7 +94,7 @@ def test_a_generation_that_has_ended_has_no_workers():
     assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
 
 
-def test_a_young_step_means_running_until_an_agent_writes_its_last_event():
+def test_a_young_step_means_running_until_the_last_event():
     """The nodes meet in another folder, so the run directory has no heartbeats."""
     young, old = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.0))
     assert status(START, young, {}, NOW)["state"] == "running"
@@ -119,7 +119,7 @@ def test_a_generation_that_resumed_outweighs_the_end_before_it(ended):
 
 
 @pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
-def test_a_node_that_left_alone_says_nothing_about_the_generation_after_it(ended):
+def test_a_node_that_left_alone_is_silent_about_what_follows(ended):
     """Its last event comes late: the others, which train on, have saved its state first."""
     left = [
         *START,
@@ -132,7 +132,7 @@ def test_a_node_that_left_alone_says_nothing_about_the_generation_after_it(ended
     assert status(left, None, {"n1": 30.0, "n2": 30.0}, NOW)["state"] == "interrupted"
 
 
-def test_workers_that_exited_or_belong_to_an_older_generation_are_not_listed():
+def test_workers_of_an_older_generation_are_not_listed():
     later = [
         logged("generation_started", 960.0, 2, world_size=2, nodes=["n1", "n2"], cause="failure"),
         logged("worker_started", 961.0, 2, rank=0, pid=20),
@@ -145,7 +145,7 @@ def test_workers_that_exited_or_belong_to_an_older_generation_are_not_listed():
     ]
 
 
-def test_a_run_that_its_recipe_ended_early_is_finished_and_says_where():
+def test_a_run_ended_early_by_its_recipe_is_finished():
     """Also the report; and an end that was taken back (its step is not the last one) is none."""
     end = logged("stopped", 989.0, step=9, steps=560, reason="enough")
     finished = logged("run_finished", 990.0, steps=9, epochs=0, digest="d")

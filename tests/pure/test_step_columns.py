@@ -79,7 +79,7 @@ lines = st.one_of(
 
 
 @given(st.lists(lines, max_size=12))
-def test_the_columns_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path_factory, found):
+def test_another_nodes_checkpoint_is_compared_with_the_own_state(tmp_path_factory, found):
     """Numbers of other types and sizes, several objects in a line, one in several, and no JSON."""
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(b"\n".join([*found, b""]))
@@ -89,7 +89,7 @@ def test_the_columns_are_those_of_the_lines_whatever_stands_in_the_file(tmp_path
     assert columns.num_unreadable == sum(1 for line in found if line.strip()) - len(counted)
 
 
-def test_a_line_that_is_too_long_for_a_reader_counts_as_unreadable_and_an_unfinished_one_does_not(tmp_path):
+def test_a_line_too_long_for_a_reader_counts_as_unreadable(tmp_path):
     """As a block of zeros where lines were: it holds no end of a line."""
     path = tmp_path / "metrics.jsonl"
     lines = [b'{"step": 1}\n', bytes(3_000_000) + b"\n", b'{"step": 2}\n', b"no\n", b"\n", b'{"step": 3']

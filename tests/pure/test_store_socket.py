@@ -18,7 +18,7 @@ def connects(endpoint):
     return True
 
 
-def test_an_earlier_try_that_won_after_all_is_served_and_the_others_are_closed():
+def test_an_earlier_try_that_won_is_served_others_are_closed():
     """A write to form a generation failed, was tried again, and the first one counts."""
     sockets = StoreSockets("127.0.0.1")
     tries = [sockets.open() for _ in range(MOST_TRIES + 2)]
@@ -42,7 +42,7 @@ def test_a_worker_that_comes_early_waits_for_the_store(monkeypatch):
     assert served.get("who") == b"me"
 
 
-def test_a_port_is_kept_free_for_a_script_that_opens_the_store_itself():
+def test_a_port_is_kept_for_a_script_that_opens_the_store():
     """torch's store sets SO_REUSEADDR, as this listener does; another socket gets another port."""
     sockets = StoreSockets("127.0.0.1")
     endpoint = sockets.open()

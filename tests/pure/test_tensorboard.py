@@ -75,7 +75,7 @@ def run(tmp_path):
     return Run(tmp_path)
 
 
-def test_steps_that_are_done_again_take_the_place_of_the_first_ones(run):
+def test_steps_done_again_take_the_place_of_the_first(run):
     look = run.look()
     for back in (0, 3, 2, 5):
         run.begin(max(0, run.step - back))
@@ -133,7 +133,7 @@ def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"step": "9"}', None])
-def test_where_it_is_not_known_how_far_the_files_go_they_are_written_again(run, damage):
+def test_where_all_versions_are_torn_the_number_goes_on(run, damage):
     run.begin(0)
     run.train(3)
     run.begin(2)
@@ -180,7 +180,7 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
 @pytest.mark.parametrize(
     ("loss", "shown_as"), [(1e38, 1e38), (1e100, 3.4028235e38), (-(10**400), -3.4028235e38)]
 )
-def test_a_number_beyond_a_32_bit_float_is_shown_as_the_largest_one(loss, shown_as, tmp_path):
+def test_a_number_beyond_float32_is_shown_as_the_largest(loss, shown_as, tmp_path):
     """TensorBoard's own reader finds it, and the steps around it."""
     writer = TensorBoardWriter(tmp_path, writer="a", clock=FakeClock())
     lines = [StepLine(step=n, loss=each, time=1.0) for n, each in enumerate([0.5, loss, 0.25], start=1)]

@@ -77,7 +77,7 @@ def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
 
 
 @given(st.integers(1, 64).flatmap(lambda shards: st.tuples(st.just(shards), st.integers(1, shards))))
-def test_every_leaf_has_one_owner_and_loads_differ_by_one_at_most(sizes):
+def test_every_leaf_has_one_owner_and_loads_are_even(sizes):
     """The spans of all ranks, one after the other, are the leaves."""
     shards, world_size = sizes
     spans = [span(shards, world_size, rank) for rank in range(world_size)]
@@ -94,7 +94,7 @@ def test_blocks_are_what_a_stack_is_left_with(start, length):
 
 
 @given(st.integers(0, 64), st.integers(1, 64))
-def test_blocks_are_aligned_subtrees_that_cover_the_span_and_cannot_be_merged(start, length):
+def test_blocks_are_aligned_subtrees_that_cover_the_span(start, length):
     """A block whose start its size does not divide is no subtree; two siblings side by side would
     be one more vector to send.
     """

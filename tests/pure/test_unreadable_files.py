@@ -99,7 +99,7 @@ def complete(run):
     )
 
 
-def test_a_run_whose_events_cannot_be_read_is_complete_and_says_so(run, stale, capsys):
+def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys):
     """Events that can be read no more end no report of a failure either."""
     run.events.mkdir()
     end = complete(run)
@@ -122,7 +122,7 @@ def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
     assert "fault not injected" in capsys.readouterr().out
 
 
-def test_a_console_whose_metrics_cannot_be_read_shows_lines_and_then_progress(run, stale):
+def test_a_console_without_metrics_shows_lines_then_progress(run, stale):
     """The thread of the console is followed without a clock: `_poll` is one round."""
     out = io.StringIO()
     console = ConsoleFollower(run, "n1", PlainScreen(out), FakeClock())
@@ -142,7 +142,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def test_an_event_that_finds_neither_file_nor_reader_ends_no_agent(tmp_path, monkeypatch):
+def test_an_event_without_file_or_reader_ends_no_agent(tmp_path, monkeypatch):
     """Its folder is a file, and standard error is a pipe that nothing reads."""
     (tmp_path / "events").write_text("")
     log = EventLog(tmp_path / "events" / "a.jsonl", node="n1", clock=SystemClock())
@@ -151,7 +151,7 @@ def test_an_event_that_finds_neither_file_nor_reader_ends_no_agent(tmp_path, mon
 
 
 @pytest.mark.parametrize("command", ["report", "status", "diff"])
-def test_a_worker_reads_what_it_can_of_the_events_and_no_command_leaves_any_out(run, monkeypatch, command):
+def test_a_worker_reads_what_it_can_of_events_a_command_all(run, monkeypatch, command):
     """One of two files cannot be opened."""
     for name in "ab":
         log = EventLog(run.events / f"{name}.jsonl", node=name, clock=SystemClock())
@@ -171,7 +171,7 @@ TOO_LONG = "x" * 300
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("folder", ["logs", ""])
-def test_a_launch_that_cannot_see_the_newest_generation_is_refused(run, monkeypatch, folder, code):
+def test_a_launch_that_sees_no_newest_generation_is_refused(run, monkeypatch, folder, code):
     """Its number would be used twice."""
     run.log(generation=3, rank=0).parent.mkdir(parents=True)
     (run.local / ".metrics-000004.jsonl").touch()
@@ -196,7 +196,7 @@ def test_a_launch_whose_storage_does_not_answer_is_refused(monkeypatch):
         newest_generation(RunDir.parse("memory://b/r"), FakeClock())
 
 
-def test_a_node_that_is_new_at_a_url_counts_on_from_what_others_have_uploaded(tmp_path, monkeypatch):
+def test_a_new_node_at_a_url_counts_on_from_uploads(tmp_path, monkeypatch):
     """The newest checkpoint is of generation 1; two more trained and died before the next one."""
     monkeypatch.chdir(tmp_path)
     run = RunDir.parse("memory://bucket/numbers")
@@ -243,11 +243,11 @@ def test_a_run_that_cannot_be_read_is_not_set_aside(run, monkeypatch, code):
 @pytest.mark.parametrize(
     "words", [[TOO_LONG], ["report", TOO_LONG], ["status", TOO_LONG], ["diff", TOO_LONG, TOO_LONG]]
 )
-def test_a_name_that_no_file_can_have_is_a_mistake_in_the_command(words, capsys):
+def test_a_name_that_no_file_can_have_is_the_commands_mistake(words, capsys):
     assert main(words) == 2
     assert TOO_LONG in capsys.readouterr().err
 
 
-def test_a_rendezvous_folder_of_a_name_that_none_can_have_is_refused(tmp_path):
+def test_a_rendezvous_folder_of_an_impossible_name_is_refused(tmp_path):
     with pytest.raises(UsageError, match="should be a folder that this user may write"):
         DirectoryBackend(tmp_path / TOO_LONG)

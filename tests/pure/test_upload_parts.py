@@ -18,7 +18,7 @@ def steps(found):
     return [(one.step, one.generation) for one in found]
 
 
-def test_replayed_steps_count_once_as_the_newer_generation_trained_them():
+def test_replayed_steps_count_once_as_the_newer_trained_them():
     """Generation 1 reached step 5, generation 2 began after step 3; lines come in any order, some
     twice.
     """
@@ -54,7 +54,7 @@ def test_any_history_gives_the_lines_of_one_file(data):
     assert kept == file
 
 
-def test_a_restored_event_gets_the_lost_steps_that_its_node_could_not_know():
+def test_a_restored_event_gets_lost_steps_of_other_nodes():
     """The new rank 0 had no lines of the generation before; other events stay as they are."""
     events = [
         logged("restored", 1.0, 1, step=0, lost_steps=0),
@@ -67,7 +67,7 @@ def test_a_restored_event_gets_the_lost_steps_that_its_node_could_not_know():
     assert found[3] == events[3]
 
 
-def test_fields_of_a_newer_version_are_written_again_as_they_were():
+def test_fields_of_a_newer_version_are_written_again():
     """A downloaded run is read by scripts as well, and those may know more events and fields."""
     events = [
         logged("restored", 1.0, 1, step=3, lost_steps=0).to_json() | {"tier": {"name": "disk"}},

@@ -96,7 +96,7 @@ def test_a_run_that_has_not_begun_is_shown():
     assert "0 of an unknown number" in text and "0 workers" in text
 
 
-def test_the_newest_event_stands_above_all_that_a_small_terminal_cuts_off():
+def test_the_newest_event_is_not_cut_off_by_a_small_terminal():
     failed = logged("worker_failed", 109.0, 2, "a", rank=5, message="uncorrectable ECC")
     view, _ = shown(events=[*EVENTS, failed])
     out = io.StringIO()

@@ -143,7 +143,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("kind", CUTS)
-def test_in_a_wide_group_the_same_nodes_are_excluded_as_by_a_twin_that_sees_all(kind):
+def test_a_wide_group_excludes_the_nodes_that_a_twin_does(kind):
     """A hundred nodes, of which each probes sixteen: cut, they are excluded in the same time
     as where all pairs probe each other.
     """
@@ -193,7 +193,7 @@ def test_peers_are_few_and_each_is_a_peer_of_its_peers(size):
         assert all(name in graph[other] for other in peers)
 
 
-def test_a_cut_off_part_is_not_asked_back_while_the_network_stays_cut():
+def test_a_part_is_not_asked_back_while_the_network_is_cut():
     """The next generation is formed of the larger part, and the others wait: no report ends."""
     network = Network(WIDTH, seed=3)
     network.run(2 * KEEP_ALIVE_S)
@@ -224,7 +224,7 @@ def test_a_cut_off_part_is_not_asked_back_while_the_network_stays_cut():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
+def test_nodes_that_a_cut_off_node_reports_are_not_excluded(seed):
     """Generations follow each other, each with another graph of probes. Nodes that were not probed
     for a while are again; their silence begins then.
     """
@@ -251,7 +251,7 @@ def test_nodes_that_a_cut_off_node_reports_are_reported_by_no_other(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_node_that_saves_and_does_not_read_the_group_is_not_taken_for_cut_off(seed):
+def test_a_node_that_saves_is_not_taken_for_cut_off(seed):
     """The others become its peers or cease to be, without its knowing."""
     network = Network(50, seed=seed)
     draw = random.Random(seed)

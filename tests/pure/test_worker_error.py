@@ -13,7 +13,7 @@ from elastic.system.worker_error import QUOTED, WorkerError, read_errors, write_
 from elastic.worker.main import of_victim, report_error
 
 
-def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp_path):
+def test_errors_are_read_back_damaged_files_left_out(tmp_path):
     """Rank 0 raised with text that is no valid UTF-8, rank 1 left half a file, and rank 2 none."""
     error = WorkerError(rank=0, message="not \udcff text", traceback="line 1\nline 2", time=12.5)
     write_error(tmp_path, error)
@@ -22,7 +22,7 @@ def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp
     assert read_errors(tmp_path, [0, 1, 2]) == [error]
 
 
-def test_which_worker_failed_first_does_not_depend_on_the_wall_clock(tmp_path, monkeypatch):
+def test_names_that_never_look_like_one_file_lose_no_line(tmp_path, monkeypatch):
     """The clock goes a day back between the errors of two workers of a node."""
     agent = SimpleNamespace(imports_library=False, error_folder=str(tmp_path))
     report_error(agent, 1, ValueError("first"))
@@ -34,7 +34,7 @@ def test_which_worker_failed_first_does_not_depend_on_the_wall_clock(tmp_path, m
     assert first_failure(codes, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1
 
 
-def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):
+def test_an_error_keeps_what_is_known_of_a_divergence(tmp_path):
     """The agent hands it to the next workers, who judge by every vote, of up to 63 bits."""
     found = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(2**63 - 1, 0), nodes=("a", "b"))
     error = WorkerError(rank=1, message="differ", traceback="", time=1.0, divergence=found)
@@ -43,7 +43,7 @@ def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):
     assert read_errors(tmp_path, [1]) == [error]
 
 
-def test_a_victim_says_one_sentence_and_marks_what_its_collective_said():
+def test_a_victim_says_one_sentence_and_marks_its_collective():
     """gloo's words (`Connection reset`, `GLHF!`) are in the log, and not on the console."""
     with pytest.raises(PeerLost) as raised, peers_may_die("the sum"):
         raise RuntimeError("[pair.cc:545] Read error: Connection reset by peer\nGLHF!")

@@ -9,7 +9,7 @@ from elastic.config.run_dir import RunDir
 from elastic.worker.main import unbuffered
 
 
-def test_a_line_that_finds_the_disk_full_is_lost_and_raises_nothing():
+def test_a_line_on_a_full_disk_is_lost_and_raises_nothing():
     """/dev/full answers every write as a full disk does.
 
     The recipe prints, flushes, and writes more than one buffer.
