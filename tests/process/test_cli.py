@@ -100,7 +100,7 @@ def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
     assert "Traceback" not in error
 
 
-def test_the_guide_lists_each_example_the_readme_the_quickstart(capsys):
+def test_the_help_explains_commands_options_and_exit_codes(capsys):
     """In 100 columns, and true: after a failed worker, training goes on from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

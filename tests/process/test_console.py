@@ -49,7 +49,7 @@ def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
     assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr", "closed"]
 
 
-def test_the_line_blames_a_machine_or_what_was_read(tmp_path):
+def test_an_older_generations_log_is_printed_first(tmp_path):
     """Both generations log under the same prefix; the old one has more than one poll reads."""
     (tmp_path / "old.log").write_text("".join(f"old {n:060d}\n" for n in range(9000)))
     (tmp_path / "new.log").write_text("new\n")

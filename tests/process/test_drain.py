@@ -176,7 +176,7 @@ def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
 
 
-def test_the_node_of_rank_0_dies_and_no_step_is_lost(drill, undisturbed):
+def test_the_node_that_stays_commits_the_leavers_last_step(drill, undisturbed):
     """The node of rank 0 leaves, and exits only when a checkpoint holds the last step.
 
     Its agent gets SIGTERM from the plan of faults.

@@ -93,7 +93,7 @@ def test_without_a_majority_calls_fail_quickly_until_it_is_back(cluster):
     everything(backend, version, b"2")
 
 
-def test_the_others_have_half_the_time_or_all_where_they_fence(etcd):
+def test_the_outcome_of_an_unanswered_call_is_read(etcd):
     """The proxy sees the write done and breaks the connection, both times that it is sent; then it
     does the same to a heartbeat, whose successor counts.
     """

@@ -94,7 +94,7 @@ def storage(s3, s3_bucket, monkeypatch):
     proxy.close()
 
 
-def test_the_next_in_rank_order_forms_where_the_first_did_not(machines, undisturbed):
+def test_the_node_of_rank_0_dies_and_no_step_is_lost(machines, undisturbed):
     """SIGKILL to the agent of rank 0 before step 10. Its disk is lost, with all lines that it had
     not uploaded.
     """

@@ -177,7 +177,7 @@ def test_a_script_that_found_its_way_into_the_page_is_refused(chromium, tmp_path
     page.close()
 
 
-def test_two_ranks_that_differ_from_the_redo_cannot_be_told(chromium, tmp_path, capsys):
+def test_two_runs_lie_over_each_other_with_their_difference(chromium, tmp_path, capsys):
     events, lines = drawn_runs.of_generations(2, 40)
     other = lines[:29] + [replace(each, loss=each.loss + 1, chain="0" * 16) for each in lines[29:]]
     a, b = drawn_runs.write(tmp_path / "a", events, lines), drawn_runs.write(tmp_path / "b", events, other)

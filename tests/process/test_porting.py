@@ -66,7 +66,7 @@ def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(source, drills, 
         assert tuned.values("restored", "source") == [("parent",)]
 
 
-def test_the_conclusion_says_what_was_not_proved(drill, tmp_path):
+def test_the_wandb_example_logs_each_step_once(drill, tmp_path):
     """A kill costs the steps since the checkpoint of step 4."""
     (tmp_path / "wandb.py").write_text(WANDB)
     recipe = tmp_path / "recipe.py"
@@ -78,7 +78,7 @@ def test_the_conclusion_says_what_was_not_proved(drill, tmp_path):
     assert [word for call, word in said if call == "log"] == list(range(1, drill.last_step + 1))
 
 
-def test_the_folder_of_a_killed_process_goes_with_the_next():
+def test_the_guide_lists_each_example_the_readme_the_quickstart():
     listed = re.findall(r"\]\(\.\./examples/(\w+)\.py\)", GUIDE.read_text())
     assert set(listed) == {path.stem for path in EXAMPLES}
     _, code = (ROOT / "recipes" / "quickstart.py").read_text().split('"""\n\n')

@@ -58,7 +58,7 @@ def killed(once, drills, drill) -> Path:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=["version and save", "names and lines"])
-def test_weights_that_one_rank_loads_alone_are_not_evaluated(killed, undisturbed, cut):
+def test_what_a_power_cut_leaves_resumes_exactly(killed, undisturbed, cut):
     """Nothing is removed by hand; generations count on, and no log is written over."""
     log = killed.run.log(generation=1, rank=0)
     before = log.read_bytes()

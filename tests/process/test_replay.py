@@ -54,7 +54,7 @@ def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill, hidden):
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 7
 
 
-def test_parameters_in_a_long_list_are_found(drill, hidden):
+def test_the_same_command_goes_on_with_what_is_computed_now(drill, hidden):
     """The first command ends in step 13, and its last agreed state is saved. The second begins from
     that, with lines of both results, which count no more.
     """

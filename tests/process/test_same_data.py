@@ -56,7 +56,7 @@ for ranks in [run.world_size, 1]:
 """
 
 
-def test_weights_moved_past_autograd_are_found_in_any_step(drill):
+def test_weights_that_one_rank_loads_alone_are_not_evaluated(drill):
     """A habit of scripts for DistributedDataParallel, which evaluate on rank 0."""
     recipe = drill.folder / "recipe.py"
     recipe.write_text(BEST)

@@ -133,7 +133,7 @@ FILTERS = {
 }
 
 
-def test_two_writers_of_one_step_make_a_loadable_checkpoint(start):
+def test_usr1_asks_all_agents_to_leave(start):
     """Slurm sends it before the time limit. Filters are for commands by hand and hide no job. It
     comes twice, then SIGTERM as to every process, and the script still returns the exit code of its
     step: the agents have their grace.

@@ -108,7 +108,7 @@ def test_a_recipe_that_depends_on_the_world_size_is_stopped(drill, recipe):
     assert "step 6 is the newest that is saved" in first.output
 
 
-def test_values_that_equal_commands_log_otherwise_do_not_count(drill, recipe):
+def test_shown_variables_are_named_in_the_rehearsals_line(drill, recipe):
     agent = drill.start(*REHEARSE, recipe=recipe(SHOWN))
     agent.ends_with(0)
     lines = [line for line in agent.output.splitlines() if "best" in line]

@@ -191,7 +191,7 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
         assert [settled for _, settled, _ in answers] == expected
 
 
-def test_the_last_two_votes_of_each_worker_are_read(tmp_path, capsys):
+def test_the_line_blames_a_machine_or_what_was_read(tmp_path, capsys):
     """The two cannot be told apart the first time, and only the recipe's author knows."""
     log = EventLog(tmp_path / "u.jsonl", node="node0", clock=FakeClock())
     node = Node(ALONE, difference([1, 5, 1]), log)

@@ -153,7 +153,7 @@ class Momentum(nn.Module):
         return self.query(x) * self.key(x)
 
 
-def test_shown_variables_are_named_in_the_rehearsals_line():
+def test_weights_moved_past_autograd_are_found_in_any_step():
     """What a forward does to parameters is compared in the first step of a process; in later ones
     a write through .data is seen by its effect alone. The warm-up here ends after step 1.
     """

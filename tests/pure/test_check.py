@@ -64,7 +64,7 @@ def test_the_first_step_and_entry_that_differ_are_named(found, difference):
     assert first_difference(CALM, found) == difference
 
 
-def test_usr1_asks_all_agents_to_leave():
+def test_values_that_equal_commands_log_otherwise_do_not_count():
     """A recipe that logs seconds would never be the same."""
     calm = {1: other(1, **{"step.log(seconds=...)": "0.31"})}
     again = [other(1, **{"step.log(seconds=...)": "0.29"})]
@@ -161,7 +161,7 @@ def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
     assert lines[-1] == "not compared: the steps after step 2; files"
 
 
-def test_the_skypilot_job_is_a_command_that_is_taken():
+def test_the_conclusion_says_what_was_not_proved():
     exact = command.verdict(found(proof(), notes=["note: model.queue: a buffer"])).splitlines()
     assert exact[:2] == ["note: model.queue: a buffer", exact[1]] and exact[1].startswith("exact: every")
     gradient = proof(proof=plan.GRADIENT, result=Result.NOT_RUN, seconds=0.0, note="why")
@@ -207,7 +207,7 @@ def test_a_check_that_breaks_off_prints_one_json_document_too(
         (None, "BatchNorm normalises within a shard", Result.NOT_RUN, "BatchNorm normalises"),
     ],
 )
-def test_the_wandb_example_logs_each_step_once(difference, obstacle, result, says):
+def test_the_first_gradient_is_that_of_the_whole_batch(difference, obstacle, result, says):
     found = FirstGradient(difference=difference, parameter="model.a", obstacle=obstacle)
 
     proof = gradient_proof(found)

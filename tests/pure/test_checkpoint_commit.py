@@ -201,7 +201,7 @@ class Turns:
     st.booleans(),
     st.booleans(),
 )
-def test_two_runs_lie_over_each_other_with_their_difference(
+def test_two_writers_of_one_step_make_a_loadable_checkpoint(
     order, kill_after, formed_at, is_cut_off, is_exclusive
 ):
     """Two uploaders of generation 1 and one of generation 2 save and prune, some operations at a
@@ -520,7 +520,7 @@ def test_an_attempt_in_doubt_is_left_for_the_sweep():
     assert len(store.objects) == 1
 
 
-def test_the_sum_has_the_bits_of_the_dumb_twin():
+def test_sweeping_spares_an_attempt_committed_meanwhile():
     """The sweeper's first listing is stale: the record appears right after it.
 
     Its payload must not be deleted.
@@ -585,7 +585,7 @@ def test_retention_deletes_nothing_of_another_run():
     assert len(kept) == 2
 
 
-def test_what_lies_in_the_place_of_a_payload_is_damage():
+def test_what_retention_deletes_meanwhile_is_no_damage():
     """`verify` of a run that trains: the older payload goes before it is read."""
     store = FakeStore()
     for step in (1, 2):

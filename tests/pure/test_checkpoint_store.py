@@ -229,7 +229,7 @@ def test_midway_comes_before_the_payload_is_complete(url, image):
     assert seen[0].get("a/p", 0) < 10
 
 
-def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, image):
+def test_the_size_of_a_payload_is_that_of_its_file(tmp_path, image):
     """A person moves the run away during the upload, and puts a copy of it back."""
     store, data = open_store(str(tmp_path / "run")), bytes(3 * CHUNK_BYTES)
 

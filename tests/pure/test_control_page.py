@@ -86,7 +86,7 @@ def test_heartbeats_and_the_descriptor_are_read_back(phase, beats, fd):
         st.tuples(st.integers(1, 2**40), st.integers(0, 2**63 - 1)), max_size=5, unique_by=lambda v: v[0]
     )
 )
-def test_the_last_known_state_replaces_an_empty_group_alone(votes):
+def test_the_last_two_votes_of_each_worker_are_read(votes):
     """Steps grow. The last worker votes too; read through a second mapping."""
     page, votes = ControlPage.create(), sorted(votes)
     page.set_step(0, 7)

@@ -227,7 +227,7 @@ def test_a_node_whose_grace_is_over_does_not_stay(seen):
     assert decide(late).action is Action.LEAVE
 
 
-def test_the_users_innermost_line_is_found_among_libraries():
+def test_the_views_know_an_agents_sentence_of_a_lost_node():
     """They tell by its end what the others wait for."""
     decided = decide(replace(TRAINING, closed=NODE_LOST))
     ended = logged("generation_ended", 1.0, 1, "a", cause=decided.reason, step=3)

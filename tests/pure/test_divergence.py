@@ -15,7 +15,7 @@ def differed(found, nodes=None, **rest):
 
 
 @given(votes, st.data())
-def test_the_node_that_stays_commits_the_leavers_last_step(found, data):
+def test_nodes_whose_state_is_not_the_redos_were_wrong(found, data):
     """The redo ends in a state that some ranks had before: all others, and only they, are named,
     even if they were more.
     """
@@ -25,7 +25,7 @@ def test_the_node_that_stays_commits_the_leavers_last_step(found, data):
 
 
 @given(votes)
-def test_where_no_thread_can_start_the_agent_asks_again(found):
+def test_where_the_redo_is_alone_the_majority_decides(found):
     """Wrong gradients of one rank reached all states before they were compared, so that none of
     them is right; those that shared them are alike all the same.
     """
@@ -37,7 +37,7 @@ def test_where_no_thread_can_start_the_agent_asks_again(found):
         assert wrong  # someone was
 
 
-def test_the_wait_after_a_planned_stop_is_no_lost_time():
+def test_two_ranks_that_differ_from_the_redo_cannot_be_told():
     """Both nodes are named; on one node there is no doubt, and it is named once."""
     assert nodes_at_fault(differed([1, 2]), 3) == ("a", "b")
     assert nodes_at_fault(differed([1, 2], nodes=("a", "a")), 3) == ("a",)
@@ -56,7 +56,7 @@ def test_a_difference_again_as_soon_is_the_recipes(step):
     assert not is_repeated(None, step)
 
 
-def test_what_a_user_knows_is_said_once():
+def test_what_comes_as_late_again_may_be_the_recipes():
     """A function that keeps something in its process agrees in the redo, whose processes are new,
     and differs again as late. The first one came after 8 and up to 9 steps; the second generation
     began with the state of step 8.
@@ -68,7 +68,7 @@ def test_what_a_user_knows_is_said_once():
 
 
 @given(st.integers(0, 30), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
-def test_the_same_command_goes_on_with_what_is_computed_now(start, delay, every, first, later):
+def test_the_same_delay_is_never_taken_for_a_machine(start, delay, every, first, later):
     """Both times the states differ from the same step after the beginning on, and are compared in
     other steps: the last agreed one lies before it, and the one that found it not.
     """

@@ -76,7 +76,7 @@ def leaving(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["a", "b"])
-def test_the_age_of_a_heartbeat_is_that_of_its_object(leaving, state):
+def test_another_nodes_checkpoint_is_compared_with_the_own_state(leaving, state):
     node = leaving(snapshot(7))
     commit_image(node.store, "r", 7, bytearray(image_of(state)))
     node.final.ensure_committed(others=False)
@@ -162,7 +162,7 @@ def test_the_last_step_counts_also_where_the_listing_is_older(leaving):
 
 
 @pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
-def test_the_same_delay_is_never_taken_for_a_machine(leaving, capacity_bytes, limit_s):
+def test_the_saves_at_the_end_have_time_for_their_size(leaving, capacity_bytes, limit_s):
     """The storage never answers. A save may wait for another one of the same size."""
     node, ended = leaving(None), []
 

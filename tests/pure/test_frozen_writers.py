@@ -141,7 +141,7 @@ def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
         assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]
 
 
-def test_where_the_redo_is_alone_the_majority_decides(tmp_path, monkeypatch):
+def test_names_that_never_look_like_one_file_lose_no_line(tmp_path, monkeypatch):
     """A file system in user space may give each name a number of its own."""
     path = begun(tmp_path / "run")
     monkeypatch.setattr(os.path, "samestat", lambda _a, _b: False)

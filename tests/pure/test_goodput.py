@@ -61,7 +61,7 @@ def test_a_planned_stop_takes_no_time():
 
 
 @pytest.mark.parametrize("ends", ["gave up", "goes on"])
-def test_what_takes_long_by_its_nature_is_not_a_hang(ends):
+def test_a_wait_for_a_lost_node_is_lost_to_that(ends):
     """It dies 1 s after the last step; they wait until 120, or still do."""
     events = [
         started(100.0, 1, "start"),

@@ -56,7 +56,7 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
     return None, detector
 
 
-def test_what_retention_deletes_meanwhile_is_no_damage():
+def test_what_takes_long_by_its_nature_is_not_a_hang():
     """A thousand short steps teach a limit of ten seconds; then one evaluation, save, wait or start
     takes 25 minutes. After the last step the recipe trains a probe for a week.
     """
@@ -81,7 +81,7 @@ def test_a_stopped_process_is_blamed_before_silent_workers():
     assert "stopped" in detector.hung.reason
 
 
-def test_the_first_probe_after_a_silence_is_answered_first():
+def test_first_steps_are_not_judged_by_the_generation_before():
     """Learned: steps of half a second.
 
     The new generation's first steps take two minutes each, as when kernels are compiled; the fourth

@@ -173,7 +173,7 @@ def test_each_exit_code_of_a_node_leads_to_what_it_means(path, job):
         assert action_on(job, code, "DisruptionTarget") == "Ignore"
 
 
-def test_only_steps_of_ranks_that_agreed_are_compared():
+def test_what_goes_with_a_job_holds_nothing_that_must_stay():
     """`kubectl delete -f` and `kubectl replace --force -f` delete every object of a file: with a
     claim go the checkpoints of all runs, with a Secret or a policy what other runs use.
     """

@@ -66,7 +66,7 @@ def dumb_newest(told):
 
 
 @given(stories(), st.randoms(use_true_random=False))
-def test_the_message_names_place_expectation_and_finding(told, shuffled):
+def test_the_newest_checkpoint_is_what_a_restore_takes(told, shuffled):
     for count in range(len(told) + 1):
         seen = told[:count]
         expected = dumb_newest(seen)

@@ -114,6 +114,6 @@ def test_each_scenario_that_a_guide_names_exists():
     assert [name for name in named if not (SCENARIOS / f"{name}.txt").is_file()] == []
 
 
-def test_the_columns_are_those_of_the_lines():
+def test_the_skypilot_job_is_a_command_that_is_taken():
     job = yaml.safe_load((DOCS.parent / "examples" / "skypilot.yaml").read_text())
     parse(shlex.split(job["run"])[2:])

@@ -96,7 +96,7 @@ def test_its_line_is_the_innermost_of_the_recipe(tmp_path):
     assert own_error.describe(ValueError("m"), None, BEFORE_THE_LOOP).line == ""
 
 
-def test_the_state_follows_from_the_last_event_and_heartbeats():
+def test_the_users_innermost_line_is_found_among_libraries():
     """The library calls a function of the recipe through torch, and refuses what it does."""
 
     def refuse():

@@ -251,7 +251,7 @@ def test_no_text_of_a_run_ends_an_element_of_the_page():
     assert json.loads(json_text(found)) == json.loads(json.dumps(found))
 
 
-def test_the_outcome_of_an_unanswered_write_is_read():
+def test_the_page_asks_for_nothing_and_runs_its_own_scripts():
     text = html_page(drawn(*drawn_runs.of_generations(1, 2)))
 
     assert "default-src 'none'" in policy(polls=False)

@@ -170,7 +170,7 @@ def test_a_score_depends_on_no_later_character():
     assert torch.equal(before[:, :8], after[:, :8]) and not torch.equal(before[:, 8:], after[:, 8:])
 
 
-def test_which_worker_failed_first_needs_no_wall_clock(tmp_path):
+def test_windows_lie_in_their_own_stretch(tmp_path):
     windows = gpt.Windows(torch.arange(100), 10)
     assert len(windows) == 8
     for i in range(len(windows)):

@@ -165,7 +165,7 @@ def test_a_torn_version_that_a_live_node_knows_is_put_back(tmp_path: Path) -> No
     assert patient.read() == hasty.read() == (2, b'{"generation": 2}')
 
 
-def test_where_a_worker_cannot_start_those_before_are_killed(tmp_path: Path) -> None:
+def test_where_all_versions_are_torn_the_number_goes_on(tmp_path: Path) -> None:
     """The caller begins a new group, whose generations count on from the run directory."""
     writer, clock = DirectoryBackend(tmp_path), FakeClock()
     for version in (None, 1, 2):

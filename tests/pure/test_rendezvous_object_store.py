@@ -115,7 +115,7 @@ def test_a_store_that_never_answers_delays_no_call_for_long(storage):
     storage.heal()
 
 
-def test_the_outcome_of_an_unanswered_call_is_read(storage):
+def test_the_outcome_of_an_unanswered_write_is_read(storage):
     """The store creates the version and the connection breaks, again and again. The writer does not
     learn that it won, and finds its own value.
     """

@@ -105,7 +105,7 @@ def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
     assert a.counters == {}
 
 
-def test_the_first_gradient_is_that_of_the_whole_batch(wait_until):
+def test_the_first_probe_after_a_silence_is_answered_first(wait_until):
     """Regular probes are an hour apart. A node withdraws its report once it has counted the probe,
     and by then the peer must have the answer.
     """

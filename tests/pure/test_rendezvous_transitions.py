@@ -316,7 +316,7 @@ def test_forming_waits_for_live_previous_members_only() -> None:
     assert left.action == GroupAction.FORM
 
 
-def test_the_next_agent_uploads_what_a_killed_one_left() -> None:
+def test_the_next_in_rank_order_forms_where_the_first_did_not() -> None:
     """Each has twice the keep-alive; nobody but a member forms it."""
     settings = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=5.0)
     group = replace(rejoined(closed(formed("a", "b", "c")), "a", "b", "c"), settings=settings)
@@ -404,7 +404,7 @@ def test_a_report_of_a_dead_node_is_removed() -> None:
 
 
 @given(group=groups, known=groups)
-def test_jobs_that_started_nodes_are_reported_with_restarts(group: Group, known: Group) -> None:
+def test_the_last_known_state_replaces_an_empty_group_alone(group: Group, known: Group) -> None:
     """Any two states: a state in which anything was formed or decided stays, and generations never
     step back.
     """

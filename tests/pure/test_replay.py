@@ -58,7 +58,7 @@ def histories(draw):
 
 
 @given(histories(), st.booleans())
-def test_what_did_not_arrive_is_said_and_uploaded_next_time(history, is_settled):
+def test_only_steps_of_ranks_that_agreed_are_compared(history, is_settled):
     """The twin marks each line when it is written. The difference between ranks that is known is
     the newest; one that was settled by a generation after it is not known any more.
     """
@@ -147,7 +147,7 @@ def test_all_ranks_end_at_the_first_step_that_differs(ranks, tmp_path):
     assert logged.event == ReplayDiffered(step=10, restored=8, loss_before=1.0, loss_now=0.25)
 
 
-def test_what_a_power_cut_leaves_resumes_exactly(ranks, tmp_path, capsys):
+def test_what_a_user_knows_is_said_once(ranks, tmp_path, capsys):
     """The recipe was edited, or it switched off the check for algorithms without determinism, which
     rank 0 decides for all. Chain values stay different, and no later step is said.
     """
@@ -171,7 +171,7 @@ def begun(folder, there, doubt="", trace=None):
     return [each.step for each in replay.steps], replay.excuse
 
 
-def test_what_comes_as_late_again_may_be_the_recipes(tmp_path):
+def test_what_excuses_a_difference_and_what_is_not_compared(tmp_path):
     """The state that nodes disagreed on, or from which no step followed, is given up for an older
     one: the steps between may have been wrong the first time. Earlier code left no hash of the
     recipe; another length was said; a check compares more than chain values.

@@ -201,7 +201,7 @@ def test_divergences_are_listed_with_who_was_wrong():
     ]
 
 
-def test_the_help_explains_commands_options_and_exit_codes():
+def test_jobs_that_started_nodes_are_reported_with_restarts():
     """A task of an array after it was requeued; a job outside an array."""
     task = {"scheduler": "slurm", "job": "14", "array_job": "12", "array_task": 3, "host": "gpu-7"}
     plain = {"scheduler": "slurm", "job": "15", "array_job": None, "array_task": None, "host": ""}

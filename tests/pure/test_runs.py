@@ -73,7 +73,7 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
     assert 0 <= young["age_s"] < 300 < done["age_s"]
 
 
-def test_the_saves_at_the_end_have_time_for_their_size(tmp_path, listed):
+def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, listed):
     """`metrics.jsonl` has two names, and a link leads to a large file elsewhere."""
     run = write_long_run(tmp_path / "runs/a", 100)
     before = listed(str(tmp_path / "runs"))[1]["a"]["size_bytes"]

@@ -16,7 +16,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_first_steps_are_not_judged_by_the_generation_before(temporary):
+def test_the_folder_of_a_killed_process_goes_with_the_next(temporary):
     """A folder without a lock, one of a live process, and one of a process that got SIGKILL."""
     (temporary / "elastic-notes").mkdir()
     with scratch_folder() as ours:

@@ -95,7 +95,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
-def test_what_lies_in_the_place_of_a_record_is_damage(store, root, outside, make):
+def test_what_lies_in_the_place_of_a_payload_is_damage(store, root, outside, make):
     """A link's target may have the right bytes."""
     record = save(store, 7, data=PRECIOUS).record
     in_place_of(root / record.payload, make)
@@ -109,7 +109,7 @@ def test_what_lies_in_the_place_of_a_record_is_damage(store, root, outside, make
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.symlink, sparse])
-def test_what_overwrites_an_agreed_snapshot_is_not_agreed_on(store, root, make):
+def test_what_lies_in_the_place_of_a_record_is_damage(store, root, make):
     """A run of which all records were replaced must not be started over."""
     save(store, 7)
     outside = (root / commit_name(7)).rename(root.parent / "outside")

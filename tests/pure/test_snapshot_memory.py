@@ -182,7 +182,7 @@ def test_a_snapshot_not_agreed_on_is_kept_if_its_node_had_it(node, votes, kept):
     assert [each.info.step for each in node.memory.slots.whole()] == [1]
 
 
-def test_what_goes_with_a_job_holds_nothing_that_must_stay(node):
+def test_what_overwrites_an_agreed_snapshot_is_not_agreed_on(node):
     """The mark belongs to one snapshot and not to its slot."""
     node.left_bytes = STATE_BYTES + HEADERS_BYTES  # for one slot
     node.asks()
@@ -217,7 +217,7 @@ def test_outgrown_slots_stay_until_a_larger_snapshot_counts(grown):
     assert not Path(grown.given_path).exists()
 
 
-def test_a_wait_for_a_lost_node_is_lost_to_that(grown):
+def test_what_a_nodes_workers_agreed_on_in_larger_slots_counts(grown):
     """They died before the first sum with votes on it. Step 3 was voted for by one of two. The
     state had outgrown its slots twice.
     """

@@ -60,7 +60,7 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         (logged("run_finished", 990.0, steps=560, epochs=8, digest="d"), {"n1": 0.1}, "finished"),
     ],
 )
-def test_the_size_of_a_payload_is_that_of_its_file(last, beat_ages_s, state):
+def test_the_state_follows_from_the_last_event_and_heartbeats(last, beat_ages_s, state):
     """A node that was drained a second ago is gone; a run goes on while another node works, as one
     does that was started again after a failure and waits for others.
     """

@@ -79,7 +79,7 @@ lines = st.one_of(
 
 
 @given(st.lists(lines, max_size=12))
-def test_another_nodes_checkpoint_is_compared_with_the_own_state(tmp_path_factory, found):
+def test_the_columns_are_those_of_the_lines(tmp_path_factory, found):
     """Numbers of other types and sizes, several objects in a line, one in several, and no JSON."""
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(b"\n".join([*found, b""]))

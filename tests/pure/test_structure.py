@@ -20,7 +20,7 @@ class Holding:
         pass
 
 
-def test_the_page_asks_for_nothing_and_runs_its_own_scripts():
+def test_parameters_in_a_long_list_are_found():
     """An optimizer of the recipe's own holds all parameters of a large model, and moments."""
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(200)]
     holding = Holding([torch.zeros(1), *parameters, *(torch.zeros(1) for _ in range(200))])

@@ -133,7 +133,7 @@ def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"step": "9"}', None])
-def test_where_all_versions_are_torn_the_number_goes_on(run, damage):
+def test_files_are_written_again_where_their_end_is_unknown(run, damage):
     run.begin(0)
     run.train(3)
     run.begin(2)

@@ -131,7 +131,7 @@ def test_hostile_bytes_are_a_value_error_in_a_short_message(data, exact):
         ({"length": 1e200}, "expected trip.length to be a number, found 1e+200"),
     ],
 )
-def test_an_older_generations_log_is_printed_first(change, message):
+def test_the_message_names_place_expectation_and_finding(change, message):
     with pytest.raises(ValueError, match=r"^expected") as caught:
         decode(Trip, TRIP | change, what="trip")
     assert message in str(caught.value)

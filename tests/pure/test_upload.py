@@ -113,7 +113,7 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
         ]
 
 
-def test_the_newest_checkpoint_is_what_a_restore_takes(node):
+def test_the_next_agent_uploads_what_a_killed_one_left(node):
     """The killed agent had uploaded nothing."""
     run = node("a")
     restored(run, "old", 1, 0)
@@ -235,7 +235,7 @@ def test_a_request_that_hangs_as_the_run_ends_is_made_again(node, hanging):
         assert [event["event"] for event in run_records.events(there.events)] == ["run_finished"]
 
 
-def test_what_excuses_a_difference_and_what_is_not_compared(node, hanging, monkeypatch):
+def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging, monkeypatch):
     """All requests hang for the whole time that the end may take."""
     monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 3.0)
     run = node("a")
@@ -277,7 +277,7 @@ def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
     assert [objects.read(name) for name in names] == [text.encode()] * 2
 
 
-def test_sweeping_spares_an_attempt_committed_meanwhile(node):
+def test_the_age_of_a_heartbeat_is_that_of_its_object(node):
     """`status` shows it; the node's id has a character that object names do not."""
     run = node("a")
     Objects(run.url).write("rendezvous/beats/a%20b", b"7")

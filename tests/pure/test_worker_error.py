@@ -22,7 +22,7 @@ def test_errors_are_read_back_damaged_files_left_out(tmp_path):
     assert read_errors(tmp_path, [0, 1, 2]) == [error]
 
 
-def test_names_that_never_look_like_one_file_lose_no_line(tmp_path, monkeypatch):
+def test_which_worker_failed_first_needs_no_wall_clock(tmp_path, monkeypatch):
     """The clock goes a day back between the errors of two workers of a node."""
     agent = SimpleNamespace(imports_library=False, error_folder=str(tmp_path))
     report_error(agent, 1, ValueError("first"))
