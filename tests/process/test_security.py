@@ -119,7 +119,8 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(path))
             stranger.sendall(bytes_)
-            assert b"error" in stranger.recv(4096)
+            with suppress(ConnectionResetError):  # it has not read all of it
+                assert stranger.recv(4096) == b""
             assert stranger.recv(4096) == b""
     names = {name for pid in pids for name in _unix_names(pid)}
     assert not any(name.startswith("@") for name in names), "a name without a file has no owner"

@@ -5,7 +5,6 @@ import re
 import resource
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import elastic
+from elastic.care import export
+from elastic.checkpoint.payload_check import read_state
 from elastic.cli import main
+from elastic.errors import EXIT_USAGE
 from elastic.train.state.state import State
 
 
@@ -214,19 +216,23 @@ def test_a_damaged_state_is_not_exported_an_older_one_is_said(make_run, tmp_path
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_disk_that_is_full_leaves_no_file_and_what_was_there(suffix, make_run, tmp_path):
+def test_a_full_disk_leaves_no_file_and_what_was_there(suffix, make_run, tmp_path, monkeypatch, capsys):
     """A limit on the size of files: the write fails half-way, as on a full disk."""
     run, file = make_run(model=nn.Linear(200, 200)), tmp_path / f"m{suffix}"
     file.write_text("precious")
-    done = subprocess.run(
-        [sys.executable, "-m", "elastic.cli", "export", str(run), str(file), "--overwrite"],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (65536, 65536)),
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert f"expected to write {file}, found" in done.stderr
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def read_before_it_is_full(*where):
+        memory = read_state(*where)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+        return memory
+
+    monkeypatch.setattr(export, "read_state", read_before_it_is_full)
+    try:
+        assert main(["export", str(run), str(file), "--overwrite"]) == EXIT_USAGE
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"expected to write {file}, found" in capsys.readouterr().err
     assert file.read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic.agent.decide import WorkerExit
 from elastic.agent.own_failures import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
@@ -30,8 +31,8 @@ def test_which_worker_failed_first_needs_no_wall_clock(tmp_path, monkeypatch):
     monkeypatch.setattr("elastic.system.clock.SystemClock.wall", staticmethod(lambda: now - 86400.0))
     report_error(agent, 0, ValueError("second"))
 
-    codes = {0: EXIT_FAILED, 1: EXIT_FAILED}
-    assert first_failure(codes, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1
+    exits = [WorkerExit(rank=rank, code=EXIT_FAILED) for rank in (0, 1)]
+    assert first_failure(exits, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1
 
 
 def test_an_error_keeps_what_is_known_of_a_divergence(tmp_path):
