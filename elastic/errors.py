@@ -55,7 +55,7 @@ class UsageError(ElasticError, ValueError):
     exit_code = EXIT_USAGE
 
 
-class StateNotSavable(UsageError):  # noqa: N818 - the names say what is wrong
+class StateNotSavable(UsageError):  # noqa: N818 - the names say it
     """An entry of a state cannot be saved without pickle."""
 
 

@@ -60,7 +60,7 @@ class NodeAgent:
         self._earlier_step = 0  # `last_step` when the newest generation started
         self._failures = OwnFailures(parts.settings.options.max_restarts)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
-        self._owed_step = 0  # the last one that workers do again before this node leaves; 0 for none
+        self._owed_step = 0  # the last step that workers do again before this node leaves; 0 for none
 
     @property
     def last_step(self) -> int:

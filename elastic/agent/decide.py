@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
         "rank {o.failure.rank} lost a peer, and no reported failure explains it",
     ),
     # A node that leaves does not wait for ever, neither for its drain nor for a backend that does
-    # not answer: what is left of its grace belongs to the upload of the newest state in memory.
+    # not answer: the rest of its grace belongs to the upload of the newest state in memory.
     # This comes before a hang, for whose stacks there is no time left.
     Rule(
         lambda o: o.leaving and o.drain_is_over,

@@ -153,7 +153,7 @@ def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -
         return [f"{settings.options.recipe} ended with exit code {code}; its words are above"]
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS or not settings.imports_library:
-        saved = ""  # the reason says what is there; or the script knows
+        saved = ""  # the reason says it; or the script knows
     logs = f"; logs are in {run.logs}" if os.path.exists(run.logs) else ""  # noqa: PTH110 - Path.exists may raise
     lines = [f"training failed: {agent.end.reason}{saved}{logs}"]
     if failure is not None:

@@ -40,7 +40,9 @@ class NodeFaults:
                 self._inject(fault, None)
 
     def poll(self, generation: Generation, step: int, workers: Mapping[int, int]) -> None:
-        """Inject what is due. step: the last that all workers of this node finished, 0 for none.
+        """Inject the faults that are due.
+
+        step: the last that all workers of this node finished, 0 for none.
 
         workers: the pids of the running ones, by rank.
         """

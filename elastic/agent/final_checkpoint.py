@@ -66,7 +66,7 @@ class FinalCheckpoint:
 
         step: the last that was trained, in this generation; 0 where this node does not know it.
         is_new: it was trained, and not only restored: then a checkpoint of it from an older
-        generation is one that the run passed over, unless a save of this node has found it whole.
+        generation was passed over by the run, unless a save of this node has found it whole.
         The storage is asked, and not the event log: an uploader may die after its commit and before
         it records the event.
         """

@@ -182,7 +182,7 @@ class NodeGeneration:
             self._keep_agreed_snapshots()
 
     def _keep_agreed_snapshots(self) -> None:
-        """Before a snapshot is restored or committed: it must be one that the ranks agreed on."""
+        """Before a snapshot is restored or committed: the ranks must have agreed on it."""
         parts = self._parts
         # Where ranks were found to differ, they agree on what the sums said and on nothing later.
         has_diverged = self.has_diverged or self.divergence is not None
@@ -196,7 +196,7 @@ class NodeGeneration:
 
     @property
     def raised(self) -> list[RaisedError]:
-        """The errors of the workers that ended, of which each would come back."""
+        """The errors of the workers that ended, each of which would come back."""
         return [error.raised for error in self._errors if error.raised is not None]
 
     def _raised_by(self, rank: int) -> RaisedError | None:

@@ -229,7 +229,7 @@ class GroupClient:
         """Whether a member of the closed generation is found dead, within this time at most."""
         until_s = self._clock.monotonic() + within_s
         while len(self._backoff.members) > 1 and (left_s := until_s - self._clock.monotonic()) > 0:
-            # The lost machine may have been the one that served the rendezvous.
+            # The lost machine may have served the rendezvous.
             with suppress(BackendFailed, GivenUp):
                 asks = self._rendezvous.has_lost_member
                 if self._shutdown.within(Share.DRAIN, asks, longest_s=left_s, calls=self._calls):

@@ -112,7 +112,7 @@ def first_failure(
     """The worker to blame for the end of a generation on this node.
 
     exits: in the order in which the agent saw them. killed: ranks that the agent itself killed.
-    reason: speaks for a culprit that left no error file, as one that was killed from outside.
+    reason: speaks for a culprit that left no error file, as after a SIGKILL from outside.
     """
     ended = {each.rank: each for each in exits}
     no_failure = EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST

@@ -190,7 +190,7 @@ class Monitor(Protocol):
         """The agent is about to run."""
 
     def catch_up(self, settings: Settings) -> str:
-        """In place of `start`, where the run has finished before: make up for what is missing.
+        """In place of `start`, where the run has finished before: make up for missing outputs.
 
         Returns a sentence for the console, empty for none. May raise OSError.
         """

@@ -5,7 +5,7 @@ say so. Each source has a thread that asks it again and again, so that none dela
 another. An existing file is a notice even if it is empty. That a source gives no answer is said
 once, and it is asked again; nothing else happens.
 
-A cloud is a row of a table: what is asked, and how the answer is read. Its service is asked
+A cloud is a row of a table: the request, and how the answer is read. Its service is asked
 directly, at an address that only its machines reach: a proxy would ask the service of its own
 machine. No redirect is followed. A time in an answer is only shown (docs/decisions/0023).
 """

@@ -62,7 +62,7 @@ def imports_library(recipe: Path) -> bool:
 
 
 def check_command(options: Options) -> None:
-    """Raises UsageError for what is wrong with the command by itself; writes nothing."""
+    """Raises UsageError for a command that is wrong by itself; writes nothing."""
     nproc = None if options.nproc_per_node == "auto" else options.nproc_per_node
     if nproc is not None and nproc > MAX_WORKERS:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")

@@ -76,7 +76,7 @@ def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
 
 
 def check_claim(settings: Settings) -> None:
-    """Raises UsageError where the directory is no longer the one that was claimed; StoreFailed."""
+    """Raises UsageError where the directory is no longer the claimed one; StoreFailed."""
     run, declared, store = settings.run, settings.declared, open_store(settings.run.url)
     there = None if declared is None else read_small(store, identity.NAME, _CLOCK)
     if read_small(store, UID, _CLOCK) != settings.uid.encode() or (declared is not None and there is None):

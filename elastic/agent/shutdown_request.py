@@ -145,7 +145,7 @@ class ShutdownRequest:
         self._tell()
 
     def decided(self, code: int) -> None:
-        """What follows changes neither the exit code nor what is saved."""
+        """What follows changes neither the exit code nor the saves."""
         self._last_step = None
         self._page.waits_for("its last lines")
         self._page.would_end(code, "")

@@ -23,7 +23,7 @@ from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
 
-SLOTS = 3  # the newest snapshot, one that is being written, one that is leased to the uploader
+SLOTS = 3  # for the newest snapshot, for the next, and for the uploader's
 SLOTS_WITHOUT_SNAPSHOTS = 1  # where states are copied only to be saved
 _NICENESS = 10  # of the thread: training comes first
 
@@ -32,7 +32,7 @@ class SnapshotMemory:
     """`slots`: what counts lies in them; None until the workers have asked for memory."""
 
     def __init__(self, page: ControlPage, count: int, report: Callable[[str], None]) -> None:
-        """count: of slots, each of which holds one state."""
+        """count: of slots for one state each."""
         self.slots: SnapshotSlots | None = None
         self._larger: SnapshotSlots | None = None  # the workers write there; no snapshot counts yet
         self._page = page

@@ -32,7 +32,7 @@ class Spawner:
         self.interrupted = never  # whether workers are waited for no more
         self._recipe = recipe if forks else None  # None where all are spawned
         self._server = ForkServerClient.spawn(self._recipe)
-        self._imports = forks  # the server that lives; False for one that only spawns
+        self._imports = forks  # the living server; False if it only spawns
         self._said = ""
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ from elastic.system.files import make_folders
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
-# For the fork server to report workers that have exited: one that is stopped or hangs never does.
+# For the fork server to report workers that have exited: a stopped server never does.
 # A node that leaves needs none any more.
 REPORT_WAIT_S, LAST_REPORT_WAIT_S = 3.0, 0.5
 TERMINATE_POLL_S = 0.1
@@ -68,7 +68,7 @@ class NodeWorkers:
         console: ConsoleFollower,
         clock: Clock,
     ) -> None:
-        """Start the workers, or all before one that cannot be started: `not_started` says why.
+        """Start the workers, or all before the first that cannot be started (`not_started`).
 
         open_step: in which step of its loop a local rank is, if in any.
         """

@@ -59,7 +59,7 @@ def find(
     asks: str = "--from",
     read: Reading = check_state,
 ) -> Parent:
-    """The state that `origin` names. Without a step: the newest one that verifies.
+    """The state that `origin` names. Without a step: the newest that verifies.
 
     asks: the option or command that wants it. read: reads the payload of a candidate, and raises
     CheckpointDamaged where it does not verify.
@@ -114,7 +114,7 @@ def _is_same(there: Parent, origin: Origin) -> bool:
 def _chosen(
     origin: Origin, run_id: str, clock: Clock, read: Reading
 ) -> tuple[CommitRecord | None, list[int], list[Damage]]:
-    """The record, or None; with the steps that are committed, and what is damaged of those asked
+    """The record, or None; with the steps that are committed, and the damage among those asked
     for. Where records were deleted meanwhile, because the run goes on, newer ones are there now.
 
     Raises StoreFailed.

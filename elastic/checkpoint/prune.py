@@ -21,7 +21,7 @@ from elastic.system.clock import Clock
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
     """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two save
-    deadlines, of which `save_deadline_s` is the part that the size does not change.
+    deadlines; `save_deadline_s` is their part that the size does not change.
     """
 
     run_id: str

@@ -2,7 +2,7 @@
 interpreter.py, which sets what the interpreter and its libraries read as they begin.
 
 torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
-adds for the workers of a generation; to the one that serves its store, `ELASTIC_STORE` gives the
+adds for the workers of a generation; to the worker that serves its store, `ELASTIC_STORE` gives the
 descriptor of the listening socket. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand

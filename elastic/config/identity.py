@@ -75,7 +75,7 @@ _OPTIONAL = {field.name: None for field in fields(Identity) if field.default is 
 def parse(text: bytes, *, remedy: str = REMEDY) -> Identity:
     """Raises UsageError, which ends with the remedy, if the text is not an identity."""
     found: Any = text
-    with suppress(ValueError):  # `decode` says what is wrong with the text
+    with suppress(ValueError):  # `decode` finds the fault of the text
         found = parse_json(text)
     if isinstance(found, dict):
         found = _OPTIONAL | found

@@ -85,7 +85,7 @@ class RunView:
     generation ended, if training failed. plain: of a script without this library, which has no
     steps, saves and goodput here.
 
-    step: the newest one that counts; length: the step with which the run ends, None until the
+    step: the newest that counts; length: the step with which the run ends, None until the
     recipe has said it; highest_step: the newest one ever. epochs: that are complete.
     generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
     in a row without a new step.

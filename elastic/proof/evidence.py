@@ -167,7 +167,7 @@ class TraceLine:
 
     steps, shards: of the whole run. entries: the evidence of the step, and what the recipe logged.
     gradient: of the first step alone. epoch: from 0. notes: what the run said on its console, since
-    the line before, about what is exact and perhaps not meant.
+    the line before, about exact results that are perhaps not meant.
     """
 
     step: int

@@ -28,7 +28,7 @@ class GroupPolicy:
 
 
 def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead members of the open or closed generation; none that left is among them."""
+    """The dead members of the open or closed generation; those that left are not among them."""
     return tuple(node.id for node in group.members if node.id not in alive)
 
 

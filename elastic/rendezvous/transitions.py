@@ -395,8 +395,8 @@ def end(group: Group, *, generation: int | None, run_end: RunEnd) -> Group:
 
 
 # A group begins again when a person starts a run that has ended, when another run takes its name,
-# and when the backend has lost the shared state. It counts its generations on, and keeps what is
-# still true of the old one.
+# and when the backend has lost the shared state. It counts its generations on, and keeps what
+# still holds of the old one.
 
 
 def reopen(group: Group, *, is_new: bool = False) -> Group:

@@ -28,7 +28,7 @@ from elastic.storage.remote import Objects, check_url, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, SystemClock
 
-# What `--json` prints; what is shown without it; and whether the runs are as they should be.
+# What `--json` prints; the text without it; and whether the runs are as they should be.
 _Answer = tuple[Any, RenderableType, bool]
 
 

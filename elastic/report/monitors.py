@@ -57,7 +57,7 @@ class Monitors:
             try:
                 found.append(each.catch_up(settings))
             except Exception as error:  # what a disk and a library may raise; the run has finished
-                found.append(f"{type(each).__name__} could not make up for what is missing ({error})")
+                found.append(f"{type(each).__name__} could not make up for missing outputs ({error})")
         return "; ".join(filter(None, found))
 
     def stop(self) -> None:

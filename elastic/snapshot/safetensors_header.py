@@ -62,7 +62,7 @@ class Header:
 
 
 def parse(image: Buffer, size_bytes: int | None = None) -> Header:
-    """Raises CheckpointDamaged for what is no image, or announces more than there is.
+    """Raises CheckpointDamaged for bytes that are no image, or announce more than there is.
 
     size_bytes: of the image, where only its first bytes are given.
     """

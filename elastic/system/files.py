@@ -1,7 +1,7 @@
 """A small file is put in place whole or not at all, and opening a foreign file never waits.
 
 With fsync, a file has its content on the disk before it has its name, and its name before the call
-returns: a power cut leaves the old state or the new one. It does not promise that what is read
+returns: a power cut leaves the old state or the new one. It does not promise that the content
 means anything, nor anything of a file system that answers fsync without doing it.
 """
 
@@ -22,7 +22,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class NotRegularFile(OSError):  # noqa: N818 - it says what is wrong
+class NotRegularFile(OSError):  # noqa: N818 - the name says it
     """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs
     there.
     """

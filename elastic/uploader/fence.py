@@ -7,7 +7,7 @@ of the two writes, and a pipe whose bytes mean only that there is a question:
 
     ASKED      uploader   when it asked last
     NEWEST     agent      the newest generation that the rendezvous has shown
-    ENTERED    agent      the newest generation of which this node is a member
+    ENTERED    agent      the newest generation that has this node as a member
     READ       agent      when it began to read NEWEST
     TRIED      agent      when it began its last try to read it
     COMMITTED  uploader   the step that it committed last, for the group to remember

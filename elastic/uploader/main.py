@@ -103,7 +103,7 @@ class Job:
 
 
 class Jobs:
-    """The save in flight, in a thread, and the one that waits: the newest, because an older state
+    """The save in flight, in a thread, and the waiting one: the newest, because an older state
     is worth nothing once a newer one can be saved.
 
     `wakeup` becomes readable when that thread has something for `advance`.

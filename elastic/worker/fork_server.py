@@ -74,7 +74,7 @@ class ForkServer:
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
     workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
-    # By pid; kept because subprocess reaps the process of one that is garbage.
+    # By pid; kept because subprocess reaps the process of a garbage object.
     spawned: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -166,7 +166,7 @@ class ForkServer:
                 os._exit(EXIT_FAILED)
 
     def _become_worker(self, request: StartRequest, outputs: list[int], store: int | None) -> NoReturn:
-        """Give up what is the fork server's, set what differs between two workers, and run."""
+        """Close the fork server's descriptors, set what differs between workers, and run."""
         assert self.preloaded is not None
         os.setsid()
         for number, handler in self.signals.items():

@@ -51,7 +51,7 @@ def describe(error: BaseException, trace: TracebackType | None, place: ErrorPlac
 def own_line(trace: TracebackType | None) -> str:
     """The innermost line of the user's own code, with its file; empty where there is none.
 
-    For errors of this library, whose sentence says what is wrong: its own frames, and torch's,
+    For errors of this library, whose sentence says it: its own frames, and torch's,
     would only hide the line to change. trace: from any frame before it on.
     """
     own = [frame for frame in extract_tb(trace) if _is_own(frame.filename)]

@@ -210,7 +210,7 @@ class Inherited:
     path: tuple[str, ...]
 
 
-_begun: list[Inherited] = []  # of this process; empty in one that was spawned
+_begun: list[Inherited] = []  # of this process; empty if it was spawned
 
 
 def begin(preloaded: Preloaded) -> None:
