@@ -3,8 +3,8 @@
 The process that a user starts only waits. Its child is the agent, which does everything else, and
 which may be held by a store, a file system, a library or a console that does not answer. The
 supervisor calls none of these. It takes the signals, tells the agent of them, and kills the
-rest of the node when its time is over (leave_deadline.py). It does not promise that a killed process
-is gone at once: the kernel may hold a process in a system call.
+rest of the node when its time is over (leave_deadline.py). It does not promise that a killed
+process is gone at once: the kernel may hold a process in a system call.
 """
 
 import os
