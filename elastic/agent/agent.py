@@ -2,7 +2,7 @@
 
 Read from the top: `run` is the run, one generation after another: join, start, watch. `_watch` is
 one generation: look at everything that can change, have decide.py decide, do what generation.py
-has for the decision. Neither waits for a worker to finish; killed workers alone are waited for.
+has for the decision. Both wait only for workers that they have ended.
 
 It imports no torch: the fork server and the workers do.
 """

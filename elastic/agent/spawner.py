@@ -1,4 +1,4 @@
-"""Workers are forked from a fork server, and else spawned, as where their script forbids it.
+"""Workers are forked from a fork server, or spawned where forking is not possible.
 
 A fork takes milliseconds. Spawning is never an error, only slower by seconds, and the console shows
 why it was necessary. Workers of a script without this library are always spawned: as under

@@ -61,14 +61,15 @@ class Pruner:
         by_name, damages, _ = records_in(entries, self._store, self._clock)
         unclear = {damage.step for damage in damages}
         present = {(entry.name, entry.size_bytes) for entry in entries}
-        # Checkpoints of another run may have far higher steps; counting them would delete ours. So
-        # would counting one without its payload.
+        # Counting checkpoints of another run, whose steps may be far higher, would delete ours, and
+        # so would counting one without its payload.
         ours = {name: each for name, each in by_name.items() if each.run_id == self._policy.run_id}
         whole = [each for each in ours.values() if (each.payload, each.size_bytes) in present]
         counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)
         steps = to_delete(counting, keep=self._policy.keep)
         oldest_kept = min(counting - set(steps), default=0)
         names = {entry.name for entry in entries}
+        # Steps all of whose records name payloads that are gone.
         useless = {each.step for each in ours.values() if each.payload not in names}
         useless -= {each.step for name, each in by_name.items() if name not in ours or each.payload in names}
         useless = {each for each in useless - unclear if each < oldest_kept}

@@ -1,8 +1,8 @@
 """A commit record has all that is needed to trust a checkpoint; anything less is damage.
 
-It does not promise that the payload exists or is whole: catalog.py compares the payload with the
-record. The names of everything below the checkpoints' URL are made and parsed here and nowhere
-else.
+It does not promise that the payload exists or is whole: payload_check.py compares the payload
+with the record. The names of everything below the checkpoints' URL are made and parsed here and
+nowhere else.
 """
 
 import hashlib

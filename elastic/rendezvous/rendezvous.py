@@ -3,8 +3,7 @@
 A `Rendezvous` is one node's live view of the group, over a backend. Heartbeats have a thread of
 their own. Everything else happens in the caller's thread, one poll at a time: read the group, judge
 who is alive (`GroupObserver`), compute a transition, try to get it through compare-and-set. A
-transition that loses against another node's is computed again from the new state, or no longer
-wanted there.
+transition that loses against another node's is computed again from the new state, or dropped.
 
 It does not start or stop workers, and does not decide how often a run may fail.
 """

@@ -299,9 +299,9 @@ def close(
 def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     """Remove dead nodes and their reports; close the generation of a dead member.
 
-    A failure in a generation that lost a node is not the recipe's, and gives its restart
-    back: the workers of a machine that is taken away may die before its agent does, and scripts
-    without this library fail with an error of their own when their peers are gone.
+    A failure in a generation that lost a node is not the recipe's, and is not counted: a
+    machine that is taken away may lose its workers before its agent, and scripts without this
+    library fail with an error of their own when their peers are gone.
     """
     is_member_lost = bool(membership.lost_members(group, alive=alive))
     if is_member_lost and not group.open and group.cause == FAILURE:

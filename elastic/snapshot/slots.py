@@ -17,7 +17,7 @@ takes seconds for gigabytes.
 
 It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
 that other ranks had the same state (`is_agreed` says it), nor that bytes read without a lease
-stays. It needs Linux (memfd, /proc).
+stay. It needs Linux (memfd, /proc).
 """
 
 import ctypes

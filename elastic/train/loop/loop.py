@@ -12,8 +12,8 @@ called from outside) or asks for its end (`stop_reason`). A step that the recipe
 its gradients were computed, with the state as it is then; a step that it leaves before has not
 begun.
 
-A thread may run the body of a step for the thread that runs the script, which waits for it. A
-thread that takes the next step meanwhile ends a step that has no gradients, which is refused.
+A thread may run the body of a step for the thread that runs the script, which waits for it. If
+it takes the next step meanwhile, the open step has no gradients, and that is refused.
 """
 
 from collections.abc import Iterator

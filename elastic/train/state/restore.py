@@ -207,7 +207,7 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 break
             self._reject(rejected, [untried[0].rejected(found)])
-        # A step that is compared counts no more; but a node that left may wait for its state.
+        # The snapshot of a step that is done again goes, unless a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self.local.discard_newer(again.step if keeps_it else found.step)
         has_older = any(each.is_stored and each.step < found.step for each in candidates)

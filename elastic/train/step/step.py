@@ -149,10 +149,10 @@ class Step:
         function returns a tensor of the same shape and dtype for every shard (float64 is worth its
         price for statistics). The result is the same on every rank: a leaf that requires grad, or
         without a graph where no shard's output has one. The graphs of all own shards are kept until
-        `backward`. Whole numbers and truth values become an
-        exact int64 sum, without gradients; floats stay what they are, so that float16 becomes inf
-        above 65504, as in plain PyTorch. Raises UsageError for other outputs, or where their form
-        differs between shards or steps; PeerLost when another rank is gone.
+        `backward`. Whole numbers and truth values become an exact int64 sum, without gradients;
+        floats stay what they are, so that float16 becomes inf above 65504, as in plain PyTorch.
+        Raises UsageError for other outputs, or where their form differs between shards or steps;
+        PeerLost when another rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
