@@ -14,10 +14,10 @@ is gone.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from elastic.events import Event, Restored
+from elastic.events import Event, Overlapped, Rehearsed, Restored, StepDiffered
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.step_line import StepLine
 
@@ -27,6 +27,7 @@ METRICS = "metrics"
 FIRST_PAUSE_S = 3.0
 LONGEST_PAUSE_S = 15.0
 _PAUSE_PER_AGE = 0.005
+_COMPARED = Rehearsed, Overlapped, StepDiffered
 
 _PART = re.compile(r"(?P<stem>.+)/(?P<offset>\d{12})(?P<suffix>\.(?:jsonl|log))")
 _METRICS_PART = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
@@ -94,16 +95,18 @@ def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[
     return [kept[step] for step in sorted(kept)], lost
 
 
-def with_losses(events: Iterable[LoggedEvent[Event]], lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
+def with_losses(events: Sequence[LoggedEvent[Event]], lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
     """The same events with the lost steps that `merge` found, where they are more.
 
     Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the
-    rank 0 before, that folder lacks lines, and rank 0 could not know of all steps that were lost.
+    rank 0 before, that folder lacks lines, and rank 0 could not know of all steps that were lost. A
+    generation that did a step again to compare it has lost none.
     """
+    compared = {each.generation for each in events if isinstance(each.event, _COMPARED)}
     found = []
     for each in events:
         event = each.event
-        if isinstance(event, Restored):
+        if isinstance(event, Restored) and each.generation not in compared:
             event = replace(event, lost_steps=max(event.lost_steps, lost.get(each.generation, 0)))
         found.append(replace(each, event=event))
     return found

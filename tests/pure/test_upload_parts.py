@@ -55,16 +55,19 @@ def test_any_history_gives_the_lines_of_one_file(data):
 
 
 def test_a_restored_event_gets_lost_steps_of_other_nodes():
-    """The new rank 0 had no lines of the generation before; other events stay as they are."""
-    events = [
-        logged("restored", 1.0, 1, step=0, lost_steps=0),
-        logged("restored", 2.0, 2, step=3, lost_steps=0),
-        logged("restored", 3.0, 3, step=9, lost_steps=4),
-        logged("first_step", 4.0, 2),
+    """The new rank 0 had no lines of the generation before. A step that was done again for a
+    comparison is not lost; other events stay as they are.
+    """
+    compared = [
+        logged("rehearsed", 4.0, 4, step=4, seconds=1.0, verdict="alike"),
+        logged("overlapped", 5.0, 5, step=4, seconds=1.0, verdict="alike"),
+        logged("step_differed", 6.0, 6, step=4, entries=["the loss"], verdict="random", accepted=True),
     ]
-    found = upload_parts.with_losses(events, {1: 0, 2: 2, 3: 1})
-    assert [e.event.lost_steps for e in found[:3]] == [0, 2, 4]
-    assert found[3] == events[3]
+    counts = {1: 0, 2: 0, 3: 4, 4: 0, 5: 0, 6: 0}
+    events = [logged("restored", number, number, step=3, lost_steps=at) for number, at in counts.items()]
+    found = upload_parts.with_losses([*events, *compared], {1: 0, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1})
+    assert [e.event.lost_steps for e in found[:6]] == [0, 2, 4, 0, 0, 0]
+    assert found[6:] == compared
 
 
 def test_fields_of_a_newer_version_are_written_again():
@@ -73,7 +76,7 @@ def test_fields_of_a_newer_version_are_written_again():
         logged("restored", 1.0, 1, step=3, lost_steps=0).to_json() | {"tier": {"name": "disk"}},
         {"event": "moon_rose", "time": 2.0, "node": "n1", "generation": 1, "phase": "full"},
     ]
-    found = upload_parts.with_losses(map(logged_event.parse, events), {1: 2})
+    found = upload_parts.with_losses([*map(logged_event.parse, events)], {1: 2})
     assert [each.to_json() for each in found] == [events[0] | {"lost_steps": 2}, events[1]]
 
 
