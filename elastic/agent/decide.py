@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from elastic.agent.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
@@ -22,6 +21,7 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
+from elastic.events import HangDetected
 from elastic.rendezvous.partition import SETTLED_AFTER, UNREACHABLE_AFTER
 
 # How long an agent whose workers only lost a peer waits for another agent to report the failure
@@ -96,7 +96,7 @@ class Observation:
     knows_difference: bool  # a worker that ended says how the ranks' states differ
     is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
-    hung: HungWorker | None  # a worker of this node
+    hung: HangDetected | None  # a worker of this node
     stacks_dumped: bool  # the hung worker was asked for its stacks
     group_ended: str | None  # why the run has ended, once it has
     fenced: bool  # the group went on to a newer generation without this node
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.is_plain, Action.CONTINUE, "training"),
     # Ask for a drain, once. A node that leaves has nothing to keep before the first step. A node
     # that joins waits for it: otherwise joins that follow each other closely would let none end.
-    Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}, before its first step"),
+    Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.leaving and not o.drain_requested, Action.REQUEST_DRAIN, "{o.leaving}"),
     Rule(lambda o: o.newcomers and not o.drain_requested, Action.REQUEST_DRAIN, "a node is waiting to join"),
     Rule(lambda _: True, Action.CONTINUE, "training"),

@@ -18,7 +18,7 @@ from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
 from elastic.events import DrainRequested, GenerationEnded
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
-from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT, REHEARSAL
+from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import RaisedError, WorkerError, read_errors
 
@@ -99,7 +99,7 @@ class NodeGeneration:
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
         repeated = own.came_back(self._raised_by(self.failure.rank))
-        group = self.close("failure", reason, counts=True)
+        group = self.close(FAILURE, reason, counts=True)
         if group is None:
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
@@ -144,7 +144,7 @@ class NodeGeneration:
         if not is_own_exit(self.failure.message, code):
             reason = self.failure.message
         end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=reason)
-        if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
+        if parts.group.close(FAILURE, step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
         return end
 

@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from elastic.events import HangDetected
 from elastic.system.silence import Phase, Silence, longest_gap_s
 
 MIN_LIMIT_S = 10.0
@@ -58,15 +59,6 @@ class WorkerSample:
     phase: Phase
     beats: int
     is_stopped: bool  # by a signal such as SIGSTOP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HungWorker:
-    rank: int
-    phase: Phase
-    silence_s: float
-    limit_s: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +106,7 @@ class HangDetector:
         return replace(self, observed_s=now_s, longest_step_s=longest_s, workers=workers)
 
     @property
-    def hung(self) -> HungWorker | None:
+    def hung(self) -> HangDetected | None:
         """The worker to blame; None while every silence is within its limit."""
         over = [
             (rank, worker)
@@ -124,9 +116,9 @@ class HangDetector:
         if not over:
             return None
         rank, worker = min(over, key=lambda found: self._blame_order(*found))
-        return HungWorker(
+        return HangDetected(
             rank=rank,
-            phase=worker.sample.phase,
+            place=worker.sample.phase.name.lower(),
             silence_s=worker.silence.seconds,
             limit_s=self._limit_s(worker),
             reason=self._reason(rank, worker),

@@ -96,9 +96,9 @@ def watch(
     wait: sleeps for some seconds, and is true, at once, when nothing is to be asked any more.
     """
     is_reported = False
-    while not wait(0.0):
+    while True:
         try:
-            if (reason := source.ask()) is not None and not wait(0.0):
+            if (reason := source.ask()) is not None:
                 leave(f"a notice ({reason}) asks this node to leave")
                 return
         # The edge of a thread: without a further try the node would train on, deaf to notices.
@@ -209,36 +209,27 @@ def _read_gcp(text: str, _first: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AzureEvents:
-    Events: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AzureEvent:
     EventType: str
     Resources: tuple[str, ...]
     NotBefore: Any = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureEvents:
+    Events: tuple[AzureEvent, ...]
+
+
 def _read_azure(text: str, machine: str) -> str | None:
     """An event of type Preempt or Terminate that names this VM, thirty seconds ahead. None is
-    acknowledged, which would let the VM be taken before its last step is saved. An event that
-    cannot be read, perhaps of another VM, hides no notice, and is no answer.
+    acknowledged, which would let the VM be taken before its last step is saved.
     """
-    unread = None
-    for event in decode(AzureEvents, parse_json(text), what="scheduledevents", exact=False).Events:
-        try:
-            read = decode(AzureEvent, event, what="an event of scheduledevents", exact=False)
-        except ValueError as error:
-            unread = error
-            continue
+    for event in decode(AzureEvents, text, what="scheduledevents", exact=False).Events:
         # Freeze, Reboot and Redeploy leave the VM where it is.
-        is_here = machine.casefold() in map(str.casefold, read.Resources)
-        if is_here and read.EventType in ("Preempt", "Terminate"):
-            when = _shown(read.NotBefore)  # empty where it has begun
-            return read.EventType + (f", not before {when}" if when else "")
-    if unread is not None:
-        raise unread
+        is_here = machine.casefold() in map(str.casefold, event.Resources)
+        if is_here and event.EventType in ("Preempt", "Terminate"):
+            when = _shown(event.NotBefore)  # empty where it has begun
+            return event.EventType + (f", not before {when}" if when else "")
     return None
 
 

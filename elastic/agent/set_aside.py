@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.config.identity import NAME
-from elastic.config.run_dir import PLACE, UID, RunDir
+from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError, UsageError
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.meeting_place import ALONE, Place
@@ -37,11 +37,6 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         raise UsageError(
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
-    if nested := _nested_run(run.local):
-        raise UsageError(
-            f"expected {run.url} to hold one run, found another one in {nested}, which --fresh would move with it; move that one"
-            " elsewhere first, or take another --run-dir"
-        )
     who = printable(f"a command with --fresh on {socket.gethostname()}, pid {os.getpid()}")
     ours = Place(kind=ALONE, who=who[:LONGEST_NAME])
     meeting_place.Watch(run=run, clock=clock, notify=notify).take(ours)
@@ -60,17 +55,6 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         for folder in (run.local, aside):  # the old run may go on there, under its new name
             with suppress(ElasticError, OSError):
                 meeting_place.release(RunDir.parse(str(folder)), ours, clock)
-
-
-def _nested_run(top: Path) -> str | None:
-    """Where another run lies below this one; its processes may train there.
-
-    A script without the library has no run.json. What cannot be listed is left out.
-    """
-    for folder, below, files in os.walk(top):
-        if folder != str(top) and (NAME in files or (UID in files and PLACE in below)):
-            return folder
-    return None
 
 
 def _rename(run: RunDir, aside: Path) -> None:

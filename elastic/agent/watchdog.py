@@ -14,7 +14,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from elastic.agent.hang_detector import HangDetector, HungWorker, WorkerSample
+from elastic.agent.hang_detector import HangDetector, WorkerSample
 from elastic.agent.workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
@@ -39,7 +39,7 @@ class Watchdog:
         self._log = log
         self._clock = clock
         self._polled_s = 0.0
-        self.hung: HungWorker | None = None
+        self.hung: HangDetected | None = None
         self.error: WorkerError | None = None  # of the hung worker, with its stacks
 
     def start_generation(self) -> None:
@@ -67,19 +67,9 @@ class Watchdog:
         """Record the hung worker, and have it write its stacks into its log."""
         hung = self.hung
         assert hung is not None
-        self._log.record(
-            HangDetected(
-                rank=hung.rank,
-                place=hung.phase.name.lower(),
-                silence_s=hung.silence_s,
-                limit_s=hung.limit_s,
-                reason=hung.reason,
-            )
-        )
+        self._log.record(hung)
         start = workers.running.get(hung.rank)
-        stacks = ""
-        if start is not None:
-            stacks = dump_stacks(workers.pid(hung.rank), start.log, self._clock)
+        stacks = "" if start is None else dump_stacks(workers.pid(hung.rank), start.log, self._clock)
         self.error = WorkerError(rank=hung.rank, message=hung.reason, traceback=stacks, time=since_boot_s())
 
 

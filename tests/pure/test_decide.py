@@ -16,7 +16,6 @@ from elastic.agent.decide import (
     WorkerExit,
     decide,
 )
-from elastic.agent.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
@@ -27,9 +26,9 @@ from elastic.errors import (
     EXIT_RECIPE,
     EXIT_USAGE,
 )
+from elastic.events import HangDetected
 from elastic.observe.generations import ended_by_loss
 from elastic.rendezvous.transitions import FAILURE, NODE_LOST
-from elastic.system.silence import Phase
 
 TRAINING = Observation(
     workers=2,
@@ -52,7 +51,7 @@ TRAINING = Observation(
     drain_requested=False,
     has_drain=True,
 )
-HUNG = HungWorker(rank=5, phase=Phase.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
+HUNG = HangDetected(rank=5, place="step", silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
 OVER, LATE = {"leaving": "SIGTERM", "drain_is_over": True}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
 
 
@@ -122,7 +121,7 @@ TABLE = [
     row(A.LEAVE, "SIGTERM; rank 5 hangs", hung=HUNG, stacks_dumped=True, leaving=TERM),
     row(A.LEAVE, "the time to finish a step is over", hung=HUNG, **OVER),
     # Planned ends.
-    row(A.LEAVE, "before its first step", leaving=TERM, has_begun=False),
+    row(A.LEAVE, "SIGTERM", leaving=TERM, has_begun=False),
     row(A.REQUEST_DRAIN, "SIGTERM", leaving=TERM),
     row(A.CONTINUE, "training", leaving=TERM, drain_requested=True),
     row(A.LEAVE, "the time to finish a step is over", drain_requested=True, **OVER),

@@ -6,8 +6,7 @@ import pytest
 
 from elastic.agent import set_aside as set_aside_module
 from elastic.agent.set_aside import set_aside
-from elastic.config.identity import NAME
-from elastic.config.run_dir import PLACE, UID, RunDir
+from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.meeting_place import NOBODY, Place
@@ -21,22 +20,6 @@ def run(tmp_path: Path) -> RunDir:
     run.local.mkdir()
     (run.local / "run.json").write_text("{}")
     return run
-
-
-@pytest.mark.parametrize(("place", "mark"), [("sweep/two", NAME), ("checkpoints/two", UID)])
-def test_a_run_that_lies_within_another_one_is_not_moved_with_it(run: RunDir, place: str, mark: str) -> None:
-    """It may train there: its processes would go on in a folder that nobody resumes from. A script
-    without the library has no run.json.
-    """
-    inner = run.local / place
-    (inner / PLACE).mkdir(parents=True)
-    (inner / mark).write_text("{}")
-    with pytest.raises(UsageError, match=f"found another one in {inner}"):
-        set_aside(run, SystemClock(), print)
-    assert not (run.local / PLACE).exists()
-    (inner / mark).rename(inner / "notes.json")
-    set_aside(run, SystemClock(), print)
-    assert not run.local.exists()
 
 
 def is_free(folder: Path) -> bool:
