@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from elastic.events import FaultInjected
 from elastic.faults.inject import Claims, pause
@@ -68,28 +69,28 @@ class NodeFaults:
                 _kill(os.getpid())
 
 
+@dataclass
 class RandomKills:
     """Those of one line of the plan that this agent carries out."""
 
-    def __init__(self, fault: Fault, every: AtIntervals, claims: Claims, clock: Clock) -> None:
-        self.fault = fault
-        self._every = every
-        self._claims = claims
-        self._clock = clock
-        self._kills = 0
-        self._since_s = clock.monotonic()
+    fault: Fault
+    every: AtIntervals
+    claims: Claims
+    clock: Clock
+    kills: int = 0
+
+    def __post_init__(self) -> None:
+        self.since_s = self.clock.monotonic()
 
     def poll(self, world_size: int, workers: Mapping[int, int]) -> int | None:
         """The pid that this agent is to kill now, if any."""
-        now_s = self._clock.monotonic()
-        if now_s - self._since_s < self._every.wait_s(self._kills):
+        now_s = self.clock.monotonic()
+        if now_s - self.since_s < self.every.wait_s(self.kills):
             return None
-        victim = workers.get(self._every.pick(self._kills, world_size))
-        self._kills, self._since_s = self._kills + 1, now_s
+        victim = workers.get(self.every.pick(self.kills, world_size))
+        self.kills, self.since_s = self.kills + 1, now_s
         # The claim says at the end of the run that the line struck; it may have been taken before.
-        is_claimed = victim is not None and (
-            self._claims.take(self.fault) or self._claims.is_taken(self.fault)
-        )
+        is_claimed = victim is not None and (self.claims.is_taken(self.fault) or self.claims.take(self.fault))
         return victim if is_claimed else None
 
 

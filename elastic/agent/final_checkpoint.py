@@ -12,6 +12,8 @@ behind it. It does not promise that the storage accepts the checkpoint. The exit
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
 
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
@@ -35,31 +37,21 @@ LOOK_SHARE = 0.25  # of the time that is left for a save: how long to look wheth
 RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
 
 
+@dataclass(slots=True, kw_only=True)
 class FinalCheckpoint:
-    """differences: why a state is not saved, where its step was committed before with another."""
+    """report: takes lines for the console. log: of the agent. differences: why a state is not
+    saved, where its step was committed before with another.
+    """
 
-    def __init__(  # noqa: PLR0913 - what a save takes
-        self,
-        memory: SnapshotMemory,
-        settings: Settings,
-        uploader: UploaderProcess,
-        shutdown: ShutdownRequest,
-        log: EventLog,
-        *,
-        report: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        """report: takes lines for the console. log: of the agent."""
-        self.differences: list[str] = []
-        self._memory = memory
-        self._store = open_store(settings.run.checkpoints_url)
-        self._run_id = settings.run_id
-        self._uploader = uploader
-        self._shutdown = shutdown
-        self._log = log
-        self._report = report
-        self._clock = clock
-        self._reported: set[str] = set()
+    memory: SnapshotMemory
+    settings: Settings
+    uploader: UploaderProcess
+    shutdown: ShutdownRequest
+    log: EventLog
+    report: Callable[[str], None]
+    clock: Clock
+    differences: list[str] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)  # why the checkpoints could not be listed
 
     def newest_checkpoint(self, *, step: int, generation: int, is_new: bool = False) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
@@ -74,19 +66,19 @@ class FinalCheckpoint:
         def counts(record: CommitRecord) -> bool:
             if not step or record.step < step or record.generation >= generation:
                 return True
-            return record.step == step and (not is_new or step == self._shutdown.saved_step)
+            return record.step == step and (not is_new or step == self.shutdown.saved_step)
 
         found = self._records(Share.REPORT, READ_LIMIT_S, step=step)
         return max(filter(counts, found), key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        if (newest := self._memory.newest) is not None:
-            with closing(UploaderClient(self._uploader.socket_path)) as uploader:
+        if (newest := self.memory.newest) is not None:
+            with closing(UploaderClient(self.uploader.socket_path)) as uploader:
                 try:
                     self._offer(uploader, newest, FINAL_OFFER_S)
                 except StoreFailed as error:
-                    self._report(f"the newest state is not saved: {error}")
+                    self.report(f"the newest state is not saved: {error}")
 
     def ensure_committed(self, *, others: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Return once a checkpoint holds the newest step in memory, or the time for it is over.
@@ -100,52 +92,50 @@ class FinalCheckpoint:
         fences the save of this node, they are given the rest. meanwhile: called several times a
         second.
         """
-        newest, began_s = self._memory.newest, self._clock.monotonic()
+        newest, began_s = self.memory.newest, self.clock.monotonic()
         if newest is None:
             return
         step, pause_s = newest.info.step, RETRY_S
 
         def end_s() -> float:
-            return self._shutdown.end_s(Share.SAVE, began_s, self._shutdown.grace_s)
+            return self.shutdown.end_s(Share.SAVE, began_s, self.shutdown.grace_s)
 
         def is_over() -> bool:
-            return self._clock.monotonic() >= end_s()
+            return self.clock.monotonic() >= end_s()
 
         next_try_s = (began_s + end_s()) / 2 if others else began_s
         last: SaveResult | None = None
         # A store that does not answer this may still take a save.
-        while not self._is_saved_by_others(newest, (end_s() - self._clock.monotonic()) * LOOK_SHARE):
+        while not self._is_saved_by_others(newest, (end_s() - self.clock.monotonic()) * LOOK_SHARE):
             is_fenced = last is not None and last.state is SaveState.FENCED
             if last is not None and (is_over() or (is_fenced and not others)):
-                self._report(f"checkpoint step={step} is not saved: {last.reason}")
+                self.report(f"checkpoint step={step} is not saved: {last.reason}")
                 return
             # One try is made also where no time is left: a save that is handed over may still end.
-            if not is_fenced and (is_over() or self._clock.monotonic() >= next_try_s):
+            if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
                 is_first, last = last is None, self._save(newest, is_over, meanwhile)
                 if last.state is SaveState.COMMITTED:
-                    self._shutdown.saved(step)
+                    self.shutdown.saved(step)
                     return
                 if last.state is SaveState.DIFFERS:
                     self.differences.append(last.reason)
                     return
                 if is_first and not is_over() and last.state is not SaveState.FENCED:
-                    self._report(
-                        f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}"
-                    )
-                next_try_s, pause_s = self._clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
+                    self.report(f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}")
+                next_try_s, pause_s = self.clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
             meanwhile()
-            self._clock.sleep(POLL_S)
+            self.clock.sleep(POLL_S)
         if not self.differences:
-            self._shutdown.saved(step)
+            self.shutdown.saved(step)
 
     def finish_saves(self) -> None:
         """Stop the uploader once it has finished its saves, or has had the time that they take."""
-        slots, began_s = self._memory.slots, self._clock.monotonic()
-        self._uploader.finish(
-            lambda line: None if self._shutdown.reason else self._report(line),
+        slots, began_s = self.memory.slots, self.clock.monotonic()
+        self.uploader.finish(
+            lambda line: None if self.shutdown.reason else self.report(line),
             ended_by="SIGTERM or Ctrl-C shortens that to --grace",
             size_bytes=0 if slots is None else slots.capacity_bytes,
-            is_over=lambda: self._clock.monotonic() >= self._shutdown.end_s(Share.SAVE, began_s),
+            is_over=lambda: self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s),
         )
 
     def _is_saved_by_others(self, newest: Snapshot, longest_s: float) -> bool:
@@ -165,28 +155,25 @@ class FinalCheckpoint:
         same = next((each for each in found if each.step == info.step), None)
         if same is not None and info.checksum not in ("", same.checksum):
             reason = other_state_text(same)
-            self._log.record(CheckpointDiffers(step=info.step, reason=reason))
+            self.log.record(CheckpointDiffers(step=info.step, reason=reason))
             self.differences.append(reason)
         return bool(found)
 
     def _records(self, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
         """step: asked for by name where the listing, which may be old, has none as new as it."""
-        until_s = self._shutdown.end_s(share, self._clock.monotonic(), longest_s)
+        until_s = self.shutdown.end_s(share, self.clock.monotonic(), longest_s)
 
-        def look() -> list[CommitRecord]:
-            return list_commits(
-                self._store, self._clock, run_id=self._run_id, known_step=step, until_s=until_s
-            )[0]
-
+        store, run_id = open_store(self.settings.run.checkpoints_url), self.settings.run_id
+        look = partial(list_commits, store, self.clock, run_id=run_id, known_step=step, until_s=until_s)
         try:
-            return self._shutdown.within(share, look, longest_s=longest_s)
+            return self.shutdown.within(share, look, longest_s=longest_s)[0]
         except StoreFailed as error:
             problem = str(error)
         except GivenUp:
             problem = "the storage does not answer"
-        if problem not in self._reported:
-            self._reported.add(problem)
-            self._report(f"the checkpoints cannot be listed: {problem}")
+        if problem not in self.said:
+            self.said.add(problem)
+            self.report(f"the checkpoints cannot be listed: {problem}")
         return []
 
     def _save(
@@ -194,7 +181,7 @@ class FinalCheckpoint:
     ) -> SaveResult:
         """Offer the newest snapshot, and wait for its result until `is_over`."""
         step, problem = newest.info.step, "its save had not ended"
-        with closing(UploaderClient(self._uploader.socket_path)) as uploader:
+        with closing(UploaderClient(self.uploader.socket_path)) as uploader:
             try:
                 # A short time, as it is tried again: an uploader that died is started in between.
                 self._offer(uploader, newest, POLL_S)
@@ -208,5 +195,5 @@ class FinalCheckpoint:
 
     def _offer(self, uploader: UploaderClient, newest: Snapshot, within_s: float) -> None:
         """Raises StoreFailed."""
-        assert self._memory.slots is not None, "a snapshot lies in a slot"
-        uploader.offer(self._memory.slots, newest, resumed_from=None, final=True, within_s=within_s)
+        assert self.memory.slots is not None, "a snapshot lies in a slot"
+        uploader.offer(self.memory.slots, newest, resumed_from=None, final=True, within_s=within_s)

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -35,29 +36,24 @@ CONNECT_S, CONNECT_TRIES = 0.5, 20
 T = TypeVar("T")
 
 
+@dataclass
 class GroupClient:
     """`is_first`: rank 0 ran on this node in the last generation that it entered. `is_fenced`: the
     group went on without this node since.
     """
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        options: Options,
-        report: Callable[[str], None],
-        shutdown: ShutdownRequest,
-        clock: Clock,
-    ) -> None:
-        self._rendezvous = rendezvous
-        self._options = options
-        self._report = report
-        self._clock = clock
-        self._shutdown = shutdown
+    rendezvous: Rendezvous
+    options: Options
+    report: Callable[[str], None]
+    shutdown: ShutdownRequest
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._calls = Calls()  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
         self._is_given_up = False
         self._backoff = RejoinBackoff()
-        self._is_reached, self._reached_s = True, clock.monotonic()
+        self._is_reached, self._reached_s = True, self.clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
         self._committed = self._told = 0  # the newest step with a checkpoint, here and in the group
         self.is_first = self.is_fenced = False
@@ -79,7 +75,7 @@ class GroupClient:
     @property
     def poll_s(self) -> float:
         """How long to wait between two calls of `poll`, at least: longer in a larger group."""
-        return self._rendezvous.poll_s
+        return self.rendezvous.poll_s
 
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
         """The state of the group, or None when the backend does not answer within a moment.
@@ -90,7 +86,7 @@ class GroupClient:
         view, problem = None, "the place to meet did not answer"
         if self._polled is None and not self._is_given_up:
             self._polled = self._calls.submit(
-                partial(self._with_commit, partial(self._rendezvous.watch, step=step))
+                partial(self._with_commit, partial(self.rendezvous.watch, step=step))
             )
         if self._polled is not None and wait([self._polled], ANSWER_S).done:
             polled, self._polled = self._polled, None
@@ -101,16 +97,16 @@ class GroupClient:
                 # It may be unreachable at first and then have lost its data.
                 if problem not in self._said and len(self._said) < MOST_REASONS:
                     self._said.add(problem)
-                    self._report(f"the rendezvous did not answer ({problem}); training goes on")
-        now_s = self._clock.monotonic()
+                    self.report(f"the rendezvous did not answer ({problem}); training goes on")
+        now_s = self.clock.monotonic()
         if view is None:
-            if is_idle and now_s - self._reached_s >= self._rendezvous.timeout_s:
+            if is_idle and now_s - self._reached_s >= self.rendezvous.timeout_s:
                 self._is_given_up = self._is_given_up or self._polled is not None
                 raise BackendFailed(problem)
             return None
         if not self._is_reached:
             self._said.clear()
-            self._report("the rendezvous answers again")
+            self.report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, now_s
         self._backoff = self._backoff.observe(view.newcomers, now_s=now_s)
         self.is_fenced = view.fenced
@@ -127,7 +123,7 @@ class GroupClient:
     def _with_commit(self, call: Callable[[], T]) -> T:
         if (step := self._committed) > self._told:
             with suppress(BackendFailed):
-                self._rendezvous.report_commit(step)
+                self.rendezvous.report_commit(step)
                 self._told = step
         return call()
 
@@ -147,17 +143,17 @@ class GroupClient:
         joined = self._calls.submit(partial(self._join_reached, interrupted))
         while not wait([joined], JOIN_S).done:
             meanwhile()
-            if self._shutdown.is_over(share):
+            if self.shutdown.is_over(share):
                 self._give_up()
                 raise Interrupted
         generation = joined.result()
-        self._reached_s = self._clock.monotonic()
+        self._reached_s = self.clock.monotonic()
         return generation
 
     def _join_reached(self, interrupted: Callable[[], bool]) -> Generation:
         unreached, reason = 0, ""
         while unreached < UNREACHED_TRIES:
-            generation = self._rendezvous.join(interrupted)
+            generation = self.rendezvous.join(interrupted)
             found = self._why_unreached(generation, interrupted)
             if found == "":
                 return generation
@@ -166,7 +162,7 @@ class GroupClient:
                 # not answer either, `join` closes the generation as soon as it does.
                 unreached, reason = unreached + 1, found
                 with suppress(BackendFailed):
-                    self._rendezvous.close(NODE_LOST, step=0, counts=False)
+                    self.rendezvous.close(NODE_LOST, step=0, counts=False)
         raise RendezvousTimeout(
             f"the stores of {UNREACHED_TRIES} generations in a row should answer within {CONNECT_S * CONNECT_TRIES:g} s, but"
             f" did not ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
@@ -187,7 +183,7 @@ class GroupClient:
             except (OSError, OverflowError) as error:  # the second for a number that is no port
                 reason = f"{generation.endpoint}: {error}"
             with suppress(BackendFailed):
-                view = self._rendezvous.watch()
+                view = self.rendezvous.watch()
                 if interrupted() or view.fenced or not view.open:
                     return None
         return reason
@@ -199,14 +195,14 @@ class GroupClient:
         """
         return self.is_first and self._backoff.admits(
             view.newcomers,
-            now_s=self._clock.monotonic(),
-            window_s=self._options.join_window_s,
-            max_nodes=self._options.max_nodes,
+            now_s=self.clock.monotonic(),
+            window_s=self.options.join_window_s,
+            max_nodes=self.options.max_nodes,
         )
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
-        return self._asked(Share.DRAIN, partial(self._with_commit, self._rendezvous.done))
+        return self._answer(Share.DRAIN, partial(self._with_commit, self.rendezvous.done), None) is not None
 
     def close(
         self,
@@ -222,28 +218,28 @@ class GroupClient:
         None when the backend does not answer. Then the rendezvous closes it when this node joins
         the next generation.
         """
-        closes = partial(self._rendezvous.close, cause, step=step, counts=counts, failure=failure)
+        closes = partial(self.rendezvous.close, cause, step=step, counts=counts, failure=failure)
         return self._answer(Share.GROUP, closes, None, longest_s=longest_s)
 
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
-        until_s = self._clock.monotonic() + within_s
-        while len(self._backoff.members) > 1 and (left_s := until_s - self._clock.monotonic()) > 0:
+        until_s = self.clock.monotonic() + within_s
+        while len(self._backoff.members) > 1 and (left_s := until_s - self.clock.monotonic()) > 0:
             # The lost machine may have served the rendezvous.
             with suppress(BackendFailed, GivenUp):
-                asks = self._rendezvous.has_lost_member
-                if self._shutdown.within(Share.DRAIN, asks, longest_s=left_s, calls=self._calls):
+                asks = self.rendezvous.has_lost_member
+                if self.shutdown.within(Share.DRAIN, asks, longest_s=left_s, calls=self._calls):
                     return True
-            self._clock.sleep(LOST_POLL_S)
+            self.clock.sleep(LOST_POLL_S)
         return False
 
-    def end(self, run_end: RunEnd, *, of_any: bool = False) -> bool:
+    def end(self, run_end: RunEnd, *, of_any: bool = False) -> None:
         """End the run for all nodes; without an answer, the others come to the same end.
 
-        of_any: also in a newer generation than this node's. Returns whether the backend answered.
+        of_any: also in a newer generation than this node's.
         """
         share = Share.SAVE if of_any else Share.GROUP
-        return self._asked(share, partial(self._rendezvous.end, run_end, of_any=of_any))
+        self._answer(share, partial(self.rendezvous.end, run_end, of_any=of_any), None)
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """The workers of this node have stopped, and it is to leave.
@@ -253,23 +249,18 @@ class GroupClient:
         has left.
         """
         alone = Withdrawal(others_go_on=False, generation=None)
-        return self._answer(Share.GROUP, partial(self._rendezvous.withdraw, is_shared), alone)
+        return self._answer(Share.GROUP, partial(self.rendezvous.withdraw, is_shared), alone)
 
     def leave(self) -> None:
         """Leave the group; without an answer, the others notice the silence."""
-        self._asked(Share.REPORT, partial(self._with_commit, self._rendezvous.leave))
-
-    def _asked(self, share: Share, call: Callable[[], object]) -> bool:
-        """Whether the backend answered."""
-        unanswered = object()
-        return self._answer(share, call, unanswered) is not unanswered
+        self._answer(Share.REPORT, partial(self._with_commit, self.rendezvous.leave), None)
 
     def _answer(self, share: Share, call: Callable[[], T], otherwise: T, *, longest_s: float = inf) -> T:
         """Of the backend; `otherwise` where it fails, or hangs for longer than its share."""
         if self._is_given_up:
             return otherwise
         try:
-            return self._shutdown.within(share, call, longest_s=longest_s, calls=self._calls)
+            return self.shutdown.within(share, call, longest_s=longest_s, calls=self._calls)
         except BackendFailed:
             pass
         except GivenUp:
@@ -278,4 +269,4 @@ class GroupClient:
 
     def _give_up(self) -> None:
         self._is_given_up = True
-        self._report("the rendezvous does not answer, and this node leaves without it")
+        self.report("the rendezvous does not answer, and this node leaves without it")

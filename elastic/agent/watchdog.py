@@ -12,6 +12,7 @@ is ended by the signal, which does no harm: it is about to be killed anyway.
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent.hang_detector import HangDetector, WorkerSample
@@ -32,44 +33,46 @@ OPENING = "most recent call first"  # in the first line of every thread's stack
 DUMP_LIMIT_BYTES = 64 * 1024
 
 
+@dataclass(slots=True)
 class Watchdog:
-    def __init__(self, detector: HangDetector, page: ControlPage, log: EventLog, clock: Clock) -> None:
-        self._detector = detector
-        self._page = page
-        self._log = log
-        self._clock = clock
-        self._polled_s = 0.0
-        self.hung: HangDetected | None = None
-        self.error: WorkerError | None = None  # of the hung worker, with its stacks
+    """error: of the hung worker, with its stacks."""
+
+    detector: HangDetector
+    page: ControlPage
+    log: EventLog
+    clock: Clock
+    polled_s: float = 0.0
+    hung: HangDetected | None = None
+    error: WorkerError | None = None
 
     def start_generation(self) -> None:
-        self._detector = self._detector.for_new_generation()
+        self.detector = self.detector.for_new_generation()
         self.hung = self.error = None
 
     def poll(self, workers: NodeWorkers) -> None:
-        now_s = self._clock.monotonic()
-        if self.hung is not None or now_s - self._polled_s < POLL_S:
+        now_s = self.clock.monotonic()
+        if self.hung is not None or now_s - self.polled_s < POLL_S:
             return
-        self._polled_s = now_s
+        self.polled_s = now_s
         samples = {}
         for rank, start in workers.running.items():
-            heartbeat = self._page.heartbeat(start.local_rank)
+            heartbeat = self.page.heartbeat(start.local_rank)
             samples[rank] = WorkerSample(
                 step=heartbeat.step,
                 phase=heartbeat.phase,
                 beats=heartbeat.beats,
                 is_stopped=is_stopped(workers.pid(rank)),
             )
-        self._detector = self._detector.observe(samples, now_s=now_s)
-        self.hung = self._detector.hung
+        self.detector = self.detector.observe(samples, now_s=now_s)
+        self.hung = self.detector.hung
 
     def record_hang(self, workers: NodeWorkers) -> None:
         """Record the hung worker, and have it write its stacks into its log."""
         hung = self.hung
         assert hung is not None
-        self._log.record(hung)
+        self.log.record(hung)
         start = workers.running.get(hung.rank)
-        stacks = "" if start is None else dump_stacks(workers.pid(hung.rank), start.log, self._clock)
+        stacks = "" if start is None else dump_stacks(workers.pid(hung.rank), start.log, self.clock)
         self.error = WorkerError(rank=hung.rank, message=hung.reason, traceback=stacks, time=since_boot_s())
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -107,20 +108,20 @@ class FaultInjector:
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFaults:
     """The triggers that one worker of one generation can reach."""
 
-    def __init__(self, injector: FaultInjector, *, rank: int, generation: int) -> None:
-        self._injector = injector
-        self._rank = rank
-        self._generation = generation
+    injector: FaultInjector
+    rank: int
+    generation: int
 
     def at_step(self, step: int) -> Callable[[str], None]:
         """To be called with each point of this step."""
-        return lambda point: self._injector.reach(At(point=point, number=step, who=self._rank))
+        return lambda point: self.injector.reach(At(point=point, number=step, who=self.rank))
 
     def at_restore(self) -> None:
-        self._injector.reach(At(point=RESTORE, number=self._generation, who=self._rank))
+        self.injector.reach(At(point=RESTORE, number=self.generation, who=self.rank))
 
 
 def pause(pids: list[int], seconds: float) -> None:

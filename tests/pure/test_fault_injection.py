@@ -16,7 +16,7 @@ def worker(folder, plan, *, rank=0, generation=1, clock=None):
     clock = clock or FakeClock()
     log = EventLog(folder / "events" / f"{rank}.jsonl", node="a", clock=clock)
     injector = FaultInjector(plan, folder / "faults", log, clock)
-    return WorkerFaults(injector, rank=rank, generation=generation)
+    return WorkerFaults(injector=injector, rank=rank, generation=generation)
 
 
 def test_a_fault_strikes_once_however_often_its_step_is_redone(tmp_path):

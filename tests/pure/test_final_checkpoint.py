@@ -45,11 +45,11 @@ class Node:
         monkeypatch.setattr(final_checkpoint, "open_store", lambda _url: self.store)
         self.uploader = SimpleNamespace(socket_path="")
         self.final = FinalCheckpoint(
-            SimpleNamespace(slots=object(), newest=newest),
-            SimpleNamespace(run=SimpleNamespace(checkpoints_url=""), run_id="r"),
-            self.uploader,
-            self.shutdown,
-            EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
+            memory=SimpleNamespace(slots=object(), newest=newest),
+            settings=SimpleNamespace(run=SimpleNamespace(checkpoints_url=""), run_id="r"),
+            uploader=self.uploader,
+            shutdown=self.shutdown,
+            log=EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
             report=self.said.append,
             clock=self.clock,
         )
@@ -176,8 +176,8 @@ def test_the_saves_at_the_end_have_time_for_their_size(leaving, capacity_bytes, 
         def stop(self, timeout_s):
             ended.append(node.clock.now + timeout_s)
 
-    node.final._memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
-    node.final._uploader = Hangs()
+    node.final.memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
+    node.final.uploader = Hangs()
     node.final.finish_saves()
     assert ended[0] - 1000.0 == pytest.approx(limit_s, abs=0.3)
     (line,) = node.said

@@ -147,7 +147,7 @@ class LoopParts:
         if options.faults:
             injector = FaultInjector(options.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
-            self.faults = WorkerFaults(injector, rank=groups.rank, generation=link.generation)
+            self.faults = WorkerFaults(injector=injector, rank=groups.rank, generation=link.generation)
         parent = worker.identity.parent
         self.restorer = Restorer(
             groups=groups,
