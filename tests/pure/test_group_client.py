@@ -155,6 +155,30 @@ def test_the_agent_of_rank_0_alone_admits_who_waits(there):
     assert group.admits(WATCH)
 
 
+@pytest.mark.parametrize(
+    ("answers", "members", "expected"),
+    [
+        ([False, False, True], (A, B), True),
+        ([], (A, B), False),
+        ([False, None, True], (A, B), True),  # the backend is away for a moment
+        ([True], (A,), False),  # a node by itself waits for no other
+    ],
+)
+def test_a_node_whose_limit_is_reached_looks_for_a_lost_member(there, answers, members, expected):
+    rendezvous, clock, _, group = there
+
+    def has_lost_member():
+        if (answer := answers.pop(0) if answers else False) is None:
+            raise BackendFailed("away")
+        return answer
+
+    rendezvous.has_lost_member = has_lost_member
+    group.enter(generation(members, cause="start"), step=0)
+    began_s = clock.now
+    assert group.loses_member(3.0) is expected
+    assert clock.now - began_s <= (3.1 if len(members) > 1 else 0)
+
+
 @pytest.fixture
 def joining(there, monkeypatch):
     """A node that joins generations whose store another one serves."""

@@ -142,22 +142,6 @@ def test_no_worker_is_blamed_within_the_limits_of_its_phases(workers, observatio
         assert detector.hung is None
 
 
-@given(st.floats(1.0, 3600.0), st.floats(0.05, 10.0), st.integers(1, 3), st.floats(0.0, 1e5))
-def test_an_observer_that_was_away_looks_four_times_first(limit_s, every_s, before, away_s):
-    """The agent was stopped with its workers, or the machine slept.
-
-    However long that was, the first observations afterwards blame no worker.
-    """
-    sample = WorkerSample(step=3, phase=Phase.STEP, beats=40, is_stopped=False)
-    detector, now_s = HangDetector(fixed_limit_s=limit_s), 100.0
-    for _ in range(before):
-        detector, now_s = detector.observe({0: sample}, now_s=now_s), now_s + min(every_s, limit_s / 100)
-    now_s += away_s
-    for count in range(1, 4):
-        detector, now_s = detector.observe({0: sample}, now_s=now_s), now_s + away_s
-        assert detector.hung is None, count
-
-
 def dumb_silence_s(history, limit_s):
     """Over the whole history of (now, sample): from the last observation backwards, as long as
     nothing changed.

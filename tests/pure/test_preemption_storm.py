@@ -4,15 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastic.agent.group_client import GroupClient
-from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.config.options import Options
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.system.leave_deadline import LeavePage
-from elastic.testing.fakes import FakeClock
 
 SIZE = 1000
 SECONDS = 100
@@ -23,12 +17,6 @@ def node(number: int) -> Node:
     return Node(id=f"spot-{number}", address=f"10.0.{number // 250}.{number % 250}", nproc=1)
 
 
-def failure(of: str) -> WorkerFailure:
-    return WorkerFailure(
-        node=of, rank=0, message="rank 0 ended with signal 9", traceback="", from_outside=True
-    )
-
-
 def formed(group: Group, members: tuple[Node, ...]) -> Group:
     """The next generation, once `members` wait; all others are dead, and evicted."""
     alive = {n.id for n in members}
@@ -37,14 +25,9 @@ def formed(group: Group, members: tuple[Node, ...]) -> Group:
 
 
 def closed(group: Group, *, by: str, step: int) -> Group:
-    return transitions.close(
-        group,
-        generation=group.generation,
-        cause=transitions.FAILURE,
-        step=step,
-        counts=True,
-        failure=failure(by),
-    )
+    failure = WorkerFailure(node=by, rank=0, message="signal 9", traceback="", from_outside=True)
+    number, cause = group.generation, transitions.FAILURE
+    return transitions.close(group, generation=number, cause=cause, step=step, counts=True, failure=failure)
 
 
 @pytest.mark.parametrize("steps_between", [0, 1])
@@ -80,39 +63,3 @@ def test_a_member_that_left_as_planned_explains_no_failure():
     group = closed(formed(Group(), members), by=members[0].id, step=0)
     group = formed(transitions.leave(group, members[2].id), members[:2])
     assert (group.restarts, group.cause) == (1, transitions.FAILURE)
-
-
-class Lossy:
-    """A rendezvous that finds a member dead at the given poll, or at the next one if its backend
-    fails then.
-    """
-
-    timeout_s = 600.0
-
-    def __init__(self, at: int, error: Exception | None = None):
-        self.polls, self.at, self.error = 0, at, error
-
-    def has_lost_member(self):
-        self.polls += 1
-        if self.polls == self.at and self.error is not None:
-            raise self.error
-        return self.polls >= self.at
-
-
-@pytest.mark.parametrize(
-    ("at", "error", "others", "expected"),
-    [
-        (3, None, 1, True),
-        (10_000, None, 1, False),
-        (3, BackendFailed("away"), 1, True),
-        (1, None, 0, False),  # a node by itself waits for no other
-    ],
-)
-def test_a_node_whose_limit_is_reached_looks_for_a_lost_member(at, error, others, expected):
-    clock = FakeClock()
-    shutdown, options = ShutdownRequest(LeavePage(30.0), clock), Options(recipe="r.py", run_dir="r")
-    group = GroupClient(Lossy(at, error), options, lambda _text: None, shutdown, clock)
-    group._backoff = group._backoff.entered(tuple(map(node, range(1 + others))), step=0)
-    began_s = clock.monotonic()
-    assert group.loses_member(3.0) is expected
-    assert clock.monotonic() - began_s <= 3.1 * others

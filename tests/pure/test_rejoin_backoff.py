@@ -107,10 +107,3 @@ def test_nodes_that_come_together_are_let_in_together(arrivals_s, window_s, max_
 def test_a_node_in_its_backoff_does_not_delay_the_others():
     backoff = visits(4).observe([node("bad", 9), node("new")], now_s=10.0)
     assert backoff.admits([node("bad", 9), node("new")], now_s=10.5, window_s=0.5)
-
-
-@given(st.lists(st.floats(0, 20), min_size=1, max_size=8), st.floats(0, 2))
-def test_the_first_to_come_waits_for_ten_windows_at_most(arrivals_s, window_s):
-    arrivals_s = sorted(arrivals_s)
-    began_s, ended_s = arrivals_s[0], admission(arrivals_s, window_s=window_s)
-    assert ended_s <= began_s + 10 * window_s + 2 / 40

@@ -1,24 +1,15 @@
 """The agent's end of the connection to its fork server; real servers are in tests/process."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from elastic.agent import worker_process
-from elastic.agent.agent import NodeAgent
-from elastic.agent.own_failures import OwnFailures
-from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ForkServerClient, ProcessStart
-from elastic.rendezvous.group import Node
-from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.fork_protocol import Exited, Ready, Started
 from elastic.system.json_lines import to_line
-from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
-from elastic.testing.fakes import FakeClock, MemoryBackend
 
 
 class ExitedServer:
@@ -126,43 +117,3 @@ def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
     assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
     assert spawner._server.pid == importing.pid
     spawner.close()
-
-
-def test_a_leaving_node_commits_while_a_fork_server_imports(importing):
-    """The signal comes while the agent waits between two generations. The rendezvous after that is
-    a real one; it would form a generation of this node alone.
-    """
-    clock, left = FakeClock(), []
-    shutdown = ShutdownRequest(LeavePage(30.0), clock)
-    client = ForkServerClient(importing.start)
-
-    def revive():
-        if clock.now > 1001.0:
-            shutdown.request("SIGTERM asks this node to leave")
-        clock.sleep(1.0)
-
-    def renew(interrupted):
-        client.wait_ready(interrupted)
-
-    policy = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=60.0)
-    me = Node(id="n1", address="n1", nproc=1)
-    rendezvous = Rendezvous(
-        MemoryBackend(), me, policy, keep_alive_s=2.0, clock=clock, open_endpoint=lambda: "n1:1"
-    )
-    agent = NodeAgent.__new__(NodeAgent)
-    agent._parts = SimpleNamespace(
-        spawner=SimpleNamespace(renew=renew),
-        revive_uploader=revive,
-        shutdown=shutdown,
-        has_shared_state=None,
-        memory=SimpleNamespace(newest=None),
-        step=0,
-        leave_group=lambda *asked: left.append(asked),
-    )
-    agent._failures, agent._earlier_step, agent._owed_step = OwnFailures(3), 0, 0
-    agent._generation = None
-    agent._parts.group = SimpleNamespace(join=lambda interrupted, **_: rendezvous.join(interrupted))
-    agent.run()
-    assert len(left) == 1 and not client.is_ready
-    assert agent.end.reason == "SIGTERM asks this node to leave while it waited for the group"
-    client.close()
