@@ -128,7 +128,7 @@ class GroupWriter:
         """Make `group` the successor of `version` unless another node was faster."""
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
-            self._observer.keep(group)
+            self._observer.newest = group
         self._lost_tries = 0 if is_set else self._lost_tries + 1
         longest_s = min(BACKOFF_S * 2.0**self._lost_tries, LONGEST_BACKOFF_S) if self._lost_tries else 0.0
         self.pause_s = longest_s * random.random()  # noqa: S311

@@ -40,10 +40,7 @@ WATCHES_ALL_FOR = 2.0
 
 
 class GroupObserver:
-    """`last_known`: put back if the shared state is lost. The states that `reopen` and `reset` read
-    before the first join are not kept there: they may be removed on purpose a moment later.
-
-    `dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
+    """`dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
     `alive`: all others that the group names.
     """
 
@@ -61,7 +58,7 @@ class GroupObserver:
         partition_detector: PartitionDetector | None,
     ) -> None:
         """`min_generation`, `has_begun`: known from the run directory; see Rendezvous."""
-        self.newest = self.last_known = Group()
+        self.newest = Group()
         self.settings = settings
         self.timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         self._backend = backend
@@ -91,8 +88,7 @@ class GroupObserver:
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
         found = self._backend.read()
-        version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
-        group = transitions.restore_lost_state(there, self.last_known)
+        version, group = (None, Group()) if found is None else (found[0], self._parse(found[1]))
         if self.is_ours(group):
             group = transitions.count_on(group, self._min_generation, has_begun=self.has_begun)
             self.has_begun = self.has_begun or group.open
@@ -117,10 +113,6 @@ class GroupObserver:
     def begin_wait(self) -> None:
         """From the next poll on, the time in a group that cannot form counts."""
         self.timing = replace(self.timing, closed_since_s=None)
-
-    def keep(self, group: Group) -> None:
-        """Remember the newest state of the group, as far as this node knows."""
-        self.newest, self.last_known = group, transitions.last_known_state(group)
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:

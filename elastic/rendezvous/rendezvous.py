@@ -133,7 +133,7 @@ class Rendezvous:
         is_complete: Callable[[], bool] = lambda: False,
         newest_generation: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and returns its "host:port".
+        """`open_endpoint` returns a fresh "host:port" of this node for a generation's TCPStore.
 
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
@@ -231,7 +231,6 @@ class Rendezvous:
         if group.settings != self._observer.settings and not (self._observer.is_ours(group) and group.ended):
             self._meet_strangers(version, group)
             return None
-        self._observer.keep(group)
         alive = self._observer.alive
         updated = self._with_own_report(group)
         if updated != group:
@@ -284,7 +283,6 @@ class Rendezvous:
         was learned; the workers go on and the next poll tries again.
         """
         version, group = self._observer.poll()
-        self._observer.keep(group)
         alive, changed = self._observer.alive, None
         lost = membership.lost_members(group, alive=alive) if group.open else ()
         if group.ended is None and membership.lost(group, alive=alive):

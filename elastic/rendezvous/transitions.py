@@ -18,9 +18,9 @@
 *forming* is not stored: the group is not open, and some node waits. A generation that is closed
 while spares wait is therefore forming at once. *closed* is said of a generation, which another one
 follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
-every state, and only once; `reset` leads from every state to closed. The functions at the end of
-this file say what a group keeps that begins again. `next_action` says what a node does whose
-workers are stopped:
+every state, and only once; `reset` and `take_over` lead from every state to closed, and `count_on`
+changes no state. The functions at the end of this file say what a group keeps that begins again.
+`next_action` says what a node does whose workers are stopped:
 
     the group is | and the node                    | its action
     -------------+---------------------------------+--------------------
@@ -38,11 +38,12 @@ group, and the failure detector of one of them is the first to count `keep_alive
 agent EVICTs: the generation is closed with the cause "node lost", which uses up no restart. The
 other agents see the closed generation at their next poll, kill their workers (the training state is
 in the snapshots of the nodes) and JOIN. When all live members wait, the first of them in rank order
-FORMs the next generation, whose number is one higher, on a fresh TCPStore of its own, and all
-ENTER. (Where the first does not, because it can serve no store, the next does after a while.) If
-the dead machine had rank 0, the next in rank order is the first. If the machine was only frozen and
-wakes up, the generation number that it holds is too old: every transition that names it changes
-nothing, so the machine is fenced. It stops its workers and JOINs like any newcomer.
+FORMs the next generation, whose number is one higher, with a fresh address of its own for the
+TCPStore, and all ENTER. (Where the first does not, because it can serve no store, the next does
+after a while.) If the dead machine had rank 0, the next in rank order is the first. If the machine
+was only frozen and wakes up, the generation number that it holds is too old: every transition that
+names it changes nothing, so the machine is fenced. It stops its workers and JOINs like any
+newcomer.
 
 A transition does not promise to take effect: `Rendezvous` must get it through compare-and-set. When
 another node was faster, it reads the new state and decides again.
@@ -395,8 +396,8 @@ def end(group: Group, *, generation: int | None, run_end: RunEnd) -> Group:
 
 
 # A group begins again when a person starts a run that has ended, when another run takes its name,
-# and when the backend has lost the shared state. It counts its generations on, and keeps what
-# still holds of the old one.
+# and when the backend is a new one. It counts its generations on, and keeps what still holds of the
+# old one. A backend that has lost its state gets it back from any process that has seen it.
 
 
 def reopen(group: Group, *, is_new: bool = False) -> Group:
@@ -455,45 +456,3 @@ def count_on(group: Group, newest: int, *, has_begun: bool) -> Group:
         is_new = group.cause == START and not has_begun
         group = replace(group, generation=newest, cause=NEW_RUN if is_new else group.cause)
     return replace(group, cause=RESUME) if has_begun and group.cause == NEW_RUN else group
-
-
-def last_known_state(group: Group) -> Group:
-    """The part of `group` that is still true if the shared state is lost after this poll.
-
-    The generation is over, since its members can no longer find each other there. The members,
-    their rank order and the counts go on. Nodes that wait must join again: they may be dead by
-    then.
-    """
-    return replace(
-        group,
-        open=False,
-        waiting=(),
-        done=(),
-        endpoint=None,
-        cause=NODE_LOST if group.open else group.cause,
-        reports=(),
-    )
-
-
-def restore_lost_state(group: Group, known: Group) -> Group:
-    """`group`, or the state `known` by this node if the shared state was lost and created again
-    empty.
-
-    A store that one node serves is lost with that node, and a folder can be deleted. A node that
-    starts then finds nothing and creates an empty group, while the surviving members still know the
-    last one. Each survivor that reads such a beginning puts its own last known state in its place
-    and keeps the nodes that already wait. So no generation number is given twice, and members keep
-    their ranks. Any state in which something was formed or decided is newer than what this node
-    knows, and stays.
-    """
-    is_lost = _is_beginning(group) and not _is_beginning(known)
-    if not is_lost or known.ended is not None or group.generation > known.generation:
-        return group
-    if known.settings != group.settings:
-        return known  # the nodes that wait there may not join this group
-    return replace(known, waiting=group.waiting, reports=group.reports)
-
-
-def _is_beginning(group: Group) -> bool:
-    """Nothing was formed or decided yet."""
-    return group.cause == START and not group.open and not group.members and group.ended is None

@@ -10,7 +10,6 @@ nodes have it.
 """
 
 import random
-import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -309,13 +308,6 @@ class Storm(FakeClock):
         if self.folder is None:
             return len(self._memory.history())
         return max((int(path.stem.removeprefix("state-")) for path in self.versions()), default=0)
-
-    def lose(self) -> None:
-        """Nothing is left of the group's state."""
-        if self.folder is None:
-            self._memory._values.clear()
-        else:
-            shutil.rmtree(self.folder)
 
     def versions(self) -> list[Path]:
         """The files of the folder where the nodes meet, the newest first."""

@@ -7,6 +7,7 @@ plays one storm after the other, and prints the command that plays the first fai
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ class RandomStorm:
             faults += [self.kill_many, self.kill_all]
         if storm.training:
             faults += [self.fail, self.commit, self.hand_over, self.hand_over]
-        if self._knows(all):
+        if storm.folder is not None and self._knows(all):
             faults += [self.lose] * 2
         if storm.folder is not None and self._knows(any):
             faults += [self.tear] * 2
@@ -194,10 +195,10 @@ class RandomStorm:
             machine.door.lost_answers = self.draw.choice((0, 0, 1, 3))
 
     def lose(self) -> None:
-        """A person empties the folder, or a store begins again without what it had."""
+        """A person empties the folder."""
         self._commit_first()
-        if self._knows(all):
-            self.storm.lose()
+        if self._knows(all) and self.storm.folder is not None:
+            shutil.rmtree(self.storm.folder)
             self.storm.sleep(PUT_BACK_S)
 
     def tear(self) -> None:

@@ -77,27 +77,11 @@ class FakeProbes:
         self.counters = {name: count for name, count in self.counters.items() if name in self.peers}
 
 
-class LosableBackend(MemoryBackend):
-    """A backend that can be lost, as a store that one node serves is lost with that node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lost: list[bytes] = []
-
-    def lose(self) -> None:
-        # No node can find the others of its generation any more: it counts as closed.
-        over = [transitions.last_known_state(parsed(value)).to_json() for value in self.history()[-1:]]
-        self._lost, self._values = self.history() + over, []
-
-    def history(self) -> list[bytes]:
-        return self._lost + super().history()
-
-
 class Died(Exception):  # noqa: N818 - it says what happened
     """A node dies in the middle of a call."""
 
 
-class WideBackend(LosableBackend):
+class WideBackend(MemoryBackend):
     """What goes wrong for nodes that combine their writes, as a test wants it.
 
     lost_answers: of so many writes the writer learns that they failed. old_requests: what is read
@@ -155,7 +139,7 @@ class WorldClock(FakeClock):
 class World:
     policy: GroupPolicy
     keep_alive_s: float = 3.0
-    backend: LosableBackend = field(default_factory=LosableBackend)
+    backend: MemoryBackend = field(default_factory=MemoryBackend)
     clock: WorldClock = field(default_factory=WorldClock)
     machines: dict[str, Machine] = field(default_factory=dict)
     given: dict[str, SharedSettings] = field(default_factory=dict)  # to each node that ever started
