@@ -8,15 +8,21 @@ runs stay readable.
 
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, dataclass_transform
 
 
 def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
+    """Each subclass is a frozen dataclass of keyword arguments, as this one."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
     @property
     def name(self) -> str:
         """The event's name in the log: generation_started for GenerationStarted."""
@@ -26,7 +32,6 @@ class Event:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
     """Rank 0 begins to train: once in each generation, despite the name.
 
@@ -48,7 +53,6 @@ class RunStarted(Event):
         return step * self.epochs // self.steps if self.steps else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeScheduled(Event):
     """A scheduler started this agent; written by each agent at its start, in generation 0.
 
@@ -65,7 +69,6 @@ class NodeScheduled(Event):
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted(Event):
     """Written by the agent of rank 0.
 
@@ -80,7 +83,6 @@ class GenerationStarted(Event):
     plain: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded(Event):
     """Written by each agent; `step` is the last step that its own workers finished."""
 
@@ -88,13 +90,11 @@ class GenerationEnded(Event):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(Event):
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited(Event):
     """`code` is None when `signal` is set.
 
@@ -108,7 +108,6 @@ class WorkerExited(Event):
     victim: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed(Event):
     """The exception that ended a worker, as the worker itself reported it."""
 
@@ -117,7 +116,6 @@ class WorkerFailed(Event):
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetected(Event):
     """An agent finds that one of its workers hangs.
 
@@ -134,12 +132,10 @@ class HangDetected(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Event):
     """All ranks stopped after the same step.
 
@@ -151,7 +147,6 @@ class Drained(Event):
     committed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(Event):
     """Written by rank 0; `lost_steps` are the steps that are done a second time.
 
@@ -167,7 +162,6 @@ class Restored(Event):
     last_step_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsIgnored(Event):
     """The recipe builds objects with other settings than when the state of `step` was saved.
 
@@ -178,14 +172,12 @@ class SettingsIgnored(Event):
     settings: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeEdited(Event):
     """The process that goes on after `step` runs another text of the recipe than before."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedByRank(Event):
     """By `step` ranks have logged other numbers under these names; the metrics have rank 0's."""
 
@@ -193,7 +185,6 @@ class LoggedByRank(Event):
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """The recipe ended the run after `step`, of the `steps` that it would have had."""
 
@@ -202,7 +193,6 @@ class Stopped(Event):
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OnStepFailed(Event):
     """A function of `run.on_step` raised; written by rank 0, once for each function and process."""
 
@@ -211,14 +201,12 @@ class OnStepFailed(Event):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
     """Rank 0 finished a step that no generation had finished before, the first of its own."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted(Event):
     step: int
     size_bytes: int
@@ -226,13 +214,11 @@ class CheckpointCommitted(Event):
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Event):
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFenced(Event):
     """A save was dropped because a newer generation exists without this node."""
 
@@ -240,7 +226,6 @@ class CheckpointFenced(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDiffers(Event):
     """A step was committed before with another state than the one to save; the run stops."""
 
@@ -248,7 +233,6 @@ class CheckpointDiffers(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderDied(Event):
     """A node's uploader ended, or could not be started: for the `deaths`-th time in a row.
 
@@ -260,7 +244,6 @@ class UploaderDied(Event):
     pause_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
     """A committed checkpoint does not load; it stays where it is, and an older one is used."""
 
@@ -268,7 +251,6 @@ class CheckpointRejected(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInterval(Event):
     """`--snapshot-every auto` takes a snapshot every `every` steps from now on.
 
@@ -280,7 +262,6 @@ class SnapshotInterval(Event):
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRejected(Event):
     """A snapshot is not used: nodes hold different ones, or restoring it brought no new step."""
 
@@ -288,7 +269,6 @@ class SnapshotRejected(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsMoved(Event):
     """From this step on slow ranks compute fewer shards (`--balance`); written by rank 0.
 
@@ -300,7 +280,6 @@ class ShardsMoved(Event):
     before: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFailed(Event):
     """A shard that was computed twice in this step gave different bits; written by rank 0.
 
@@ -316,7 +295,6 @@ class AuditFailed(Event):
     culprit: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceDetected(Event):
     """The ranks' states differ after this step; written by rank 0.
 
@@ -329,7 +307,6 @@ class DivergenceDetected(Event):
     ranks: list[list[int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceJudged(Event):
     """Whose fault a difference was, once the steps were done again; written by rank 0.
 
@@ -343,7 +320,6 @@ class DivergenceJudged(Event):
     verdict: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed(Event):
     """All workers were started anew on purpose, and did a step again; written by rank 0.
 
@@ -359,7 +335,6 @@ class Rehearsed(Event):
     recipe: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlapped(Event):
     """A changed group did the last step of the one before again; fields as of Rehearsed."""
 
@@ -370,7 +345,6 @@ class Overlapped(Event):
     recipe: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDiffered(Event):
     """A step that a rehearsal or a changed group did again differs, and the run ends.
 
@@ -384,7 +358,6 @@ class StepDiffered(Event):
     accepted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDiffered(Event):
     """A step that was done again gave another result than the first time; written by rank 0.
 
@@ -400,7 +373,6 @@ class ReplayDiffered(Event):
     excuse: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
     """A fault of the plan is about to happen; `fault` is its text.
 
@@ -412,7 +384,6 @@ class FaultInjected(Event):
     step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished(Event):
     """A plain script has 0 steps and no digest: all workers exited with code 0."""
 
@@ -421,13 +392,11 @@ class RunFinished(Event):
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed(Event):
     exit_code: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterrupted(Event):
     """An agent was told to leave, or could not form a generation in time.
 
