@@ -21,7 +21,6 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 HEAD = {"event": str, "time": float, "node": str, "generation": int}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeEvent(Event):
     """An event that a recipe defines; `values` are its fields, any JSON, unchecked."""
 
