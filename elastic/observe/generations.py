@@ -8,7 +8,6 @@ cause of the next one is said.
 Times are those of one_clock.py, which nodes share to within a second or so.
 """
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from elastic import events as kinds
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, of_kind
-from elastic.observe.step_columns import GenerationSteps, StepColumns
+from elastic.observe.step_columns import StepColumns, Tally
 
 # What follows a generation until the next one begins: nothing, for that begins at once; a planned
 # stop; a time in which no node was there.
@@ -25,7 +24,7 @@ REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison
 NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 _LONGEST_MESSAGE = 100
 _NEWEST_STEPS = 1000  # that tell when a generation stood still
-_NO_STEPS = array("d")
+_NO_STEPS = Tally()
 
 Start = LoggedEvent[kinds.GenerationStarted]
 Stop = LoggedEvent[kinds.RunInterrupted]
@@ -35,7 +34,8 @@ Stop = LoggedEvent[kinds.RunInterrupted]
 class Generation:
     """The steps include those that were lost later; None if the generation trained no step.
 
-    own: its events. after: the start of the next one. step_times_s: when its newest
+    own: its events. after: the start of the next one. trains_s, trained_s: when its first step that
+    counts began, and its last one ended. useful_s: seconds in these. step_times_s: when its newest
     steps ended that count, and then the newest one that the next generation lost. why: what ended
     the generation before, in words; the cause where there was none. ends_s: seconds since 1970.
     until_s: when the next one began; of the last one the present, or the last sign of life. gap:
@@ -45,7 +45,9 @@ class Generation:
     start: Start
     after: Start | None
     own: Events
-    counted: GenerationSteps | None
+    trains_s: float | None
+    trained_s: float | None
+    useful_s: float
     step_times_s: Sequence[float]
     first_step: int | None
     last_step: int | None
@@ -75,16 +77,6 @@ class Generation:
         return self.start.time
 
     @property
-    def trains_s(self) -> float | None:
-        """When its first step that counts began."""
-        return None if self.counted is None else self.counted.begin
-
-    @property
-    def trained_s(self) -> float | None:
-        """When its last step that counts ended."""
-        return None if self.counted is None else self.counted.end
-
-    @property
     def new_step(self) -> LoggedEvent[kinds.FirstStep] | None:
         return first(self.own, kinds.FirstStep)
 
@@ -96,10 +88,12 @@ def generations(events: Events, trained: StepColumns, now_s: float | None = None
     found = []
     for before, start, after in zip([None, *starts], starts, [*starts[1:], None], strict=False):
         number, then = start.generation, own[start.generation]
-        counted, lost_s = trained.counted.get(number), _lost_step_s(own[after.generation] if after else [])
-        last_s = max(
-            start.time, *(each.time for each in then), start.time if counted is None else counted.end
+        counted, lost_s = (
+            trained.tallies.get(number, _NO_STEPS),
+            _lost_step_s(own[after.generation] if after else []),
         )
+        trained_s = counted.times_s[-1] if counted.times_s else None
+        last_s = max(start.time, *(each.time for each in then), trained_s or start.time)
         until_s = max(last_s, now_s or last_s) if after is None else after.time
         stop = left_as_planned(then, start) if after is None or after.event.cause == "resume" else None
         ends_s, gap = until_s, AT_ONCE
@@ -113,8 +107,10 @@ def generations(events: Events, trained: StepColumns, now_s: float | None = None
                 start=start,
                 after=after,
                 own=then,
-                counted=counted,
-                step_times_s=[*trained.times_s.get(number, _NO_STEPS)[-_NEWEST_STEPS:], *lost_s[-1:]],
+                trains_s=counted.begins_s,
+                trained_s=trained_s,
+                useful_s=counted.seconds,
+                step_times_s=[*counted.times_s[-_NEWEST_STEPS:], *lost_s[-1:]],
                 first_step=first_step,
                 last_step=last_step,
                 why=start.event.cause
@@ -152,7 +148,8 @@ def _steps(
         then = own[start.generation]
         restores = [each.event for each in of_kind(then, kinds.Restored)]
         ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
-        step = max([trained.last_of.get(start.generation, 0), *(ended if reached is None else [reached])])
+        last_step = trained.tallies.get(start.generation, _NO_STEPS).last_step
+        step = max([last_step, *(ended if reached is None else [reached])])
         is_trained = bool(restores) and step > restores[0].step
         found[start.generation] = (restores[0].step + 1, step) if is_trained else (None, None)
         if restores:

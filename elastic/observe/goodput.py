@@ -67,7 +67,7 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
         else:
             paused_s += away_s
         times[NODE_LOST] += then == NODE_LOST and (each.after is None or each.after.event.cause != NODE_LOST)
-        useful_s += each.counted.seconds if each.counted else 0.0
+        useful_s += each.useful_s
         for kind, seconds in _lost_s(each, then):
             badput_s[kind] += max(0.0, seconds)
     badput_s[REHEARSAL], times[REHEARSAL] = 0.0, 0  # for a comparison, which is no lost time
@@ -88,10 +88,12 @@ def _next(of: Generation) -> str:
 
 def _lost_s(of: Generation, then: str) -> list[tuple[str, float]]:
     """Where a generation's time went, up to the next one or the end. then: as `_next` says."""
-    if of.counted is None:  # none of its steps counts: it was a part of the way to the next
+    if (
+        of.trains_s is None or of.trained_s is None
+    ):  # none of its steps counts: it was a part of the way to the next
         return [(of.cause if then == END else then, of.ends_s - of.begins_s)]
     return [
-        (of.cause, of.counted.begin - of.begins_s),
-        (BETWEEN_STEPS, of.counted.end - of.counted.begin - of.counted.seconds),
-        (then, of.ends_s - of.counted.end),
+        (of.cause, of.trains_s - of.begins_s),
+        (BETWEEN_STEPS, of.trained_s - of.trains_s - of.useful_s),
+        (then, of.ends_s - of.trained_s),
     ]

@@ -103,20 +103,6 @@ def _readable_lines(directory: Path) -> Iterator[bytes]:
                 yield from lines_of(path)
 
 
-def parsed_and_unreadable(
-    lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]
-) -> tuple[list[T], list[bytes]]:
-    """As `parse_lines`, and the lines that it skips, but for empty ones."""
-    found: list[T] = []
-    unreadable = []
-    for line in lines:
-        parsed = [*parse_lines([line], parse)]
-        found += parsed
-        if not parsed and line.strip():
-            unreadable.append(line)
-    return found, unreadable
-
-
 def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
     """What `parse` makes of the lines that hold a JSON object, unless it raises ValueError."""
     for line in lines:

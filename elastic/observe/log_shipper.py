@@ -14,7 +14,6 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -30,10 +29,9 @@ from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 
 TICK_S = 0.5
 CLOSE_WITHIN_S = 15.0
-PART_LIMIT_S = 30.0
-PART_BYTES = 4 * 1024 * 1024
-HANGS_S = 4.0  # at the end, until a request without an answer is made again beside it
-_LINES_PER_PART = 5000
+PART_LIMIT_S = 10.0  # shorter than the end: a request without an answer is made again there
+PART_BYTES = 1024 * 1024
+_LINES_PER_PART = 1000
 
 
 class MetricsShipper:
@@ -128,8 +126,8 @@ class LogShipper:
         self, run: RunDir, node: str, *, is_first: Callable[[], bool], print_line: Callable[[str], None]
     ) -> None:
         """is_first: as of NodeShipper."""
-        self._open = partial(NodeShipper, run, node, is_first=is_first)
-        self._shipper = self._open(Objects(run.url, limit_s=PART_LIMIT_S))
+        objects = Objects(run.url, limit_s=PART_LIMIT_S)
+        self._shipper = NodeShipper(run, node, objects, is_first=is_first)
         # Generations, deaths and checkpoints: events that are uploaded at once, for `status`, and
         # so that a machine that is lost soon afterwards does not take them with it. Workers write
         # events too, but those can wait for the next regular upload.
@@ -141,7 +139,7 @@ class LogShipper:
         self._has_failed = False
         self._closing = threading.Event()
         self._ends_s = inf
-        self._has_arrived = threading.Event()  # everything, at the end
+        self._has_arrived = False  # everything, at the end
         self._problem = "no answer"
         self._thread = threading.Thread(target=self._run_until_closed, name="uploads", daemon=True)
 
@@ -157,15 +155,8 @@ class LogShipper:
             return ""
         self._ends_s = self._clock.monotonic() + within_s
         self._closing.set()
-        self._thread.join(min(HANGS_S, within_s))
-        if self._thread.is_alive():
-            # Its request may hang for longer than there is time, or a part be large. Both go on: a
-            # part that exists is never replaced.
-            beside = self._open(Objects(self._run.url, limit_s=HANGS_S, first_limit_s=HANGS_S))
-            again = threading.Thread(target=self._upload_the_rest, args=[beside], name="again", daemon=True)
-            again.start()
-            again.join(max(0.0, self._ends_s - self._clock.monotonic()))
-        if self._has_arrived.is_set():
+        self._thread.join(within_s)
+        if self._has_arrived:
             return ""
         return (
             f"the last events and metrics of this node have not reached {self._run.url} ({self._problem}), so that report and status lack them; "
@@ -181,7 +172,7 @@ class LogShipper:
                 self._try()
                 seen_bytes = written_bytes
                 due_s = self._clock.monotonic() + upload_parts.pause_s(now_s - self._began_s)
-        self._upload_the_rest(self._shipper)
+        self._upload_the_rest()
 
     def _try(self) -> None:
         try:
@@ -199,15 +190,14 @@ class LogShipper:
             self._print_line("events and metrics reach the run directory again")
         self._has_failed = False
 
-    def _upload_the_rest(self, shipper: NodeShipper) -> None:
+    def _upload_the_rest(self) -> None:
         """Until everything has arrived, a try fails in a way that cannot pass, or time is over."""
-        while self._clock.monotonic() < self._ends_s and not self._has_arrived.is_set():
+        while self._clock.monotonic() < self._ends_s and not self._has_arrived:
             try:
-                if shipper.upload():
-                    self._has_arrived.set()
+                self._has_arrived = self._shipper.upload()
             except StoreUnavailable as error:
                 self._problem = str(error)
-                self._has_arrived.wait(TICK_S)
+                self._clock.sleep(TICK_S)
             except Exception as error:
                 self._problem = str(error)
                 return

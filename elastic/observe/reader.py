@@ -21,7 +21,7 @@ import numpy as np
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_columns, step_line
-from elastic.observe.log import EventsReader, parsed_and_unreadable
+from elastic.observe.log import EventsReader, parse_lines
 from elastic.observe.logged_event import Events
 from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.run_view import Record
@@ -140,9 +140,10 @@ def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
     found = _decoded(text, with_values=with_values)
     if found is not None:
         return found
-    lines, unreadable = parsed_and_unreadable(text.split(b"\n"), step_line.parse)
+    texts = [line for line in text.split(b"\n") if line.strip()]
+    lines = [*parse_lines(texts, step_line.parse)]
     batch = step_columns.with_values(lines) if with_values else batch_of(lines)
-    return replace(batch, num_unreadable=len(unreadable))
+    return replace(batch, num_unreadable=len(texts) - len(lines))
 
 
 def _decoded(text: bytes, *, with_values: bool) -> StepBatch | None:

@@ -219,8 +219,8 @@ def view_of(
         edits=_all(events, kinds.RecipeEdited),
         logged_by_rank=logged_by_rank(events),
         snapshots=snapshots.event if snapshots else None,
-        slow_ranks=slow_ranks(events, trained.paces),
-        slow_now=slow_ranks(events, {each: trained.paces[each] for each in [*trained.paces][-1:]}),
+        slow_ranks=slow_ranks(events, trained.tallies),
+        slow_now=slow_ranks(events, dict([*trained.tallies.items()][-1:])),
         shards_by_rank=moved.event.shards if moved and moved.generation >= number else [],
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=[

@@ -97,21 +97,37 @@ def with_values(lines: Sequence[StepLine]) -> StepBatch:
     return batch_of(lines, {name: [line.values.get(name, ABSENT) for line in lines] for name in names})
 
 
+def _doubles() -> "array[float]":
+    return array("d")
+
+
 @dataclass(slots=True)
 class Tally:
-    """A tally of the steps of one generation, in which ranks have the same nodes."""
+    """The steps of one generation that count, in which ranks have the same nodes.
 
+    last_step: of the last line. seconds: those in its steps. begins_s: when its first step began.
+    times_s: when its steps ended, as far as their lines say it.
+    """
+
+    last_step: int = 0
     seconds: float = 0.0
+    begins_s: float | None = None
+    times_s: "array[float]" = field(default_factory=_doubles)
     _world_size: int = 0
     _slowest: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _waited_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, steps: StepBatch) -> None:
-        """The next steps.
+        """The next steps, at least one.
 
         Those without a slowest rank (of one worker, or the first) count as time.
         """
-        self.seconds = added_up(np.nan_to_num(steps.seconds), self.seconds)
+        self.last_step = int(steps.step[-1])
+        seconds, times_s = np.nan_to_num(steps.seconds), known(steps.time)
+        self.seconds = added_up(seconds, self.seconds)
+        if self.begins_s is None and len(times_s):
+            self.begins_s = float(times_s[0] - seconds[~np.isnan(steps.time)][0])
+        self.times_s.frombytes(times_s.tobytes())
         waited_s = np.maximum(steps.slowest_s - steps.others_s, 0.0)
         is_known = ~np.isnan(steps.slowest_rank + waited_s)
         if not is_known.any():
@@ -140,22 +156,6 @@ class Tally:
         return found
 
 
-def _doubles() -> "array[float]":
-    return array("d")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSteps:
-    """When a generation trained: when its first step that counts began, when the last one ended.
-
-    seconds: those in its steps.
-    """
-
-    begin: float
-    end: float
-    seconds: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Durations:
     """How long steps took, each once: also a step that was done again counts as it was first seen.
@@ -179,20 +179,16 @@ class Durations:
 @dataclass(slots=True, kw_only=True)
 class StepColumns:
     """last_step: of the last line, 0 where there is none. seconds: of the steps that say how long
-    they took. times_s: when steps ended, by generation. last_of: by generation, the step of its
-    last line. num_audited: steps that were audited. num_unreadable: lines that are none of a step.
-    durations: goes on where a new file begins. counted, paces: by generation.
+    they took. num_audited: steps that were audited. num_unreadable: lines that are none of a step.
+    durations: goes on where a new file begins. tallies: by generation.
     """
 
     last_step: int = 0
     seconds: "array[float]" = field(default_factory=_doubles)
-    times_s: "dict[int, array[float]]" = field(default_factory=dict)
-    last_of: dict[int, int] = field(default_factory=dict)
     num_audited: int = 0
     num_unreadable: int = 0
     durations: Durations = field(default_factory=Durations)
-    counted: dict[int, GenerationSteps] = field(default_factory=dict)
-    paces: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    tallies: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def add(self, steps: StepBatch) -> None:
         """The next steps, in their order."""
@@ -200,25 +196,10 @@ class StepColumns:
         self.durations.add(steps)
         self.num_audited += steps.audited.count(True)
         for generation, own in steps.by_generation():
-            self._add(generation, own)
+            self.tallies[generation].add(own)
         if len(steps):
+            self.seconds.frombytes(known(steps.seconds).tobytes())
             self.last_step = int(steps.step[-1])
-
-    def _add(self, generation: int, own: StepBatch) -> None:
-        """own: steps of this generation."""
-        self.last_of[generation] = int(own.step[-1])
-        self.seconds.frombytes(known(own.seconds).tobytes())
-        self.paces[generation].add(own)
-        times_s = known(own.time)
-        if len(times_s):
-            self.times_s.setdefault(generation, _doubles()).frombytes(times_s.tobytes())
-            taken_s = np.nan_to_num(own.seconds[~np.isnan(own.time)])
-            before = self.counted.get(generation)
-            self.counted[generation] = GenerationSteps(
-                begin=float(times_s[0] - taken_s[0]) if before is None else before.begin,
-                end=float(times_s[-1]),
-                seconds=added_up(taken_s, 0.0 if before is None else before.seconds),
-            )
 
 
 def columns_of(lines: Iterable[StepLine], ahead: Mapping[int, float] = NO_CLOCK) -> StepColumns:

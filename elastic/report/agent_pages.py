@@ -6,7 +6,6 @@ end, since counters that rise while an old run is read would look like news. The
 files cannot be read: no value is better than a stale one.
 """
 
-import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.parts import AgentParts
@@ -23,7 +23,7 @@ from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import StepBatch
 from elastic.report.follower import Follower
 from elastic.report.http_server import Answer, HttpServer, Page, listen
-from elastic.report.prometheus import RunSeries, encoder_for
+from elastic.report.prometheus import RunSeries
 from elastic.system.clock import Clock
 
 _STOP_S = 2.0
@@ -45,7 +45,6 @@ class AgentPages(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        self._rendering = threading.Lock()
         pages: dict[str, Page] = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -94,9 +93,8 @@ class AgentPages(Collector):
                 yield from self._of_run
 
     def _metrics(self, accept: str) -> Answer:
-        encode, content_type = encoder_for(accept)
-        with self._rendering:  # the scrapes of several clients, one after another
-            return Answer(body=encode(self._registry), content_type=content_type)
+        encode, content_type = choose_encoder(accept)
+        return Answer(body=encode(self._registry), content_type=content_type)
 
     def _healthz(self, _accept: str) -> Answer:
         health = None if self._parts is None else self._parts.health

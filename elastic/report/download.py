@@ -15,7 +15,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import Event, Restored
 from elastic.observe import logged_event, step_line, upload_parts
-from elastic.observe.log import parse_lines, parsed_and_unreadable
+from elastic.observe.log import parse_lines
 from elastic.observe.logged_event import LoggedEvent, of_kind
 from elastic.observe.step_line import StepLine
 from elastic.storage.remote import Objects
@@ -69,7 +69,7 @@ def _download(objects: Objects, run: RunDir) -> None:
     identity = objects.read(NAME)
     if not events_parts and identity is None:
         raise nothing_at(objects)
-    lines, unreadable = parsed_and_unreadable(_lines(objects, metrics_parts), step_line.parse)
+    lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
     events = logged_event.in_order(parse_lines(_lines(objects, events_parts), logged_event.parse))
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
@@ -80,8 +80,6 @@ def _download(objects: Objects, run: RunDir) -> None:
         (run.local / NAME).write_bytes(identity)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
-    if unreadable:  # readers count them, wherever they lie
-        run.metrics.write_bytes(b"".join(line + b"\n" for line in unreadable) + run.metrics.read_bytes())
     for path in (run.events / "all.jsonl", run.metrics):  # as old as what they were made of
         os.utime(path, (changed_s, changed_s))
 

@@ -8,7 +8,6 @@ step becomes a lost one, is a gauge.
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from math import nan
 from typing import Any
@@ -95,7 +94,7 @@ class RunSeries:
 
     def text(self, view: RunView, accept: str) -> tuple[bytes, str]:
         """(what a scrape of these alone is answered with, its type)."""
-        encode, content_type = encoder_for(accept)
+        encode, content_type = choose_encoder(accept)
         registry = CollectorRegistry()
         registry.register(_Collected(self.families(view)))
         return encode(registry), content_type
@@ -166,15 +165,6 @@ class RunSeries:
             family.add_metric([*self._values, *own], *sample)
         found: Metric = family
         return found
-
-
-def encoder_for(accept: str) -> tuple[Callable[[Any], bytes], str]:
-    """What writes families of a registry as a client takes them, and their type. accept: the header
-    of its request.
-    """
-    with suppress(TypeError):  # a version that is no number, which the library compares with one
-        return choose_encoder(accept)
-    return choose_encoder("")
 
 
 class _Collected(Collector):

@@ -3,12 +3,12 @@
 import time
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from elastic.testing.ranks import Ranks
 
-# No deadline: on a busy machine a slow example is no error.
-settings.register_profile("unhurried", deadline=None)
+# On a busy machine a slow example is no error, nor is slow generation of one.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 

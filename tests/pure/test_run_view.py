@@ -72,17 +72,6 @@ def test_checkpoints_and_incidents_are_told(tmp_path):
     assert found.incidents[5].text == "save of step 14 failed: disk full"
 
 
-def test_a_run_with_a_young_heartbeat_runs(tmp_path):
-    folder = write(tmp_path / "run", KILLED[:-2], STEPS)
-    assert view(folder, {"n2": 1.0}).state == "running"
-    assert view(folder, {"n2": 1000.0}).state in ("running", "interrupted")  # its files are young
-
-
-def test_a_finished_run_has_no_failure(tmp_path):
-    found = view(write(tmp_path / "run", FINISHED, STEPS))
-    assert (found.state, found.end.digest, found.failed, found.workers) == ("finished", "d", None, [])
-
-
 def test_the_newest_step_alone_gives_the_same_state(tmp_path):
     run = RunDir.parse(str(write(tmp_path / "run", KILLED, STEPS)))
     whole, newest = view_of(read_run(run)), view_of(read_newest(run))
@@ -98,21 +87,6 @@ def test_what_a_new_file_has_lost_counts_no_more(tmp_path):
     found = view_of(reader.read())
     reader.close()
     assert (found.step, found.curves.step_s.at[-1], found.highest_step) == (12, 12, 12)
-
-
-def test_lines_that_are_appended_are_read_once(tmp_path):
-    folder = write(tmp_path / "run", KILLED, STEPS[:5])
-    reader = RunReader(RunDir.parse(str(folder)), points=10)
-    reader.read_events()
-    first = [len(batch) for batch in reader.new_steps()]
-    write(tmp_path / "more", [], STEPS[5:])
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write((tmp_path / "more" / "metrics.jsonl").read_text())
-    second = [len(batch) for batch in reader.new_steps()]
-    assert (sum(first), sum(second)) == (5, 15)
-    once = view(folder, points=10)
-    assert replace(view_of(reader.record()), now_s=0.0) == replace(once, now_s=0.0)
-    reader.close()
 
 
 def test_values_without_a_number_have_no_curve(tmp_path):

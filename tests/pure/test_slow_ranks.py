@@ -60,13 +60,13 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
     ]
     lines = [line(n, [1.0, 2.0]) for n in range(1, 101)]
     lines += [line(n, [1.0, 1.001] if n % 2 else [1.001, 1.0], 2) for n in range(101, 201)]
-    (found,) = slow_ranks(started, columns_of(lines).paces)
+    (found,) = slow_ranks(started, columns_of(lines).tallies)
     assert (found.rank, found.node) == (1, "b")
     assert found.share == pytest.approx(100 / sum(each.seconds for each in lines))
 
 
 def test_a_run_of_one_worker_has_no_slow_rank():
-    assert slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).paces) == []
+    assert slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).tallies) == []
     assert slowest_of([], []) == slowest_of([1.0], [4]) == {}
 
 

@@ -19,7 +19,6 @@ from elastic.observe import metrics
 from elastic.observe.reader import RunReader
 from elastic.observe.step_columns import (
     ABSENT,
-    GenerationSteps,
     StepBatch,
     StepColumns,
     Tally,
@@ -154,16 +153,14 @@ counted_lines = st.builds(
 )
 
 
-def add_line(counted: dict[int, GenerationSteps], tally: Tally, line: StepLine) -> None:
-    """The dumb twin of both sums."""
-    own, taken_s = counted.get(line.generation), line.seconds or 0.0
+def add_line(tally: Tally, line: StepLine) -> None:
+    """The dumb twin of all sums."""
+    seconds = line.seconds or 0.0
+    tally.last_step = line.step
+    tally.seconds += seconds
     if line.time is not None:
-        counted[line.generation] = GenerationSteps(
-            begin=line.time - taken_s if own is None else own.begin,
-            end=line.time,
-            seconds=taken_s if own is None else own.seconds + taken_s,
-        )
-    tally.seconds += taken_s
+        tally.begins_s = line.time - seconds if tally.begins_s is None else tally.begins_s
+        tally.times_s.append(line.time)
     if line.slowest_rank is not None and line.slowest_s is not None and line.others_s is not None:
         tally._world_size = line.world_size
         tally._slowest[line.slowest_rank] += 1
@@ -177,13 +174,11 @@ def test_batches_of_any_size_add_up_to_what_single_lines_do(found, sizes):
     for size in [*sizes, len(found)]:
         columns.add(batch_of(found[begin : begin + size]))
         begin += size
-    counted: dict[int, GenerationSteps] = {}
-    paces = {line.generation: Tally() for line in found}
+    tallies = {line.generation: Tally() for line in found}
     for line in found:
-        add_line(counted, paces[line.generation], line)
+        add_line(tallies[line.generation], line)
 
-    assert columns.counted == counted
-    assert columns.paces == paces
+    assert columns.tallies == tallies
     assert columns.num_audited == sum(line.audited is True for line in found)
     assert [*columns.seconds] == [line.seconds for line in found if line.seconds is not None]
     assert columns.last_step == (found[-1].step if found else 0)

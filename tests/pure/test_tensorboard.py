@@ -104,13 +104,6 @@ def test_another_agent_goes_on_where_the_files_end(run):
     assert [name.rpartition(".")[2] for name in names] == ["a", "b"]
 
 
-def test_an_agent_without_rank_0_writes_nothing(run):
-    run.begin(0)
-    run.train(2)
-    run.look(is_first=False)()
-    assert not run.board.exists()
-
-
 def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
     run.begin(0)
     run.train(3)
