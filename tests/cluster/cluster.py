@@ -8,35 +8,32 @@ on the host. What a node trains is not known here: a cluster starts commands and
 import os
 import signal
 import struct
+import subprocess
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Protocol, Self
 
 from apt import need
-from machines import IDLE, UNPRIVILEGED, Machine, Machines, command
-from namespaces import pid_outside
+from containers import Containers
+from machines import IDLE, UNPRIVILEGED, Machine, command
+from namespaces import Namespaces
 from oracle import AHEAD_S
 from supervised import remove
 
-from elastic.agent.worker_process import ForkServerClient, ProcessStart
+from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
 CLOCK = Path(__file__).parent / "clock.c"
-FIRST = {"n": 10, "e": 100, "s": 200}  # in the subnet: nodes, etcd's members, the object store
+FIRST = {"n": 10, "e": 100}  # in the subnet: nodes, etcd's members
 END_S = 240.0
 POLL_S = 0.02
-
-
-class NodeProcess(Protocol):
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,25 +44,34 @@ class Launch:
     """
 
     node: str
-    process: NodeProcess
+    process: Process | subprocess.Popen[bytes]
     printed: Path
     pid: int
 
 
-class Cluster:
-    """Use as a context manager: it ends all machines.
+class Cluster(ExitStack):
+    """At the end of the block all machines are gone.
 
     warm: the process of `enter.py`, which nodes are forked from.
     memory_mib: of one node; above it the kernel kills a process of the node. None: no limit.
     shares_run: the nodes share the folder `run`; else each starts in a folder of its own.
+    gateway: the address of this machine in the nodes' network.
     shared: folder that all nodes see as SHARED. node_files: what nodes print, and their own disks.
     """
 
     def __init__(
-        self, machines: Machines, warm: ForkServerClient, *, memory_mib: int | None, shares_run: bool
+        self,
+        machines: Containers | Namespaces,
+        warm: ForkServerClient,
+        *,
+        memory_mib: int | None,
+        shares_run: bool,
     ) -> None:
         self.machines = machines
+        super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
+        self.callback(remove, self.folder)
+        self.callback(machines.close)
         self.shared, self.node_files = self.folder / "shared", self.folder / "nodes"
         self.launches: list[Launch] = []
         self._warm = warm
@@ -75,13 +81,7 @@ class Cluster:
             folder.mkdir()
             self.give(folder)
         self._subnet = machines.open()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.machines.close()
-        remove(self.folder)
+        self.gateway = self._subnet[1]
 
     @staticmethod
     def give(folder: Path) -> None:
@@ -138,7 +138,7 @@ class Cluster:
         )
 
     def address(self, name: str) -> IPv4Address:
-        """Of a node (n1, n2, ...), a member of etcd (e1, ...), or the object store (s1)."""
+        """Of a node (n1, n2, ...), or a member of etcd (e1, ...)."""
         return self._subnet[FIRST[name[0]] + int(name[1:]) - 1]
 
     def scratch(self, name: str) -> Path:
@@ -154,7 +154,7 @@ class Cluster:
 
     def kill_process(self, node: str, pid: int) -> None:
         """SIGKILL to one process of a node. pid: in the node's own process namespace."""
-        os.kill(pid_outside(self.machines.pid(node), pid), signal.SIGKILL)
+        self.inside(node, ["pid"], "sh", "-c", f"kill -{int(signal.SIGKILL)} {pid}")
 
     def cut(self, node: str, *chains: str) -> None:
         """Drop packets silently from now on: incoming ones with INPUT, outgoing ones with OUTPUT.
@@ -171,7 +171,7 @@ class Cluster:
     def inside(self, node: str, namespaces: Sequence[str], *words: str) -> None:
         """Run a command as root in some namespaces of a node. Raises RuntimeError if it fails.
 
-        namespaces: `net`; or `mount` together with `pid`, because `umount` reads mounts from /proc.
+        namespaces: `net`; `pid`; or `mount` with `pid`, because `umount` reads mounts from /proc.
         """
         entered = [f"--{namespace}" for namespace in namespaces]
         command("nsenter", "--target", str(self.machines.pid(node)), *entered, *words)

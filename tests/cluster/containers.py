@@ -1,17 +1,15 @@
 """Machines that are Docker containers on one bridge; or one sentence says why none can run here.
 
 If no engine runs and this process is root, an engine is installed from the distribution's packages
-and started. It ends with the run (supervised.py); installed packages stay. An engine on another
-machine is refused, because nodes share folders of this one.
+and started. It ends with the run (supervised.py); installed packages stay. Nodes share folders of
+this machine, so an engine on another one does not serve.
 
 The nodes' image contains nothing of the project. If no image can be pulled, the base image is made
 of the distribution's packages. It is kept under a tag of its own, and made again only if that tag
 is removed.
 """
 
-import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
@@ -30,8 +28,6 @@ PULLED = "python:3.11-slim"
 # This package depends on all libraries that any Python interpreter may load, whatever the release
 # names them.
 INCLUDE = "python3"
-KEYRINGS = Path("/usr/share/keyrings")
-WASTE = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man")
 
 
 class Containers:
@@ -66,9 +62,9 @@ class Containers:
     def execute(self, name: str, *words: str) -> None:
         docker("exec", "--workdir", str(ROOT), self._name(name), *words)
 
-    def exit_code(self, name: str) -> int:
-        """Of its first process, which has ended."""
-        return int(docker("wait", self._name(name)))
+    def wait_command(self, name: str) -> str:
+        """It prints the exit code of the first process, once that has ended."""
+        return f"docker wait {self._name(name)}"
 
     def pause(self, *names: str) -> None:
         for name in map(self._name, names):
@@ -115,11 +111,6 @@ class Containers:
 
 def engine() -> str:
     """The version of the engine that answers, which is started where there is none."""
-    host = os.environ.get("DOCKER_HOST", "")
-    if host and not host.startswith("unix://"):
-        raise NotAvailable(
-            f"expected an engine on this machine, found DOCKER_HOST={host}; its containers could not share folders of this machine. Unset it"
-        )
     if version := _version():
         return version
     need("dockerd", "docker.io")
@@ -160,14 +151,13 @@ def node_image() -> str:
 def _make_base() -> None:
     print("making a base image of the distribution's packages; about a minute, once", flush=True)
     need("debootstrap", "debootstrap")
-    release = platform.freedesktop_os_release()
-    codename = release.get("VERSION_CODENAME", "stable")
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")
     folder = Path(tempfile.mkdtemp(prefix="elastic-base-"))
-    keyring = KEYRINGS / f"{release['ID']}-archive-keyring.gpg"
-    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDE}"]
-    words += [f"--keyring={keyring}"] if keyring.exists() else []
+    # From where this machine installs its own packages, where apt-get knows.
+    known = command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", check=False)
+    mirror = [url for line in known.splitlines() for name, url in [line.split()] if name == codename][:1]
     try:
-        command(*words, codename, str(folder), *_mirror(codename))
+        command("debootstrap", "--variant=minbase", f"--include={INCLUDE}", codename, str(folder), *mirror)
     except RuntimeError as error:
         raise NotAvailable(
             f"expected a base system by debootstrap, found: {str(error)[-300:]}; "
@@ -175,15 +165,4 @@ def _make_base() -> None:
         ) from error
     # This machine's interpreter may be mounted below /root, and nodes run as another user.
     (folder / "root").chmod(0o755)
-    for waste in WASTE:
-        shutil.rmtree(folder / waste, ignore_errors=True)
-    archive = subprocess.Popen(["tar", "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
-    subprocess.run(["docker", "import", "-", BASE], stdin=archive.stdout, check=True, capture_output=True)
-    if archive.wait():
-        raise NotAvailable("tar could not read the base system that debootstrap made")
-
-
-def _mirror(codename: str) -> list[str]:
-    """The URL from which this machine installs packages of its release, where apt-get knows one."""
-    known = command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", check=False)
-    return [url for line in known.splitlines() for name, url in [line.split()] if name == codename][:1]
+    command("bash", "-c", f"set -o pipefail; tar -C {folder} -c . | docker import - {BASE}")

@@ -1,19 +1,21 @@
 """A machine has one first process in namespaces of its own, and an address; faults hit all of it.
 
-Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`. Either sees
-interpreter, packages and sources of this machine, read-only at their own paths: a change needs no
-new image, and no image needs a copy of torch.
+Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`. Their `kill`
+cuts the power of all machines at once, `revive` starts their first processes again with the same
+addresses and disks, and `unplug` removes the network interface and with it all connections. All
+methods raise RuntimeError; after `close` nothing is left, even if `make` failed half-way. Either
+sees interpreter, packages and sources of this machine, read-only at their own paths: a change needs
+no new image, and no image needs a copy of torch.
 """
 
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Protocol
 
 ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 1000
@@ -42,56 +44,20 @@ class Machine:
     has_init: bool = True
 
 
-class Machines(Protocol):
-    """After `close` nothing is left, even if `make` failed half-way.
-
-    All methods raise RuntimeError.
-    """
-
-    def open(self) -> IPv4Network:
-        """Make the network, and return it."""
-
-    def make(self, machines: Sequence[Machine]) -> None: ...
-
-    def pid(self, name: str) -> int:
-        """The pid on this machine of its first process."""
-
-    def kill(self, *names: str) -> None:
-        """Cut the power of all of them at once."""
-
-    def revive(self, *names: str) -> None:
-        """Start their first processes again, with the same addresses and disks."""
-
-    def pause(self, *names: str) -> None:
-        """Stop all their processes until `unpause`."""
-
-    def unpause(self, *names: str) -> None: ...
-
-    def unplug(self, name: str) -> None:
-        """Remove the network interface and with it all connections."""
-
-    def plug(self, name: str) -> None:
-        """Bring the interface back, with the same address."""
-
-    def close(self) -> None: ...
-
-
-def free_subnet(take: Callable[[IPv4Network], object]) -> IPv4Network:
+def free_subnet(take: Callable[[IPv4Network], object], tries: int = NETWORK_TRIES) -> IPv4Network:
     """A subnet that `take` accepted; fixed addresses need a subnet of their own.
 
     take: raises RuntimeError for a subnet that is in use.
     """
-    failure = "nothing tried"
-    for _ in range(NETWORK_TRIES):
-        start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)
-        subnet = IPv4Network((start, 24))
-        try:
-            take(subnet)
-        except RuntimeError as error:
-            failure = str(error)
-            continue
-        return subnet
-    raise RuntimeError(f"expected a free subnet in {SUBNETS}, found none in {NETWORK_TRIES} tries: {failure}")
+    start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)
+    subnet = IPv4Network((start, 24))
+    try:
+        take(subnet)
+    except RuntimeError:
+        if tries == 1:
+            raise
+        return free_subnet(take, tries - 1)
+    return subnet
 
 
 def command(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
@@ -120,7 +86,3 @@ def mounts() -> list[Path]:
     # The scripts in a virtual environment name its path at installation, which may be a symbolic
     # link.
     return list(dict.fromkeys([*ours, Path(sys.prefix).resolve(), Path(sys.prefix), ROOT]))
-
-
-def interpreter() -> Path:
-    return Path(sys.prefix).resolve() / "bin" / "python"

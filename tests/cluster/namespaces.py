@@ -1,8 +1,8 @@
 """Machines without a container engine: Linux namespaces on a bridge.
 
 Each has its own processes, network, host name and mounts. They are not containers: there is no
-image and no seccomp filter, they see the file system of this machine except where something is
-mounted over it, and `pause` stops one process after the other.
+image and no seccomp filter, and they see the file system of this machine except where something is
+mounted over it.
 """
 
 import os
@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from apt import NotAvailable, need
 from machines import IDLE, UNPRIVILEGED, Machine, command, free_subnet, mounts
 from supervised import CGROUPS, sweep
 
-LIMIT_S = 30.0
 POLL_S = 0.02
 OWN = "/mnt"  # a machine's private folders are mounted below it
 # The first process adopts orphans, and `wait` reaps them.
@@ -77,14 +75,17 @@ class Namespaces:
             self._begin(self._machines[name])
 
     def pause(self, *names: str) -> None:
-        for name in names:
-            # Repeated, because a process may fork between the listing and its SIGSTOP.
-            while running := [pid for pid in processes_in(self.pid(name)) if not _is_still(pid)]:
-                _signal(signal.SIGSTOP, running)
+        self._signal(signal.SIGSTOP, *names)
 
     def unpause(self, *names: str) -> None:
-        for name in names:
-            _signal(signal.SIGCONT, processes_in(self.pid(name)))
+        self._signal(signal.SIGCONT, *names)
+
+    def _signal(self, number: signal.Signals, *names: str) -> None:
+        """To all processes of these machines, also to one that is being forked."""
+        for pid in map(self.pid, names):
+            # Within its namespace -1 means all processes but the first one and the sender.
+            command("nsenter", "--target", str(pid), "--pid", "sh", "-c", f"kill -{int(number)} -1")
+            os.kill(pid, number)
 
     def unplug(self, name: str) -> None:
         command("nsenter", "--target", str(self.pid(name)), "--net", "ip", "link", "delete", "eth0")
@@ -102,51 +103,31 @@ class Namespaces:
     def close(self) -> None:
         for process in self._processes.values():
             for pid in _children(process.pid):
-                _signal(signal.SIGKILL, [pid])
+                os.kill(pid, signal.SIGKILL)
             process.kill()
             process.wait()
         sweep(self._bridge.removeprefix("el"))
         shutil.rmtree(self._folder)
 
     def _begin(self, machine: Machine) -> None:
-        words = [
-            "unshare",
-            "--fork",
-            "--kill-child",
-            "--pid",
-            "--mount-proc",
-            "--uts",
-            "--ipc",
-            "--net",
-            "sh",
-            "-c",
-        ]
+        kinds = ("--pid", "--mount-proc", "--uts", "--ipc", "--net")
         process = subprocess.Popen(
-            [*words, "\n".join(self._script(machine))],
+            ["unshare", "--fork", "--kill-child", *kinds, "sh", "-c", "\n".join(self._script(machine))],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=self._printed.open("ab"),
             start_new_session=True,
         )
         self._processes[machine.name] = process
-        deadline = time.monotonic() + LIMIT_S
         # `unshare` makes the namespaces after it has started, and its child is the first process.
-        while process.poll() is None and not _has_namespaces(process.pid):
-            if time.monotonic() > deadline:
-                break
+        while process.poll() is None and not _children(process.pid):
             time.sleep(POLL_S)
         if machine.memory_mib is not None:
             self._limit(machine.name, machine.memory_mib)
         self.plug(machine.name)
-        while process.poll() is None and not self._is_ready(machine.name):
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"expected {machine.name} to begin within {LIMIT_S:.0f} s, found it not ready"
-                )
-            time.sleep(POLL_S)
-
-    def _is_ready(self, name: str) -> bool:
-        return Path(f"/proc/{self.pid(name)}/root{OWN}/ready").exists()
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RuntimeError(f"expected {machine.name} to begin, found {self._printed.read_text()!r}")
 
     def _script(self, machine: Machine) -> Iterator[str]:
         """The script for sh that the first process runs as root."""
@@ -159,7 +140,7 @@ class Namespaces:
             assert there.startswith(OWN)
             yield f"mkdir -p {there}; mount --rbind {here} {there}"
         yield "until ip -4 address show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done"
-        yield f"touch {OWN}/ready"
+        yield "echo ready; exec >/dev/null"
         if machine.words == IDLE:
             yield IDLE_FOR_EVER
         else:
@@ -194,25 +175,6 @@ def need_namespaces() -> None:
         raise NotAvailable(f"expected to be allowed namespaces of our own, found: {error}") from error
 
 
-def processes_in(first: int) -> list[int]:
-    """The pids, on this machine, of the processes in the process namespace of `first`."""
-    return [pid for pid in _processes() if _namespace(pid) == _namespace(first)]
-
-
-def pid_outside(first: int, inner: int) -> int:
-    """The pid on this machine of process `inner` of that namespace.
-
-    Raises RuntimeError if there is none.
-    """
-    for pid in processes_in(first):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
-            if int(numbers[-1]) == inner:
-                return pid
-    raise RuntimeError(f"expected a process {inner} in the namespace of {first}, found none")
-
-
 def _made_reachable(paths: Sequence[Path]) -> Iterator[str]:
     """Commands that make `paths` reachable for an unprivileged user.
 
@@ -238,34 +200,3 @@ def _children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def _has_namespaces(pid: int) -> bool:
-    ours = Path("/proc/self/ns/net").readlink()
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return any(Path(f"/proc/{child}/ns/net").readlink() != ours for child in _children(pid))
-    return False
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal()]
-
-
-def _namespace(pid: int) -> Path | None:
-    # The process has ended, or it belongs to the host of this container.
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        return Path(f"/proc/{pid}/ns/pid").readlink()
-    return None
-
-
-def _is_still(pid: int) -> bool:
-    """Stopped, or dead."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZX"
-    return True
-
-
-def _signal(number: signal.Signals, pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)

@@ -6,38 +6,20 @@ address. The kubelet's part is played: containers, signals, names. The API serve
 and controllers are not.
 """
 
-import os
-import select
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
+from pathlib import Path
 
 from cluster import SHARED, Cluster, Launch
 from containers import Containers
-from machines import interpreter
 
-COMMAND = (str(interpreter()), "-m", "elastic.cli")
+COMMAND = (str(Path(sys.prefix).resolve() / "bin" / "python"), "-m", "elastic.cli")
 # Of one pod to the next of its name, in the subnet.
 STEP = 30
-
-
-class PodProcess:
-    """The first process of a container."""
-
-    def __init__(self, containers: Containers, name: str) -> None:
-        self._containers = containers
-        self._name = name
-        self.pid = containers.pid(name)
-        self._exit_fd = os.pidfd_open(self.pid)
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code, 128 and the signal's number where one ended it; None while it runs."""
-        if self._code is None and select.select([self._exit_fd], [], [], 0)[0]:
-            self._code = self._containers.exit_code(self._name)
-            os.close(self._exit_fd)
-        return self._code
 
 
 class PodCluster(Cluster):
@@ -56,8 +38,10 @@ class PodCluster(Cluster):
         script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
         whole = ("env", *variables, "sh", "-c", script, "sh", *COMMAND, *words)
         self._containers.make([self._machine(node, words=whole, has_init=False)])
-        process = PodProcess(self._containers, node)
-        self.launches.append(Launch(node=node, process=process, printed=printed, pid=process.pid))
+        pid = self._containers.pid(node)
+        # The exit code of the container is that of a process which waits for it.
+        process = subprocess.Popen(["sh", "-c", f"exit $({self._containers.wait_command(node)} || echo 255)"])
+        self.launches.append(Launch(node=node, process=process, printed=printed, pid=pid))
 
     def start_again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
         """The container is restarted when it has ended: with its address, and an empty disk."""

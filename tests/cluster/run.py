@@ -31,7 +31,7 @@ from apt import NotAvailable
 from cluster import ENTER, Cluster
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers, engine, node_image
-from machines import ROOT, Machines
+from machines import ROOT
 from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, evidence, history, judge
 from pods import PodCluster
@@ -44,7 +44,7 @@ from elastic.config import interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
-MakeMachines = Callable[[], Machines]
+MakeMachines = Callable[[], Containers | Namespaces]
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
 # One of each kind: no fault, a worker, a node, a node that comes back, a planned stop, the network,
 # damage, a fault during a recovery, a wait for enough nodes, and a fault of each backend.

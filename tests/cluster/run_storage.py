@@ -5,22 +5,19 @@ the nodes' own. The evidence is read afterwards as a user would read it: from th
 bypassing the proxy that injects the store's faults.
 """
 
-import http.client
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import fsspec
 import run_records
-from cluster import SCRATCH, SHARED, Cluster
-from machines import ROOT, interpreter
+from cluster import SHARED, Cluster
+from faulty_storage import Deed, Fault, FaultyStorage
 from oracle import Record
-from s3_server import ACCESS
-from storage_server import BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
+from s3_server import ACCESS, S3Server
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
@@ -31,18 +28,19 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import ObjectNotFound
 from elastic.system.clock import SystemClock
 
-STORE = "s1"
-SERVER = Path(__file__).parent / "storage_server.py"
-SUPPORT = ROOT / "tests" / "support"
-START_S = 120.0
-CALL_S = 10.0
-POLL_S = 0.05
+ORDERS = {
+    "answers 500": Deed.ERROR,
+    "answers 503": Deed.SLOW_DOWN,
+    "hangs": Deed.HANG,
+    "loses answers to commits": Deed.LOSE,
+    "lists what was": Deed.STALE,
+}
 
 
 class SharedFolder:
-    """url: for --run-dir. options: further options of every node. env: how nodes find the storage,
-    complete when `begin` has returned. `events` are those of all nodes so far, by time, and `step`
-    is the newest in their metrics; `readable` is a context with the run as a folder.
+    """url: for --run-dir. options: further options of every node. env: how nodes find the
+    storage. `events` are those of all nodes so far, by time, and `step` is the newest in their
+    metrics; `readable` is a context with the run as a folder.
     """
 
     url = f"{SHARED}/run"
@@ -52,9 +50,6 @@ class SharedFolder:
 
     def __init__(self, cluster: Cluster) -> None:
         self._run = RunDir.parse(str(cluster.shared / "run"))
-
-    def begin(self) -> None:
-        pass
 
     def events(self) -> list[Record]:
         return run_records.events(self._run.events)
@@ -68,47 +63,36 @@ class SharedFolder:
 
 
 class ObjectStore:
-    """Nodes share nothing else. The keep-alive is the command's own default for object stores."""
+    """Nodes share nothing else. The keep-alive is the command's own default for object stores.
 
-    url = f"s3://{BUCKET}/run"
+    The proxy listens on the machines' network only, at the address that this machine has there.
+    """
+
     options = ()
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-
-    @property
-    def env(self) -> dict[str, str]:
-        return ACCESS | {"AWS_ENDPOINT_URL": f"http://{self._address}:{PROXY_PORT}"}
-
-    def begin(self) -> None:
-        """Start the server. Raises TimeoutError if it does not answer within START_S."""
-        path = f"PYTHONPATH={SUPPORT}:{ROOT}"
-        words = ("env", path, str(interpreter()), str(SERVER), self._address, f"{SCRATCH}/printed")
-        self._cluster.serve({STORE: words})
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                self.order("heals")
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"expected an object store within {START_S:.0f} s, found: {error}"
-                    ) from error
-                time.sleep(POLL_S)
-            else:
-                return
+        self._server = cluster.enter_context(closing(S3Server(cluster.folder)))
+        self._proxy = FaultyStorage(self._server.port, (str(cluster.gateway), 0))
+        cluster.callback(self._proxy.close)
+        self._fault: Fault | None = None
+        self.url = f"{self._server.bucket()}/run"
+        self.env = ACCESS | {"AWS_ENDPOINT_URL": self._proxy.endpoint}
 
     def order(self, how: str) -> None:
         """In the words of scenario.py; applies to each request that starts after this returns."""
+        self._proxy.heal()
+        if how == "heals":
+            return
         if how == "lists what was":
             # The proxy repeats the last listing that it saw, so one is made now.
-            with reached(self.env["AWS_ENDPOINT_URL"]):
+            with reached(self._proxy.endpoint):
                 list_commits(open_store(f"{self.url}/checkpoints"), SystemClock())
-        self._ask("PUT", quote(how))
+        self._fault = self._proxy.fail(ORDERS[how], partial(_applies, ORDERS[how]))
 
     def was_hit(self) -> bool:
         """Whether the newest order has affected a request."""
-        return int(self._ask("GET", "")) > 0
+        return self._fault is not None and self._fault.struck > 0
 
     def events(self) -> list[Record]:
         found = [event for run in self._runs() for event in run_records.events(run / "events")]
@@ -126,7 +110,7 @@ class ObjectStore:
 
     def committed_step(self) -> int:
         """Of the newest checkpoint that the group has noted; 0 for none."""
-        with reached(f"http://{self._address}:{SERVER_PORT}"):
+        with reached(self._server.endpoint):
             store = open_store(f"{self.url}/rendezvous/state")
             names, found = [each.name for each in store.list()], 0
             for name in names:
@@ -136,25 +120,11 @@ class ObjectStore:
 
     @contextmanager
     def readable(self) -> Iterator[RunDir]:
-        with reached(f"http://{self._address}:{SERVER_PORT}"), readable(RunDir.parse(self.url)) as run:
+        with reached(self._server.endpoint), readable(RunDir.parse(self.url)) as run:
             yield run
-
-    @property
-    def _address(self) -> str:
-        return str(self._cluster.address(STORE))
 
     def _runs(self) -> list[Path]:
         return [path for node in self._cluster.nodes for path in self._cluster.scratch(node).glob("runs/*")]
-
-    def _ask(self, method: str, path: str) -> str:
-        server = http.client.HTTPConnection(self._address, ORDERS_PORT, timeout=CALL_S)
-        try:
-            server.request(method, f"/{path}")
-            return server.getresponse().read().decode()
-        except http.client.HTTPException as error:
-            raise OSError(f"no answer to an order: {error!r}") from error
-        finally:
-            server.close()
 
 
 RunStorage = SharedFolder | ObjectStore
@@ -174,6 +144,13 @@ def reached(endpoint: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _applies(deed: Deed, method: str, path: str) -> bool:
+    """Whether an order affects a request, by its method, and its path with the query."""
+    if deed is Deed.LOSE:
+        return method == "PUT" and path.endswith("/COMMIT.json")
+    return deed is not Deed.STALE or "list-type" in path
 
 
 def _step(paths: Sequence[Path]) -> int:

@@ -76,7 +76,6 @@ class ScenarioRunner:
         cluster.make(scenario.nodes)
         if self._members:
             self._start_etcd()
-        self._storage.begin()
         for name, words in scenario.commands:
             getattr(self, f"do_{name}")(**words)
         self._check_clocks()
@@ -231,7 +230,7 @@ class ScenarioRunner:
         (worker,) = self._workers(rank)
         try:
             self._cluster.kill_process(host(worker), int(worker["pid"]))
-        except (RuntimeError, ProcessLookupError):
+        except RuntimeError:
             return False
         return True
 

@@ -63,6 +63,8 @@ class FaultyStorage:
 
         self._server = ThreadingHTTPServer(listen, Handler)
         self._server.daemon_threads = True
+        # A client that is killed resets its connection, which is not worth a traceback.
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

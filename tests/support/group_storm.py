@@ -123,6 +123,7 @@ class Machine:
     is_frozen: bool = False
     is_busy: bool = False  # in a call, in which it may sleep
     is_leaving: bool = False  # its workers have stopped, and it saves what they left behind
+    saves: bool = False  # that state, because no other node goes on with it
     holds: bool = False  # no other node has that
     generation: Generation | None = None
     newest: int = 0  # the number of the last one that it entered

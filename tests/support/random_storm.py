@@ -27,6 +27,12 @@ PUT_BACK_S = 1.5  # in which a node that lives puts back what it has read
 
 
 class RandomStorm:
+    """`told`: what happened, for a person who reads a failure."""
+
+    first_s: tuple[float, ...] = (1.0, 5.0)  # how long until the first fault, and between two
+    pauses_s: tuple[float, ...] = (0.05, 0.3, 1.0, 3.0, 6.0)
+    count = FAULTS
+
     def __init__(self, seed: int, folder: Path) -> None:
         """folder: an empty one, which some storms meet in."""
         self.draw = random.Random(seed)
@@ -34,22 +40,28 @@ class RandomStorm:
         meets = folder if self.draw.random() < 0.5 else None
         spares, combines_from = self.draw.choice((0, 0, 1, 3)), (17, 3)[seed % 2]
         self.storm = Storm(seed, self.size, meets, spares, combines_from)
-        self.step = self.committed = 0
+        self.step = self.committed = self.saved = 0
         there = "a folder" if meets else "memory"
         self.told = [f"{len(self.storm.machines)} nodes for {self.size} places meet in {there}"]
         self.told += [f"they combine their writes from {combines_from} on"]
 
     def play(self) -> None:
         """Raises AssertionError where something does not hold."""
-        self.storm.sleep(self.draw.choice((1.0, 5.0)))
-        for _ in range(FAULTS):
-            self._draw_fault()
-            self.storm.sleep(self.draw.choice((0.05, 0.3, 1.0, 3.0, 6.0)))
-            if self.draw.random() < 0.1:
-                self._calm()
-        self._calm()
+        self.storm.sleep(self.draw.choice(self.first_s))
+        for _ in range(self.count):
+            fault: Callable[[], None] = self.draw.choice(self.faults())
+            self.told.append(f"{self.storm.now:8.2f} {fault.__name__}")
+            fault()
+            self.storm.sleep(self.draw.choice(self.pauses_s))
+            self.look()
+        self.calm()
 
-    def _draw_fault(self) -> None:
+    def look(self) -> None:
+        if self.draw.random() < 0.1:
+            self.calm()
+
+    def faults(self) -> list[Callable[[], None]]:
+        """Those that are possible now; one that stands here twice is drawn twice as often."""
         storm, faults = self.storm, [self.start, self.start]
         if storm.live:
             faults += [self.kill, self.freeze, self.wake, self.slow_node, self.away, self.back]
@@ -62,9 +74,7 @@ class RandomStorm:
             faults += [self.lose] * 2
         if storm.folder is not None and self._knows(any):
             faults += [self.tear] * 2
-        fault: Callable[[], None] = self.draw.choice(faults)
-        self.told.append(f"{storm.now:8.2f} {fault.__name__}")
-        fault()
+        return faults
 
     # Nodes.
 
@@ -121,8 +131,11 @@ class RandomStorm:
         self.storm.call(self.draw.choice(self.storm.training), report)
 
     def hand_over(self) -> None:
-        """A node leaves, also one that waits, and saves what it has, if no other node has it."""
         is_kept, took_s = self.draw.random() < 0.7, self.draw.choice((0.1, 1.0, 5.0))
+        self.withdraw(self.draw.choice(self.storm.staying), took_s, is_kept=is_kept)
+
+    def withdraw(self, name: str, took_s: float, *, is_kept: bool) -> None:
+        """A node leaves, also one that waits, and saves what it has, if no other node has it."""
 
         def withdraw(name: str, machine: Machine) -> None:
             machine.is_leaving = True
@@ -132,9 +145,9 @@ class RandomStorm:
             others = machine.rendezvous.withdraw(
                 lambda number: not trained or (is_kept and number == trained)
             ).others_go_on
+            machine.saves = not others
             machine.holds = bool(trained) and was_member and not others and self._is_whole()
 
-        name = self.draw.choice(self.storm.staying)
         self.storm.call(name, withdraw)
 
     def _leave(self, name: str, machine: Machine) -> None:
@@ -142,6 +155,7 @@ class RandomStorm:
             return
 
         def leave(name: str, machine: Machine) -> None:
+            self.saved = max(self.saved, machine.trained if machine.saves else 0)
             machine.holds = False
             machine.rendezvous.leave()
             del self.storm.machines[name]
@@ -241,7 +255,7 @@ class RandomStorm:
         network, doors = self.storm.network, [each.door for each in self.storm.machines.values()]
         return not (network.cut or network.delays_s or network.lost or any(door.is_away for door in doors))
 
-    def _calm(self) -> None:
+    def calm(self) -> None:
         """The faults end, but for a network that may stay cut; then the group comes to rest."""
         storm = self.storm
         self.told.append(f"{storm.now:8.2f} calm")
@@ -277,12 +291,12 @@ class RandomStorm:
         assert not apart, f"members that do not reach each other: {apart}"
 
 
-def play(seed: int) -> list[str]:
+def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:
     """What happened in the storm. Raises AssertionError, with that."""
     # In memory, where there is such a folder: nothing is lost there that a disk would keep.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        storm = RandomStorm(seed, Path(folder))
+        storm = kind(seed, Path(folder))
         try:
             storm.play()
         except BaseException as error:
