@@ -16,9 +16,10 @@ def test_a_group_holds_in_a_random_storm_and_is_at_rest_after_it(seed):
     play(seed)
 
 
-@pytest.mark.parametrize("seed", range(20, 30))
+@pytest.mark.parametrize("seed", [110, 138, *range(20, 28)])
 def test_planned_leaves_lose_no_state_at_any_moment(seed):
-    """Nodes leave as planned, one by one or all at once. What must hold stands in
+    """Nodes leave as planned, one by one or all at once; in the first two a node leaves before it
+    enters a generation whose other members have no state yet. What must hold stands in
     `PlannedStorm.look` and `Storm._entered`.
     """
     play(seed, PlannedStorm)
