@@ -26,7 +26,7 @@ from elastic.observe.logged_event import Events
 from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.run_view import Record
 from elastic.observe.series import CurvesOfRun
-from elastic.observe.step_columns import ABSENT, StepBatch, StepColumns, batch_of, number
+from elastic.observe.step_columns import StepBatch, StepColumns, batch_of, number
 from elastic.observe.step_line import OwnFields, StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
@@ -167,12 +167,10 @@ def _decoded(text: bytes, *, with_values: bool) -> StepBatch | None:
         return None
     if len(lines) != len(ends):
         return None
-    names = dict.fromkeys(name for record in records for name in record if name not in _OWN_NAMES)
-    return batch_of(lines, {name: [record.get(name, ABSENT) for record in records] for name in names})
+    return batch_of(lines, records)
 
 
 _ANY, _OWN = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(OwnFields)
-_OWN_NAMES = frozenset(step_line.NAMES)
 
 
 def _age_s(run: RunDir, lines: Path) -> float:

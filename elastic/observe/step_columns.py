@@ -85,16 +85,18 @@ class StepBatch:
 
 
 def batch_of(
-    lines: Sequence[OwnFields] | Sequence[StepLine], values: Mapping[str, list[Any]] | None = None
+    lines: Sequence[OwnFields] | Sequence[StepLine], values: Sequence[Mapping[str, Any]] = ()
 ) -> StepBatch:
+    """values: of each line, what the recipe logged, or all its fields; empty for none."""
     columns: dict[str, Any] = {name: [*map(attrgetter(name), lines)] for name in NAMES}
     arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
-    return StepBatch(**(columns | arrays), values=values or {})
+    names = dict.fromkeys(name for each in values for name in each if name not in columns)
+    logged = {name: [each.get(name, ABSENT) for each in values] for name in names}
+    return StepBatch(**(columns | arrays), values=logged)
 
 
 def with_values(lines: Sequence[StepLine]) -> StepBatch:
-    names = dict.fromkeys(name for line in lines for name in line.values)
-    return batch_of(lines, {name: [line.values.get(name, ABSENT) for line in lines] for name in names})
+    return batch_of(lines, [line.values for line in lines])
 
 
 def _doubles() -> "array[float]":

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from elastic.agent.parts import AgentParts, Monitor
@@ -22,10 +21,6 @@ def check_monitoring(options: Options) -> None:
 
         listen(options.http).close()
     if options.tensorboard is not None:
-        if find_spec("tensorboardX") is None:
-            raise UsageError(
-                "expected the package tensorboardX for --tensorboard, found none; pip install 'elastic-train[tensorboard]'"
-            )
         try:
             is_other = "://" in options.tensorboard or Path(options.tensorboard).is_file()
         except OSError:  # a name that is too long
@@ -97,6 +92,6 @@ def _import_tensorboardx() -> None:
         import_module("elastic.report.tensorboard")
     except Exception as error:  # protobuf of another version raises TypeError
         raise UsageError(
-            f"expected the package tensorboardX for --tensorboard, found a broken one ({type(error).__name__}: {error});"
+            f"expected the package tensorboardX for --tensorboard, found none that can be imported ({type(error).__name__}: {error});"
             " pip install --force-reinstall 'elastic-train[tensorboard]', or leave --tensorboard out"
         ) from error

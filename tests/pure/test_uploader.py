@@ -87,6 +87,11 @@ def process(config):
 
 
 @pytest.fixture
+def uploads(config):
+    return UploaderClient(config.socket_path)
+
+
+@pytest.fixture
 def slots():
     slots = SnapshotSlots.create(LARGE_BYTES, 8)
     yield slots
@@ -137,9 +142,10 @@ class InThread:
     commit protocol.
     """
 
-    def __init__(self, config):
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
+    def __init__(self, config, *, holds=True):
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        if not holds:
+            self.go_on.set()
         self._owner_fd, self._owner_end = os.pipe()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(config,), daemon=True)
@@ -177,9 +183,8 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, slots):
+def test_an_offer_is_committed_answered_and_logged(config, uploads, process, tmp_path, slots):
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
-    uploads = UploaderClient(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
     digest = image_hash.digest(data)
     hand_over(uploads, slots, 6, image_of(6))
@@ -212,25 +217,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
+def test_the_offer_of_a_killed_client_is_saved(config, uploads, process, slots):
     """A process offers a snapshot in memory of another process, and kills itself at once. Then the
     owner leaves; all saves are finished.
     """
     keep(slots, 3, image_of(3, LARGE_BYTES // 2))
     command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 4, final=True)
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [4, 3]
     assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED]
 
 
-def test_a_terminals_signals_do_not_end_it(config, process, slots):
+def test_a_terminals_signals_do_not_end_it(config, uploads, process, slots):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     for number in stop_signals.ALL:
         os.kill(process.pid, number)
-    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
@@ -246,9 +249,8 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots, rendezvous):
+def test_a_newer_save_takes_the_place_of_one_that_waits(config, uploads, slots, rendezvous):
     """Step 1 is held before its commit record, and then by an agent that does not answer."""
-    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -300,10 +302,9 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
     ]
 
 
-def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
+def test_the_save_of_a_dead_agent_is_committed(config, uploads, page, slots):
     """It ends during the upload. The last number counts, so that the newest state is kept."""
     config = replace(config, owner=os.getpid())  # which is not the parent of this process
-    uploads = UploaderClient(config.socket_path)
     page.close()
     with InThread(config) as uploader:
         hand_over(uploads, slots, 1)
@@ -341,7 +342,7 @@ def test_a_save_lost_with_its_uploader_can_be_offered_again(config, slots, wait_
     assert process.stop(LIMIT_S)
 
 
-def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
+def test_nothing_is_saved_in_another_runs_directory(config, uploads, tmp_path, slots):
     """It is moved during an upload, which goes on in a new folder; then another run has the name.
 
     No fence stops this save: as in etcd, where that run has a group of its own.
@@ -350,7 +351,6 @@ def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
     config = replace(config, uid="ours")
     run.mkdir()
     (run / "uid").write_text("ours")
-    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -373,8 +373,7 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
     heard of; the third one's client learns of it.
     """
     uploads, owner = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
+    with InThread(config, holds=False):
         hand_over(uploads, slots, 7)
         assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
         hand_over(owner, slots, 7, image_of(8))
@@ -390,12 +389,10 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
     assert capfd.readouterr().err.count("with another state") == 1
 
 
-def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
+def test_a_save_that_fails_is_answered_and_logged(config, uploads, tmp_path, slots):
     """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
     (tmp_path / "run").write_text("not a folder")
-    uploads = UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
+    with InThread(config, holds=False):
         hand_over(uploads, slots, 1)
         assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
         (tmp_path / "run").unlink()
@@ -427,11 +424,9 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
     assert committed_steps(config) == [2, 1]
 
 
-def test_a_snapshot_that_changed_in_memory_is_not_committed(config, slots):
+def test_a_snapshot_that_changed_in_memory_is_not_committed(config, uploads, slots):
     """Its writer published its checksum; then one bit of its last tensor is flipped."""
-    uploads = UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
+    with InThread(config, holds=False):
         for step, is_flipped in ((1, False), (2, True)):
             data = image_of(step)
             said = replace(info(step), checksum=checksum.of_image(memoryview(data)))
@@ -597,7 +592,7 @@ def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
     assert begun == [(sys.executable, sys.orig_argv)]
 
 
-def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
+def test_an_unread_offer_is_saved_after_its_owner_left(config, uploads, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.
     """
@@ -606,7 +601,6 @@ def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
     jobs = Jobs(HeldSaver("nothing"), config, log, clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
-    uploads = UploaderClient(config.socket_path)
     with _listen(config.socket_path) as socket:
         hand_over(uploads, slots, 1)
         assert Uploader(jobs, socket, owner_fd, clock).run() is End.FINISHED
@@ -619,8 +613,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
     one's save is committed as if nothing had happened.
     """
     bad, good = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
-    with InThread(config) as uploader:
-        uploader.go_on.set()
+    with InThread(config, holds=False):
         fd = os.memfd_create("image")
         for malformed in ({"step": 1}, meta_of(1)):
             connection = bad._connected(time.monotonic() + LIMIT_S, is_patient=True)
