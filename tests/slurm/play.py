@@ -55,7 +55,8 @@ def _play(scenarios: list[Scenario]) -> int:
     folder, began_s = Path(tempfile.mkdtemp(prefix="slurm-")), time.monotonic()
     try:
         # Most of a scenario is waiting, for Slurm and for a node to start.
-        with slurm(folder / "slurm") as found, ThreadPoolExecutor(LANES) as lanes:
+        found = slurm(folder / "slurm")
+        with ThreadPoolExecutor(LANES) as lanes:
             digest = _undisturbed(folder / "undisturbed")
             print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
             problems = list(lanes.map(lambda scenario: _problem(scenario, found, folder, digest), scenarios))

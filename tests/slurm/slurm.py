@@ -1,29 +1,27 @@
-"""However the block ends, no daemon, job or process of this Slurm is left.
+"""A whole Slurm on this machine, of one controller and a daemon for each pretended node, in a
+folder of its own, without root, munge or containers.
 
-It is a whole Slurm on this machine, of one controller and a daemon for each pretended node, in a
-folder of its own, without root, munge or containers. What a job runs is not known here.
+What a job runs is not known here. Daemons and jobs end with the run of the harness, however that
+ends (supervised.py).
 """
 
 import getpass
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import apt
 from packages import PACKAGES, plugins, write_commands
 
-from elastic.system.processes import adopt_orphans, die_with_parent, kill_children
-
 TEMPLATE = Path(__file__).with_name("slurm.conf")
 NODES = 8
-START_S, COMMAND_S, STOP_S, POLL_S = 60.0, 60.0, 10.0, 0.25
+START_S, COMMAND_S, POLL_S = 60.0, 60.0, 0.25
 
 T = TypeVar("T")
 
@@ -94,8 +92,7 @@ def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
     return value
 
 
-@contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
+def slurm(folder: Path) -> Slurm:
     """A running Slurm in this folder, with all nodes idle. Raises NotAvailable."""
     (folder / "packages").mkdir(parents=True)
     usr = apt.unpack(folder / "packages", *PACKAGES)
@@ -104,32 +101,24 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "state").mkdir()
     found = Slurm(folder, folder / "bin")
     write_commands(usr, found.commands, configuration)
-    adopt_orphans()
-    with ExitStack() as stack:
-        stack.callback(kill_children)
-        daemons: list[subprocess.Popen[bytes]] = []
-        stack.callback(_stop, daemons)
-        daemons.append(_start(found, "slurmctld", "-D"))
-        steps = str(usr / "sbin" / "slurmstepd-wlm")
-        daemons += [_start(found, "slurmd", "-D", "-N", f"n{n}", "-d", steps) for n in range(1, NODES + 1)]
+    nodes, steps = [f"n{n}" for n in range(1, NODES + 1)], str(usr / "sbin" / "slurmstepd-wlm")
+    daemons = [_start(found, "slurmctld", "-D")]
+    daemons += [_start(found, "slurmd", "-D", "-N", node, "-d", steps) for node in nodes]
 
-        def are_idle() -> bool:
-            if any(daemon.poll() is not None for daemon in daemons):
-                raise apt.NotAvailable(
-                    f"expected Slurm's daemons to run, found that one ended:\n{_logs(folder)}"
-                )
-            with suppress(RuntimeError):  # the controller does not answer yet
-                states = set(found.call("sinfo", "--noheader", "-N", "--format=%N %T").splitlines())
-                return states == {f"n{n} idle" for n in range(1, NODES + 1)}
-            return False
+    def are_idle() -> bool:
+        if any(daemon.poll() is not None for daemon in daemons):
+            raise TimeoutError("expected Slurm's daemons to run, found that one ended")
+        with suppress(RuntimeError):  # the controller does not answer yet
+            states = set(found.call("sinfo", "--noheader", "-N", "--format=%N %T").splitlines())
+            return states == {f"{node} idle" for node in nodes}
+        return False
 
-        try:
-            wait_for(are_idle, "Slurm's nodes to be idle", START_S)
-        except TimeoutError as error:
-            raise apt.NotAvailable(f"{error}:\n{_logs(folder)}") from error
-        yield found
-        with suppress(RuntimeError):
-            found.call("scancel", "--user", getpass.getuser())
+    try:
+        wait_for(are_idle, "Slurm's nodes to be idle", START_S)
+    except TimeoutError as error:
+        logs = [line for path in sorted(folder.glob("*.log")) for line in path.read_text().splitlines()[-3:]]
+        raise apt.NotAvailable("\n".join([f"{error}:", *logs])) from error
+    return found
 
 
 def _configuration(usr: Path, folder: Path) -> str:
@@ -153,7 +142,6 @@ def _configuration(usr: Path, folder: Path) -> str:
 
 
 def _start(found: Slurm, name: str, *words: str) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
     with (found.folder / f"{name}{''.join(words[2:3])}.log").open("ab") as log:
         return subprocess.Popen(
             [str(found.commands / name), *words],
@@ -161,22 +149,4 @@ def _start(found: Slurm, name: str, *words: str) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - before any thread is started
         )
-
-
-def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
-    for daemon in daemons:
-        daemon.send_signal(signal.SIGTERM)
-    for daemon in daemons:
-        with suppress(subprocess.TimeoutExpired):
-            daemon.wait(STOP_S)
-
-
-def _logs(folder: Path) -> str:
-    """The last lines of each daemon."""
-    return "\n".join(
-        f"{path.name}: {line}"
-        for path in sorted(folder.glob("*.log"))
-        for line in path.read_text().splitlines()[-3:]
-    )
