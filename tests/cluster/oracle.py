@@ -76,10 +76,6 @@ class Verdict:
     lost_steps: int
     next_step_s: float | None
 
-    @property
-    def survived(self) -> bool:
-        return not self.problems
-
 
 def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
     waits_s = [_next_step_s(injection, found.metrics) for injection in found.injections]
@@ -199,13 +195,9 @@ def _fenced_commits(found: Evidence) -> Iterator[str]:
     for commit in (e for e in found.events if e["event"] == "checkpoint_committed"):
         time = min(commit["time"], created.get(commit["step"], math.inf))
         known = [s for s in starts if s["time"] < time - FENCE_TOLERANCE_S]
-        if known and commit["node"] not in known[-1]["nodes"] and not _just_joined(commit, starts):
+        newest = [s for s in starts if s["time"] <= commit["time"]]  # which it may just have joined
+        if known and all(commit["node"] not in s["nodes"] for s in (known[-1], newest[-1])):
             yield f"expected no commit from outside of generation {known[-1]['generation']}, found one of step {commit['step']} by {commit['node']}"
-
-
-def _just_joined(commit: Record, starts: Sequence[Record]) -> bool:
-    newest = [s for s in starts if s["time"] <= commit["time"]]
-    return bool(newest) and commit["node"] in newest[-1]["nodes"]
 
 
 def _started_over(events: Sequence[Record]) -> Iterator[str]:

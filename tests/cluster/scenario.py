@@ -59,7 +59,7 @@ Faults of the object store, until `storage heals`, which first waits until a req
 
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 NODE, NAME, GATE = r"n\d+", r"[en]\d+", r"(?:\d+|(?:meet|load)-\d+)"
 FIELDS = r"(?P<event>\w+)(?P<fields>(?: \w+=\S+)*)"
@@ -91,7 +91,7 @@ COMMANDS = {
 NEEDS = {"uploaded": "store", "known": "store", "order": "store", "cut_power": "disk", "probe": "pods"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """settings: `memory`, `volume` and `disk` in MiB, the number of `etcd`'s members, and 1 for
     `store` and `pods`. commands: the name of each, and its words. expected: without their `>`.
@@ -99,11 +99,11 @@ class Scenario:
 
     name: str
     title: str
-    options: tuple[str, ...] = ()
-    within_s: float = 10.0
-    settings: dict[str, int] = field(default_factory=dict)
-    commands: tuple[tuple[str, dict[str, str]], ...] = ()
-    expected: tuple[str, ...] = ()
+    options: tuple[str, ...]
+    within_s: float
+    settings: dict[str, int]
+    commands: tuple[tuple[str, dict[str, str]], ...]
+    expected: tuple[str, ...]
 
     @property
     def nodes(self) -> int:
@@ -117,10 +117,10 @@ class Scenario:
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    title, within_s = "", 10.0
-    options: tuple[str, ...] = ()
+    title, within_s, expected = "", 10.0, []
+    options: list[str] = []
     settings: dict[str, int] = {}
-    commands, expected = [], []
+    commands = []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
         match word:
@@ -131,7 +131,7 @@ def parse(name: str, text: str) -> Scenario:
             case ">":
                 expected.append(rest)
             case "options":
-                options = tuple(shlex.split(rest))
+                options = shlex.split(rest)
             case "within":
                 within_s = float(rest.removesuffix("s"))
             case "memory" | "volume" | "disk" | "etcd" | "store" | "pods":
@@ -140,15 +140,8 @@ def parse(name: str, text: str) -> Scenario:
                 commands.append(_command(line.strip(), settings, f"{name}, line {number}"))
     if not title or "start" not in dict(commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
-    return Scenario(
-        name=name,
-        title=title,
-        options=options,
-        within_s=within_s,
-        settings=settings,
-        commands=tuple(commands),
-        expected=tuple(expected),
-    )
+    read = tuple(options), within_s, settings, tuple(commands), tuple(expected)
+    return Scenario(name, title, *read)
 
 
 def _command(line: str, settings: dict[str, int], where: str) -> tuple[str, dict[str, str]]:

@@ -83,7 +83,7 @@ WRONG = {
 
 def test_a_correct_run_survives_and_is_measured():
     verdict = judge(RUN, RUN, within_s=1.0)
-    assert verdict.survived and verdict.lost_steps == 0
+    assert not verdict.problems and verdict.lost_steps == 0
     assert verdict.next_step_s == pytest.approx(0.8)
     assert history(EVENTS)[1] == "generation 2: 1 workers, node lost; restored step 3 from snapshot"
 
