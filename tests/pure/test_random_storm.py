@@ -4,7 +4,6 @@ import random
 
 import pytest
 from group_storm import KEEP_ALIVE_S, Storm
-from planned_storm import PlannedStorm
 from random_storm import play
 
 
@@ -14,15 +13,6 @@ def test_a_group_holds_in_a_random_storm_and_is_at_rest_after_it(seed):
     plays more of them.
     """
     play(seed)
-
-
-@pytest.mark.parametrize("seed", [110, 138, *range(20, 28)])
-def test_planned_leaves_lose_no_state_at_any_moment(seed):
-    """Nodes leave as planned, one by one or all at once; in the first two a node leaves before it
-    enters a generation whose other members have no state yet. What must hold stands in
-    `PlannedStorm.look` and `Storm._entered`.
-    """
-    play(seed, PlannedStorm)
 
 
 @pytest.mark.parametrize("size", [16, 50])
