@@ -11,10 +11,12 @@ from contextlib import suppress
 
 from elastic.agent.decide import Action, Observation, decide
 from elastic.agent.generation import NodeGeneration
+from elastic.agent.hang_detector import HangDetector
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.store_socket import StoreSockets
+from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import NodeWorkers, worker_starts
 from elastic.errors import (
     EXIT_COMPLETE,
@@ -59,6 +61,8 @@ class NodeAgent:
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
         self._failures = OwnFailures(parts.settings.options.max_restarts)
+        detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
+        self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
         self._owed_step = 0  # the last step that workers do again before this node leaves; 0 for none
 
@@ -92,7 +96,7 @@ class NodeAgent:
         while end is None:
             # Renew before the rendezvous: importing inside an open generation would make all other
             # nodes wait.
-            self._parts.spawner.renew(self._waits_in_vain)
+            self._parts.spawner.renew(self._ends_the_wait)
             try:
                 end = self._join_and_train()
             finally:
@@ -191,7 +195,7 @@ class NodeAgent:
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
-            parts.watchdog.poll(workers)
+            self._watchdog.poll(workers)
         pids = {rank: workers.pid(rank) for rank in workers.running}
         parts.faults.poll(entered, parts.common_step, pids)
         parts.revive_uploader()
@@ -238,7 +242,7 @@ class NodeAgent:
         """Of the grace, that the workers have."""
         return Share.REDO if self._owed_step else Share.DRAIN
 
-    def _waits_in_vain(self) -> bool:
+    def _ends_the_wait(self) -> bool:
         # The state that this node has may have to be saved before there is a generation.
         self._parts.revive_uploader()
         return self._is_interrupted()
@@ -252,7 +256,7 @@ class NodeAgent:
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
         parts, workers = self._parts, generation.workers
-        settings, shutdown, watchdog = parts.settings, parts.shutdown, parts.watchdog
+        settings, shutdown, watchdog = parts.settings, parts.shutdown, self._watchdog
         return Observation(
             workers=settings.nproc,
             exits=tuple(workers.exits.values()),
@@ -301,7 +305,7 @@ class NodeAgent:
         parts.shutdown.begins()
         parts.page.clear()
         parts.memory.publish()
-        parts.watchdog.start_generation()
+        self._watchdog.start_generation()
         self._record_start(entered)
         self._failures.generation_begins(entered.restarts)
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
@@ -309,20 +313,10 @@ class NodeAgent:
         store = self._sockets.take(entered.endpoint) if settings.imports_library else None
         if not settings.imports_library:  # torch opens the store in rank 0 of such a script
             self._sockets.reserve(entered.endpoint)
-        starts = worker_starts(
-            entered,
-            settings,
-            store=store,
-            failures=self._failures,
-            control_page=parts.page.path,
-            memory=parts.memory.path,
-            uploader=parts.uploader.socket_path,
-        )
-        start, open_step = parts.spawner.start, parts.page.open_step
-        workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
+        workers = NodeWorkers(worker_starts(entered, parts, self._failures, store), parts)
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends
-        self._generation = NodeGeneration(parts, entered.number, workers)
+        self._generation = NodeGeneration(parts, entered.number, workers, self._watchdog)
         parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.

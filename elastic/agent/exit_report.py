@@ -40,8 +40,6 @@ from elastic.events import (
     RunInterrupted,
     RunStarted,
 )
-from elastic.faults.inject import Claims
-from elastic.faults.plan import parse, unreached
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events
 from elastic.storage.remote import open_store
@@ -116,8 +114,7 @@ def _unreached(parts: AgentParts, last_step: int) -> list[str]:
     options, run = parts.settings.options, parts.settings.run
     if not parts.group.is_first or (run.is_remote and options.max_nodes > 1):
         return []
-    claims = Claims(run.faults)
-    return unreached([each for each in parse(options.faults or "") if not claims.is_taken(each)], last_step)
+    return parts.faults.unreached(last_step)
 
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[int, str]:

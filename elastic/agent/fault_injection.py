@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elastic.events import FaultInjected
 from elastic.faults.inject import Claims, pause
-from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind
+from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind, unreached
 from elastic.observe.log import EventLog
 from elastic.rendezvous.rendezvous import Generation
 from elastic.system.clock import Clock
@@ -57,6 +57,10 @@ class NodeFaults:
             if victim is not None:
                 self._log.record(FaultInjected(fault=kills.fault.text, step=step))
                 _kill(victim)
+
+    def unreached(self, last_step: int) -> list[str]:
+        """Which faults have struck nothing, in words."""
+        return unreached([each for each in self._faults if not self._claims.is_taken(each)], last_step)
 
     def _inject(self, fault: Fault, step: int | None) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
+from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, EXIT_RECIPE, EXIT_USAGE
@@ -28,14 +29,14 @@ LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for cert
 class NodeGeneration:
     """One generation on this node, from the start of its workers until all of them are gone."""
 
-    def __init__(self, parts: AgentParts, number: int, workers: NodeWorkers) -> None:
+    def __init__(self, parts: AgentParts, number: int, workers: NodeWorkers, watchdog: Watchdog) -> None:
         self.workers = workers
         self.number = number
         self.drain_requested = False
         self.is_done = False  # the group knows that all workers of this node finished
         self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
         self.has_diverged = False  # workers of some node found that the ranks' states differ
-        self._parts = parts
+        self._parts, self._watchdog = parts, watchdog
         self._are_killed = False
 
     def request_drain(self, reason: str, *, after: int, at_once: bool) -> None:
@@ -59,7 +60,7 @@ class NodeGeneration:
 
     def dump_stacks(self, reason: str) -> None:
         self._parts.console.print_line(f"{reason}; its log has the stacks of its threads")
-        self._parts.watchdog.record_hang(self.workers)
+        self._watchdog.record_hang(self.workers)
 
     def record_end(self, cause: str, *, is_said: bool = True) -> None:
         parts = self._parts
@@ -178,7 +179,7 @@ class NodeGeneration:
             now_s = parts.clock.monotonic()
             within_s = parts.shutdown.end_s(Share.GROUP, now_s, KILL_WAIT_S) - now_s
             is_last = parts.shutdown.reason is not None
-            self.workers.kill(parts.watchdog.error, is_last=is_last, within_s=within_s)
+            self.workers.kill(self._watchdog.error, is_last=is_last, within_s=within_s)
             self._keep_agreed_snapshots()
 
     def _keep_agreed_snapshots(self) -> None:
@@ -207,7 +208,7 @@ class NodeGeneration:
         return read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exits))
 
     def _first_failure(self, reason: str) -> WorkerFailure:
-        settings, culprit = self._parts.settings, self._parts.watchdog.error
+        settings, culprit = self._parts.settings, self._watchdog.error
         errors = settings.error_folder(self.number)
         return self.workers.record_failure(settings.node, reason, errors, culprit)
 

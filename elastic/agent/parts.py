@@ -11,13 +11,11 @@ from typing import Protocol
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
-from elastic.agent.hang_detector import HangDetector
 from elastic.agent.run_directory import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.spawner import Spawner
-from elastic.agent.watchdog import Watchdog
 from elastic.config import environment
 from elastic.errors import EXIT_FAILED
 from elastic.events import NodeScheduled, UploaderDied
@@ -98,8 +96,6 @@ class AgentParts:
             report=report,
             clock=clock,
         )
-        detector = HangDetector(fixed_limit_s=options.hang_timeout.value or None)
-        self.watchdog = Watchdog(detector, self.page, self.log, clock)
         self.faults = NodeFaults(parse(options.faults or ""), Claims(run.faults), self.log, clock)
         self.run_dir_watch = RunDirWatch(settings, place, report, shutdown.ban, clock)
         self.health = AgentHealth(clock)

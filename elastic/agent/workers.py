@@ -19,6 +19,7 @@ from pathlib import Path
 
 from elastic.agent.decide import WorkerExit
 from elastic.agent.own_failures import OwnFailures, first_failure
+from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
 from elastic.config.environment import AgentLink, variables
@@ -31,12 +32,9 @@ from elastic.errors import (
     shown_code,
 )
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
-from elastic.observe.console import ConsoleFollower
-from elastic.observe.log import EventLog
 from elastic.rendezvous.group import WorkerFailure
 from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
-from elastic.system.clock import Clock
 from elastic.system.files import make_folders
 from elastic.system.worker_error import WorkerError, read_errors
 
@@ -59,39 +57,25 @@ class WorkerStart:
 
 
 class NodeWorkers:
-    def __init__(
-        self,
-        starts: list[WorkerStart],
-        start_process: Callable[[ProcessStart], Process],
-        open_step: Callable[[int], int | None],
-        log: EventLog,
-        console: ConsoleFollower,
-        clock: Clock,
-    ) -> None:
-        """Start the workers, or all before the first that cannot be started (`not_started`).
-
-        open_step: in which step of its loop a local rank is, if in any.
-        """
+    def __init__(self, starts: list[WorkerStart], parts: AgentParts) -> None:
+        """Start the workers, or all before the first that cannot be started (`not_started`)."""
         self.exits: dict[int, WorkerExit] = {}  # by rank, in the order in which they were seen
         self.killed: set[int] = set()  # ranks that this agent killed
         self.not_started: WorkerError | None = None
-        self._open_step = open_step
-        self._log = log
-        self._console = console
-        self._clock = clock
+        self._parts = parts
         self._first_exit_s: float | None = None
         self._processes: dict[int, Process] = {}
         for start in starts:
             try:
-                self._processes[start.rank] = self._start(start, start_process)
+                self._processes[start.rank] = self._start(start)
             except (CannotStart, OSError) as error:
                 message = f"the worker of rank {start.rank} was not started: {error}"
                 self.not_started = WorkerError(rank=start.rank, message=message, traceback="", time=0.0)
                 break
         self._starts = {start.rank: start for start in starts if start.rank in self._processes}
         for start in self._starts.values():
-            log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
-            console.follow(start.log, f"rank{start.rank}")
+            parts.log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
+            parts.console.follow(start.log, f"rank{start.rank}")
 
     @property
     def running(self) -> dict[int, WorkerStart]:
@@ -109,7 +93,7 @@ class NodeWorkers:
 
     def first_exit_age_s(self) -> float:
         """Seconds since the first exit was seen; 0 while all run."""
-        return 0.0 if self._first_exit_s is None else self._clock.monotonic() - self._first_exit_s
+        return 0.0 if self._first_exit_s is None else self._parts.clock.monotonic() - self._first_exit_s
 
     def poll(self, culprit: WorkerError | None = None) -> bool:
         """Take note of new exits; returns whether there were any.
@@ -117,13 +101,13 @@ class NodeWorkers:
         A worker that lost a peer or that this agent killed is a victim, unless it is the culprit.
         """
         found = [
-            WorkerExit(rank=rank, code=code, open_step=self._open_step(start.local_rank))
+            WorkerExit(rank=rank, code=code, open_step=self._parts.page.open_step(start.local_rank))
             for rank, start in self.running.items()
             if (code := self._processes[rank].poll()) is not None
         ]
         self.exits |= {each.rank: each for each in found}
         if found and self._first_exit_s is None:
-            self._first_exit_s = self._clock.monotonic()
+            self._first_exit_s = self._parts.clock.monotonic()
         for each in found:
             is_victim = each.code == EXIT_PEER_LOST or each.rank in self.killed
             self._record_exit(each, victim=is_victim and (culprit is None or each.rank != culprit.rank))
@@ -142,12 +126,12 @@ class NodeWorkers:
 
         Returns once all workers have exited, after `limit_s`, or when `is_over` becomes true.
         """
-        deadline = self._clock.monotonic() + limit_s
+        deadline = self._parts.clock.monotonic() + limit_s
         self.poll()
         self.killed.update(self.running)
         for rank in self.running:
             self._processes[rank].send_signal(signal.SIGTERM)
-        while self.running and self._clock.monotonic() < deadline and not is_over():
+        while self.running and self._parts.clock.monotonic() < deadline and not is_over():
             self.wait(TERMINATE_POLL_S)
             self.poll()
 
@@ -163,11 +147,11 @@ class NodeWorkers:
         self.killed.update(self.running)
         for process in self._processes.values():
             process.kill()
-        began_s, report_s = self._clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
+        began_s, report_s = self._parts.clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
         while self.running:
             self.wait(LAST_REPORT_WAIT_S)
             self.poll(culprit)
-            waited_s = self._clock.monotonic() - began_s
+            waited_s = self._parts.clock.monotonic() - began_s
             for process in [self._processes[rank] for rank in self.running]:
                 is_unreported = waited_s >= report_s and process.has_exited()
                 if waited_s >= within_s or is_unreported:
@@ -182,7 +166,9 @@ class NodeWorkers:
         files = read_errors(errors, list(self._processes))
         first = hung or self.not_started or first_failure(self.exits.values(), self.killed, files, reason)
         ended = self.exits.get(first.rank)
-        self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
+        self._parts.log.record(
+            WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback)
+        )
         return WorkerFailure(
             node=node,
             rank=first.rank,
@@ -198,25 +184,27 @@ class NodeWorkers:
         is_plain = self._starts[rank].is_plain
         is_planned = code in (EXIT_COMPLETE, EXIT_INTERRUPTED) or (code == EXIT_AGAIN and not is_plain)
         code = code if is_plain else shown_code(code)
-        self._log.record(
+        self._parts.log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
         if not is_planned or seen.is_within_loop:
             how = f"killed by {name}" if name else f"exit code {code}"
             why = ", stopped by this agent" if rank in self.killed else ", a victim of another failure"
-            self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{why if victim else ''}")
+            self._parts.console.print_line(f"rank {rank} (pid {pid}) ended: {how}{why if victim else ''}")
 
-    def _start(self, start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
+    def _start(self, start: WorkerStart) -> Process:
         try:
             make_folders(start.log.parent)
             # Exclusively: a log belongs to one worker of one generation and is never overwritten.
             log = start.log.open("xb")
         except OSError as error:
             # A full disk costs the log, and never the training.
-            self._console.print_line(f"rank {start.rank} runs without a log ({error}): its output is lost")
+            self._parts.console.print_line(
+                f"rank {start.rank} runs without a log ({error}): its output is lost"
+            )
             log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
         with log:
-            return start_process(
+            return self._parts.spawner.start(
                 ProcessStart(
                     command=start.command,
                     env=start.env,
@@ -230,27 +218,20 @@ class NodeWorkers:
 # How to start the workers of a generation.
 
 
-def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
-    entered: Generation,
-    settings: Settings,
-    *,
-    store: socket.socket | None,
-    failures: OwnFailures,
-    control_page: str,
-    memory: str,
-    uploader: str,
+def worker_starts(
+    entered: Generation, parts: AgentParts, failures: OwnFailures, store: socket.socket | None
 ) -> list[WorkerStart]:
     """How to start each worker of a generation. store: the socket that the first of them serves."""
-    options, is_plain = settings.options, not settings.imports_library
+    settings, options = parts.settings, parts.settings.options
     link = AgentLink(
         pid=os.getpid(),
         node=settings.node,
         run_dir=settings.run.url,
         generation=entered.number,
-        control_page=control_page,
-        uploader=uploader,
+        control_page=parts.page.path,
+        uploader=parts.uploader.socket_path,
         options=replace(options, recipe_args=()),
-        memory=memory,
+        memory=parts.memory.path,
         failures=failures.suspect,
         committed_step=entered.committed_step,
         divergence=failures.divergence,
@@ -267,7 +248,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
             command=(options.recipe, *options.recipe_args),
             env=variables() | launcher_variables(entered, settings, local_rank) | link.to_env(),
             log=settings.run.free_log(generation=entered.number, rank=entered.base_rank + local_rank),
-            is_plain=is_plain,
+            is_plain=not settings.imports_library,
             store_fd=store.fileno() if store is not None and not local_rank else None,
         )
         for local_rank in range(settings.nproc)

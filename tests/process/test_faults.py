@@ -175,6 +175,7 @@ def test_an_uploader_that_dies_again_is_said_once(drill, undisturbed):
     drill.ends_like(undisturbed, agent)
 
     assert agent.output.count("NOTHING IS SAVED") == 1
+    assert agent.output.count("is not saved: expected an uploader") == 1
     assert [event["step"] for event in drill.events("checkpoint_committed")] == [4, 20, 24]
     assert len(drill.events("generation_started")) == 1
 

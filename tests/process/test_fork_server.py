@@ -13,6 +13,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,7 +152,9 @@ class Node:
             )
             for rank in range(size)
         ]
-        return NodeWorkers(starts, self.spawner.start, lambda _: None, Quiet(), Quiet(), Quiet())
+        page = SimpleNamespace(open_step=lambda _: None)
+        quiet = {name: Quiet() for name in ("log", "console", "clock")}
+        return NodeWorkers(starts, SimpleNamespace(spawner=self.spawner, page=page, **quiet))
 
     def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:
         """Workers that ignore SIGTERM and have a child each; returns all their pids once they have

@@ -41,7 +41,8 @@ def killed_after():
         start = SimpleNamespace(rank=0, local_rank=0, is_plain=False)
         log = SimpleNamespace(record=said.append)
         console = SimpleNamespace(print_line=said.append)
-        workers = NodeWorkers([], lambda _start: process, lambda _rank: None, log, console, clock)
+        page = SimpleNamespace(open_step=lambda _rank: None)
+        workers = NodeWorkers([], SimpleNamespace(page=page, log=log, console=console, clock=clock))
         workers._starts, workers._processes = {0: start}, {0: process}
         workers.wait = clock.sleep
         began_s = clock.monotonic()

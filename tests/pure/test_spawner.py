@@ -1,15 +1,21 @@
 """The agent's end of the connection to its fork server; real servers are in tests/process."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from elastic.agent import worker_process
+from elastic.agent.agent import NodeAgent
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ForkServerClient, ProcessStart
+from elastic.rendezvous.group import RunEnd
 from elastic.system.fork_protocol import Exited, Ready, Started
 from elastic.system.json_lines import to_line
+from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
+from elastic.testing.fakes import FakeClock
 
 
 class ExitedServer:
@@ -117,3 +123,22 @@ def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
     assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
     assert spawner._server.pid == importing.pid
     spawner.close()
+
+
+def test_an_agent_to_leave_waits_for_no_imports_and_keeps_its_uploader():
+    """The newest state may be in its memory alone: it is saved by the code after that wait."""
+    shutdown, revived, waited = ShutdownRequest(LeavePage(30.0), FakeClock()), [], []
+
+    def renew(interrupted):
+        waited.append(interrupted())
+        shutdown.request("SIGTERM")
+        waited.append(interrupted())
+
+    agent = NodeAgent.__new__(NodeAgent)
+    agent._parts = SimpleNamespace(
+        shutdown=shutdown, spawner=SimpleNamespace(renew=renew), revive_uploader=lambda: revived.append(1)
+    )
+    agent._generation, agent._owed_step = None, 0
+    agent._join_and_train = lambda: RunEnd(exit_code=75, reason="")
+    agent.run()
+    assert (waited, len(revived)) == ([False, True], 2)

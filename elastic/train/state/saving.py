@@ -226,13 +226,14 @@ class Checkpointing:
             self._uploader.offer(
                 published.slots, published.snapshot, resumed_from=self._resumed_from, final=final
             )
-            self._under_way = step
+            self._under_way, self._refusal = step, ""
             # A save may wait for another one of the same size.
             limit_s = 2 * save_limit_s(SAVE_S, published.snapshot.size_bytes) + WAIT_S
             self._answer_by = self._clock.monotonic() + limit_s
         except (OSError, StoreFailed) as error:
+            if not self._refusal:  # said once, until a save is handed over
+                print(f"checkpoint step={step} is not saved: {error}; training goes on")
             self._refusal = str(error)
-            print(f"checkpoint step={step} is not saved: {error}; training goes on")
             self._log.record(CheckpointFailed(step=step, reason=self._refusal))
         snapshot_s = 0.0 if published is None else published.cost_s
         self._cost_s = snapshot_s + self._clock.monotonic() - self._last_s
