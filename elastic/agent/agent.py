@@ -112,13 +112,13 @@ class NodeAgent:
             )
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
-            self.others_go_on = parts.leave_group(parts.has_shared_state, self.last_step)
+            self.others_go_on = parts.leave_group(self.last_step)
             reason = f"{parts.shutdown.reason} while it waited for the group"
             return RunEnd(exit_code=self._leaving_code, reason=reason)
         except (RendezvousTimeout, BackendFailed) as error:
             # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
             # command goes on when that has changed. Others give up as well, and are not waited for.
-            parts.leave_group(lambda _generation: False, self.last_step)
+            parts.leave_group(self.last_step, goes_alone=True)
             # Or the others completed the run while this node slept, and the place to meet ended
             # with its host.
             is_finished = has_recorded_end(parts.settings.run)
@@ -179,7 +179,8 @@ class NodeAgent:
                 case Action.LEAVE:
                     if self._is_worth_a_redo(generation, decision.reason):
                         return None
-                    self.others_go_on = generation.leave(decision.reason, lambda: self.last_step)
+                    generation.leave(decision.reason)
+                    self.others_go_on = self._parts.leave_group(self.last_step)
                     return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None

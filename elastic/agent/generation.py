@@ -8,8 +8,6 @@ backend that does not answer delays an action by the limit of a call, and once t
 by the share of its task at most.
 """
 
-from collections.abc import Callable
-
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
@@ -149,8 +147,8 @@ class NodeGeneration:
             parts.group.end(end)
         return end
 
-    def leave(self, reason: str, last_step: Callable[[], int]) -> bool:
-        """Leave the group, and see the last state committed. Returns whether others go on."""
+    def leave(self, reason: str) -> None:
+        """The workers end before this node leaves the group."""
         parts = self._parts
         if not parts.settings.imports_library:
             # Its workers did not drain. When they end, those of other nodes may fail: that counts
@@ -160,7 +158,6 @@ class NodeGeneration:
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None, longest_s=longest_s)
         self.kill_workers()
         self.record_end(reason)
-        return parts.leave_group(parts.has_shared_state, last_step())
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them.

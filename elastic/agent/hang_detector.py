@@ -4,8 +4,9 @@ A worker is silent while its heartbeat does not change. How long a silence is no
 the worker is doing:
 
 - Its own part of a step takes about as long as in the steps before. Only this limit is learned: ten
-  times the longest part that this node has seen, at least 10 s and at most 1800 s. Until a worker
-  has ended three such parts itself, its limit is 1800 s.
+  times the longest part that this node has seen, at least 10 s and at most 1800 s; a pause of the
+  machine or of the worker counts as a part of the step. Until a worker has ended three such parts
+  itself, its limit is 1800 s.
 - The recipe's own code, starting, saving, and the first steps of a generation give no hint of how
   long they will take the next time. An evaluation may come once in a thousand steps, and the first
   steps compile. Their limit is 1800 s.
@@ -33,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from elastic.events import HangDetected
-from elastic.system.silence import Phase, Silence, longest_gap_s
+from elastic.system.silence import Phase, Silence
 
 MIN_LIMIT_S = 10.0
 MAX_LIMIT_S = 1800.0
@@ -71,7 +72,6 @@ class WorkerHistory:
     sample: WorkerSample
     since_s: float  # the current stretch began then or later
     silence: Silence = field(default_factory=Silence)
-    is_measurable: bool = False  # the length of the stretch is due to the worker alone
     timed_steps: int = 0  # ended stretches of its own part of a step
 
 
@@ -126,8 +126,7 @@ class HangDetector:
 
     def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
         """The length, rounded up, of a worker's part of a step that has just ended."""
-        was_away = now_s - self.observed_s > longest_gap_s(self._limit_s(last))
-        if was_away or not last.is_measurable or sample.is_stopped or last.sample.phase is Phase.START:
+        if last.sample.phase is Phase.START:
             return None
         if last.sample.phase is Phase.STEP and sample.beats != last.sample.beats:
             return now_s - last.since_s
@@ -137,23 +136,11 @@ class HangDetector:
     def _extend(
         self, last: WorkerHistory, sample: WorkerSample, now_s: float, timed_steps: int
     ) -> WorkerHistory:
-        elapsed_s, limit_s = now_s - self.observed_s, self._limit_s(last)
-        # If the observer was away or the worker was stopped, the length of a stretch says nothing
-        # about how long the work takes, and must not be learned.
-        was_stopped = sample.is_stopped or last.sample.is_stopped
-        is_measurable = elapsed_s <= longest_gap_s(limit_s) and not was_stopped
         if sample != last.sample:
-            return WorkerHistory(
-                sample=sample,
-                since_s=self.observed_s,  # it may have changed right after the last observation
-                is_measurable=is_measurable,
-                timed_steps=timed_steps,
-            )
-        return replace(
-            last,
-            silence=last.silence.grow(elapsed_s, limit_s=limit_s),
-            is_measurable=is_measurable and last.is_measurable,
-        )
+            # It may have changed right after the last observation.
+            return WorkerHistory(sample=sample, since_s=self.observed_s, timed_steps=timed_steps)
+        elapsed_s = now_s - self.observed_s
+        return replace(last, silence=last.silence.grow(elapsed_s, limit_s=self._limit_s(last)))
 
     def _limit_s(self, worker: WorkerHistory) -> float:
         usual_s = MAX_LIMIT_S if self.fixed_limit_s is None else self.fixed_limit_s

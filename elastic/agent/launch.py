@@ -212,12 +212,7 @@ def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]
 
 
 def _start_log_shipper(parts: AgentParts) -> LogShipper:
-    settings = parts.settings
-    log_shipper = LogShipper(
-        settings.run,
-        settings.node,
-        is_first=lambda: parts.group.is_first,
-        print_line=parts.console.print_line,
-    )
-    log_shipper.start()
-    return log_shipper
+    run, node, say = parts.settings.run, parts.settings.node, parts.console.print_line
+    shipper = LogShipper(run, node, is_first=lambda: parts.group.is_first, print_line=say)
+    shipper.start()
+    return shipper

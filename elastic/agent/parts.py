@@ -4,7 +4,6 @@
 threads whether the loop turns, and whether the node is in a generation.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
@@ -128,21 +127,20 @@ class AgentParts:
             newest.info.generation == generation and newest.info.step <= self.page.shared_step
         )
 
-    def leave_group(self, is_shared: Callable[[int], bool], last_step: int) -> bool:
+    def leave_group(self, last_step: int, *, goes_alone: bool = False) -> bool:
         """Give up this node's place once its newest state is safe; the workers have stopped.
 
-        last_step: that was trained, as far as this node knows. is_shared: whether the nodes of a
-        generation have that state and go on with it. Where other
-        members do, this node leaves before it is saved: they form their next generation at once and
-        need not wait for an upload. Once they have, the fence stops a save by this node: then the
-        checkpoint is theirs to commit. Where no other node has it, the next generation waits for
-        the save. Returns whether other members go on.
+        last_step: that was trained, as far as this node knows. goes_alone: no other node goes on.
+        Where other members have that state and go on with it, this node leaves before it is saved:
+        they form their next generation at once and need not wait for an upload. Once they have, the
+        fence stops a save by this node: then the checkpoint is theirs to commit. Where no other
+        node has it, the next generation waits for the save. Returns whether other members go on.
         """
         self.health.end()
         if self.settings.imports_library:  # a plain script's state is its own
             self.shutdown.ends(last_step)
         with self.shutdown.task("the rendezvous"):
-            done = self.group.withdraw(is_shared)
+            done = self.group.withdraw(lambda number: not goes_alone and self.has_shared_state(number))
         others = done.others_go_on
         if done.generation is not None:
             # It may be one that this node was told to leave before it entered it. The next one

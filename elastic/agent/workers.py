@@ -3,7 +3,7 @@
 Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
 this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
 pipe can fill up. If that file cannot be created, the worker runs all the same, and what it prints
-is kept in memory. Where a worker cannot be started, those after it are not. No worker is left
+is lost. Where a worker cannot be started, those after it are not. No worker is left
 behind. What an exit means is decided in decide.py.
 
 A worker has torchrun's variables, so that a script written for torchrun runs unchanged.

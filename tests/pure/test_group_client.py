@@ -206,12 +206,21 @@ def joining(there, monkeypatch):
     return rendezvous, answers, joins
 
 
-@pytest.mark.parametrize("answer", [None, ConnectionRefusedError("refused")])
-def test_a_node_enters_where_the_machine_of_the_store_answers(joining, answer):
-    """One that refuses is reached: its worker has ended, which its own agent reports."""
+@pytest.mark.parametrize(
+    ("before", "is_open", "entered"),
+    [
+        ([TimeoutError("lost"), None], True, 0),
+        # It is reached: its worker has ended, which its own agent reports.
+        ([TimeoutError("lost"), ConnectionRefusedError("refused")], True, 0),
+        # The node that serves its store died; another one has found that.
+        ([TimeoutError("timed out"), None], False, 1),
+    ],
+)
+def test_a_node_enters_where_the_machine_of_the_store_answers(joining, before, is_open, entered):
     rendezvous, answers, joins = joining
-    answers += [TimeoutError("lost"), answer]
-    assert joins() is rendezvous.joined[0]
+    rendezvous.watch = lambda: replace(WATCH, open=is_open)
+    answers += before
+    assert joins() is rendezvous.joined[entered]
     assert rendezvous.closed == []
 
 
@@ -220,12 +229,3 @@ def test_a_node_without_a_store_leaves_after_three_generations(joining):
     with pytest.raises(RendezvousTimeout, match=r"stores of 3 generations .*a:1: timed out"):
         joins()
     assert rendezvous.closed == 3 * [{"step": 0, "counts": False}]
-
-
-def test_a_generation_over_before_it_is_reached_closes_none(joining):
-    """The node that serves its store died; another one has found that."""
-    rendezvous, answers, joins = joining
-    rendezvous.watch = lambda: replace(WATCH, open=False)
-    answers += [TimeoutError("timed out"), None]
-    assert joins() is rendezvous.joined[1]
-    assert rendezvous.closed == []

@@ -97,19 +97,6 @@ def test_a_state_that_changed_before_the_end_was_seen_is_refused():
     assert ended == []
 
 
-def test_an_exception_that_ends_the_script_ends_no_run():
-    """The worker reports it, and does not say that the script ended. Nor is it swallowed."""
-    loop, end, ended = ending()
-
-    def train():
-        for number in end.steps():
-            _ = 1 / (3 - number)
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    assert (ended, loop.left) == ([], None)
-
-
 def test_a_caught_error_of_a_step_ends_the_run_all_the_same(monkeypatch):
     """`except Exception` around the loop would make an early end of it, and so would a `break`."""
     error, found = UsageError("ended without gradients"), []
