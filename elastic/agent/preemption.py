@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -131,8 +131,7 @@ def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | 
                 return None
     finally:
         if process.poll() is None:  # with everything that it started
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if code in _NOT_RUN:
         raise ValueError(f"it exits with {code}")

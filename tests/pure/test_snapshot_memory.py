@@ -101,6 +101,9 @@ def test_less_memory_is_said_once_in_a_generation(node):
     node.asks()
     assert node.memory.slots.num_slots == 1
     assert node.page.slots_fd == node.memory.slots.fd
+    publish(node, 1, is_agreed=True)
+    publish(node, 2)
+    assert node.memory.newest is None  # the mark belonged to the snapshot, and not to its slot
     none, one = node.said
     assert none.startswith("no memory for one copy of the state, 1 MB")
     assert one.startswith("no memory for 3 snapshots of 1 MB; there is one")
@@ -180,15 +183,6 @@ def test_a_snapshot_not_agreed_on_is_kept_if_its_node_had_it(node, votes, kept):
     assert node.memory.newest.info.step == kept[0]
     node.memory.keep_compared()  # another node may have another state of step 2
     assert [each.info.step for each in node.memory.slots.whole()] == [1]
-
-
-def test_what_overwrites_an_agreed_snapshot_is_not_agreed_on(node):
-    """The mark belongs to one snapshot and not to its slot."""
-    node.left_bytes = STATE_BYTES + HEADERS_BYTES  # for one slot
-    node.asks()
-    publish(node, 1, is_agreed=True)
-    publish(node, 2)
-    assert node.memory.newest is None
 
 
 @pytest.fixture
