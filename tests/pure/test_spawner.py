@@ -125,7 +125,7 @@ def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
     spawner.close()
 
 
-def test_an_agent_to_leave_waits_for_no_imports_and_keeps_its_uploader():
+def test_a_leaving_agent_waits_for_no_imports():
     """The newest state may be in its memory alone: it is saved by the code after that wait."""
     shutdown, revived, waited = ShutdownRequest(LeavePage(30.0), FakeClock()), [], []
 
