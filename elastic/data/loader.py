@@ -160,10 +160,6 @@ class Loader:
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
 
-    def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
-        """As `steps_of`, of the same shards in each step."""
-        return self.steps_of(lambda _step: shards, first_step, check_first=check_first)
-
     def reads_ahead(self, shards: int) -> int:
         """How many steps at most are cut into shards before they begin, beside the next one.
 
@@ -195,7 +191,7 @@ class Loader:
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
-        (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
+        (batch,) = next(replace(self, workers=0).steps_of(lambda _step: range(shard, shard + 1), step))
         return batch
 
     def whole(self, step: int) -> Batch:

@@ -214,10 +214,6 @@ class SnapshotSlots:
         """How many slots are ready to be written, the first ones."""
         return max(0, min(self._words[_PREPARED], self.num_slots))
 
-    def newest(self) -> Snapshot | None:
-        """The whole snapshot that was published last."""
-        return next(iter(self.whole()), None)
-
     def whole(self) -> list[Snapshot]:
         """All whole snapshots, the last published first."""
         found = [snapshot for slot in range(self.num_slots) if (snapshot := self._read(slot)) is not None]

@@ -72,7 +72,7 @@ def test_a_changed_snapshot_is_refused_the_one_before_is_used(drill, undisturbed
     agent = drill.start(*ALWAYS)
     drill.stands(7, ranks=1)
     slots = slots_of(agent)
-    newest = slots.newest()
+    newest = slots.whole()[0]
     slots.body(newest.slot)[newest.size_bytes // 2] ^= 16
     drill.kill_worker(0, generation=1)
     drill.happens("restored", generation=2)

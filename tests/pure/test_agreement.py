@@ -148,7 +148,7 @@ def test_votes_are_on_the_control_page_before_the_sum():
         node.trains(step, float(step))
     votes = node.page.votes(0)
     assert sorted(votes) == [2, 3]
-    assert votes[3] == vote_of(node.slots.newest().info.checksum)
+    assert votes[3] == vote_of(node.slots.whole()[0].info.checksum)
     assert node.agreed_snapshots() == []
 
 
@@ -167,7 +167,7 @@ def judged(member, votes, redo_step):
     else:
         node.agreement.step = 2
         node.agreement.begin()
-    right = vote_of(node.slots.newest().info.checksum) if redo_step else 0
+    right = vote_of(node.slots.whole()[0].info.checksum) if redo_step else 0
     return [wanted, node.page.settled, right]
 
 

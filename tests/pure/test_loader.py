@@ -43,7 +43,7 @@ class Augmented(Dataset):
 
 def batches_of(dataset, shards=range(ORDER.shards), first_step=1, order=ORDER, **options):
     loader = Loader(dataset=dataset, order=order, device=CPU, **options)
-    return [batch for step in loader.steps(shards, first_step) for batch in step]
+    return [batch for step in loader.steps_of(lambda _step: shards, first_step) for batch in step]
 
 
 def loaded(shards=range(ORDER.shards), first_step=1, *, workers=0, dataset=None):
@@ -105,7 +105,9 @@ class Traced(Dataset):
 def test_the_next_step_is_loaded_whole_while_this_one_computes(workers):
     """One step is asked for, and the samples of two are loaded: nothing else makes them load."""
     dataset = Traced()
-    steps = Loader(dataset=dataset, order=ORDER, device=CPU, workers=workers).steps(range(ORDER.shards), 1)
+    steps = Loader(dataset=dataset, order=ORDER, device=CPU, workers=workers).steps_of(
+        lambda _step: range(ORDER.shards), 1
+    )
     next(steps)
     for _ in range(2 * ORDER.global_batch):
         assert dataset.loads.acquire(timeout=PATIENCE_S)
@@ -137,7 +139,7 @@ def test_a_sample_that_an_epoch_draws_again_is_augmented_anew(workers):
     """
     order = in_order(lambda epoch: [3, 3, 4, 3, 5, 4, 3, 6] * 2, epochs=1)
     loader = Loader(dataset=Augmented(), order=order, device=CPU, workers=workers)
-    batches = [batch for step in loader.steps(range(ORDER.shards), 1) for batch in step]
+    batches = [batch for step in loader.steps_of(lambda _step: range(ORDER.shards), 1) for batch in step]
     noises = {}
     for batch in batches:
         for sample, noise in zip(batch.indices.tolist(), batch.data["noise"][1].tolist(), strict=True):

@@ -86,7 +86,7 @@ def loaded(restoring):
 
 
 def flip(slots):
-    newest = slots.newest()
+    newest = slots.whole()[0]
     slots.body(newest.slot)[newest.size_bytes - 1] ^= 1
 
 

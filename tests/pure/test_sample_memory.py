@@ -47,7 +47,9 @@ class Counts(Images):
 
 def loaded(dataset, **options):
     loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"), **options)
-    return [batch.data for step in loader.steps(range(2), 1, check_first=True) for batch in step]
+    return [
+        batch.data for step in loader.steps_of(lambda _step: range(2), 1, check_first=True) for batch in step
+    ]
 
 
 MEMORIES = {
@@ -88,7 +90,9 @@ class KeepsRead(Images):
 @pytest.mark.parametrize("dataset", [KeepsRead, lambda: Subset(KeepsRead(), list(range(16))[::-1])])
 def test_a_cache_of_what_was_read_passes_and_changes_no_sample(dataset, workers):
     found = loaded(dataset(), workers=workers)
-    unchecked = Loader(dataset=dataset(), order=ORDER, device=torch.device("cpu")).steps(range(2), 1)
+    unchecked = Loader(dataset=dataset(), order=ORDER, device=torch.device("cpu")).steps_of(
+        lambda _step: range(2), 1
+    )
     flat = [batch.data for step in unchecked for batch in step]
     assert all(torch.equal(one, other) for one, other in zip(flat, found, strict=True))
 

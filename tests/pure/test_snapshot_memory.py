@@ -201,7 +201,7 @@ def test_outgrown_slots_stay_until_a_larger_snapshot_counts(grown):
     publish(grown, 2)
     grown.memory.poll()
     assert grown.memory.newest.info.step == 1
-    assert SnapshotSlots.open(grown.given_path).newest().info.step == 1
+    assert SnapshotSlots.open(grown.given_path).whole()[0].info.step == 1
     assert grown.memory.path == grown.given_path
 
     publish(grown, 3, is_agreed=True)

@@ -212,7 +212,7 @@ import os, signal, sys
 from elastic.uploader.client import UploaderClient
 from elastic.snapshot.slots import SnapshotSlots
 slots = SnapshotSlots.open(sys.argv[2])
-UploaderClient(sys.argv[1]).offer(slots, slots.newest(), resumed_from=None, final=False)
+UploaderClient(sys.argv[1]).offer(slots, slots.whole()[0], resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -337,7 +337,7 @@ def test_a_save_lost_with_its_uploader_can_be_offered_again(config, slots, wait_
     assert process.revive().reason == "killed by SIGKILL"
     process.wait_ready()
     slots.release_all()
-    uploads.offer(slots, slots.newest(), resumed_from=None, final=True)
+    uploads.offer(slots, slots.whole()[0], resumed_from=None, final=True)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
     assert process.stop(LIMIT_S)
 

@@ -172,10 +172,9 @@ def steps(
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
 
-    if turns:
-        batches = loader.steps_of(lambda number: spans(number)[member.rank], first)
-    else:
-        batches = loader.steps(parts.exchange.own_shards, first)
+    batches = loader.steps_of(
+        lambda number: spans(number)[member.rank] if turns else parts.exchange.own_shards, first
+    )
     for number in range(first, order.steps + 1):
         if turns:
             parts.exchange.divide(spans(number))
