@@ -66,12 +66,12 @@ class _Vector:
 class Bucket:
     """Some parameters whose gradients travel together, and the flat vectors that hold them.
 
-    names: their ids. missing: of those that this shard gave no gradient yet.
+    ids: theirs. missing: of those that this shard gave no gradient yet.
     """
 
     def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
         self.parameters = parameters
-        self.names = frozenset(map(id, parameters))
+        self.ids = frozenset(map(id, parameters))
         self.length = sum(p.numel() for p in parameters)
         self.missing: set[int] = set()
         self.is_sent = False
@@ -94,7 +94,7 @@ class Bucket:
         self._flat, self._views = vector.flat, vector.views
 
     def begin_shard(self, *, is_second: bool) -> None:
-        self.missing = set(self.names)
+        self.missing = set(self.ids)
         self._is_second = is_second
         if is_second:
             # (a + b1) + b2 is not a + (b1 + b2): the shard's own sum is made first, by itself.

@@ -54,8 +54,8 @@ class Layout:
         self.dtypes = [p.dtype for p in self.parameters]
         of_trained = groups(trained)
         self.buckets = [Bucket(group, names) for group in (*of_trained, *groups(joined))]
-        self.names = list(map(id, self.parameters))
-        self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
+        self.ids = list(map(id, self.parameters))
+        self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.ids}
         self.last_used = 0  # the number of the computation
         # Its first backward shows which gradients come in parts. Until then no bucket is sent
         # before backward is over.
@@ -168,7 +168,7 @@ class Gradients:
 
     def used(self) -> list[float]:
         """[parameters]: 1 where this rank's shards gave a gradient, else 0."""
-        names = [*self._layout.names, *map(id, self._late)]
+        names = [*self._layout.ids, *map(id, self._late)]
         return list(map(float, map(self._used.__contains__, names)))
 
     def add_late(self, used: list[float]) -> None:
@@ -207,7 +207,7 @@ class Gradients:
 
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
-        unused = {name for name, count in zip(self._layout.names, used, strict=False) if not count}
+        unused = {name for name, count in zip(self._layout.ids, used, strict=False) if not count}
         for parameter, view in self._of_parameters(flats):
             parameter.grad = None if unused and id(parameter) in unused else view
 
@@ -310,7 +310,7 @@ class Gradients:
         self._used.add(id(parameter))
 
     def _fill_missing(self, bucket: Bucket) -> None:
-        self._used |= (bucket.names - bucket.missing) if bucket.missing else bucket.names
+        self._used |= (bucket.ids - bucket.missing) if bucket.missing else bucket.ids
         bucket.fill_missing()
 
     def _send(self) -> None:

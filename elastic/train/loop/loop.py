@@ -79,7 +79,7 @@ class Loop:
             self.step, self._passed = None, number
             self._last = self._finish(step)
             is_audited = step.outcome is not None and step.outcome.requests.audit
-            self._divide(step)
+            self._deal_shards(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
@@ -295,7 +295,7 @@ class Loop:
             step.fault_point("after-snapshot")
         return saved
 
-    def _divide(self, step: Step) -> None:
+    def _deal_shards(self, step: Step) -> None:
         """The step is over: which shards each rank has from the next one on."""
         exchange = self._of_steps.exchange
         if exchange.is_reversed:

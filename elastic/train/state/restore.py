@@ -332,7 +332,10 @@ class Restorer:
 
 
 def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
-    """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
+    """Give the objects the state of an image; its (chain, data, checksum).
+
+    Raises CheckpointDamaged, and as `State.load`.
+    """
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)
     try:

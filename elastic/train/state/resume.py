@@ -148,14 +148,15 @@ def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine |
     missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
     is_there = rewound.last is not None and rewound.last.step == resumed.step
     if resumed.line is not None and not is_there and (is_next or missing):
-        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
+        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line;
+        # a checkpoint has none.
         late = resumed.line
         metrics.append(late)
         missing = max(0, missing - 1)
     if missing:
         print(
-            f"note: metrics.jsonl has no line for {missing} of the steps up to {resumed.step}: the node that wrote them could not be"
-            " read, and the state from which the run goes on came from another one",
+            f"note: metrics.jsonl has no line for {missing} of the steps up to {resumed.step}: the node that trained them did not"
+            " write them, or cannot be read, and the state from which the run goes on came from another one",
             flush=True,
         )
     return rewound, late

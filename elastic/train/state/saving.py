@@ -83,7 +83,7 @@ class Saving:
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
-            comparing.begin(info.step)
+            comparing.begin(info.step)  # the next comparison is counted from here
             if cost_s is not None and step_s is not None:
                 comparing.add_cost(cost_s, step_s)
         return SavedState(info=info, published=published)
@@ -91,7 +91,7 @@ class Saving:
     def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self.parts
         if parts.output is not None:
-            parts.output.schedule.interval.begin(info.step)
+            parts.output.schedule.interval.begin(info.step)  # and the next snapshot from here
         fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
         if parts.snapshotting is None:
             if fault_point is not None:  # another worker of this node copies
