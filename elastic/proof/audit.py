@@ -71,7 +71,7 @@ Compute = Callable[[Call, Batch], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auditor:
-    """Begins the audits of one rank in one generation.
+    """What the audits of one rank in one generation share.
 
     compare: compares the states of all ranks as they were before the step, and raises if they
     differ. log: on rank 0 alone. began: the step with whose state the generation began.
@@ -86,10 +86,6 @@ class Auditor:
     compare: Callable[[], None]
     log: EventLog | None
     began: int = 0
-
-    def begin(self, step: int, compute: Compute) -> "StepAudit":
-        """compute: runs a call on a batch, as in training."""
-        return StepAudit(self, step, compute)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -164,6 +160,7 @@ class StepAudit:
     """
 
     def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
+        """compute: runs a call on a batch, as in training."""
         self._auditor = auditor
         self._step = step
         self._compute = compute

@@ -20,7 +20,7 @@ import random
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,16 +42,6 @@ R = TypeVar("R")
 BATCH_NORM = "BatchNorm normalises within a shard"
 DRAWN = "random numbers are drawn for each shard"
 NOT_FINITE = "the gradient of step 1 is not finite"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstGradientCheck:
-    """Begins the comparison, as an Auditor begins an audit."""
-
-    parts: Auditor
-
-    def begin(self, step: int, compute: Compute) -> "WholeBatchGradient":
-        return WholeBatchGradient(self.parts, step, compute)
 
 
 class _Obstacle(Exception):  # noqa: N818
@@ -254,9 +244,9 @@ class StateTrace:
             os.kill(self._agent_pid, signal.SIGTERM)
         return True
 
-    def witness_of(self, step: int, auditor: Auditor) -> FirstGradientCheck | None:
-        """What watches this step in the place of an audit, if the check wants that."""
-        return FirstGradientCheck(parts=auditor) if self._request.gradient and step == 1 else None
+    def compares_gradient(self, step: int) -> bool:
+        """Whether a WholeBatchGradient watches this step, in the place of an audit."""
+        return self._request.gradient and step == 1
 
     def add(self, line: StepLine, found: Evidence, *, steps: int, shards: int, audit: object) -> None:
         """Write a step down. steps, shards: of the run. audit: of the step, if it has one."""

@@ -30,20 +30,8 @@ AT_ONCE, LIMIT_S = 2, 300
 ALONE = ("--rehearse", "off", "--audit", "off")
 KILLED = (*ALONE, "--snapshot-every", "6", "--faults", "step 12 rank 0 backward: kill")
 # The last step before a second node joins is done again by both: a rehearsal never is due.
-JOINED = (
-    "--min-nodes",
-    "1",
-    "--max-nodes",
-    "2",
-    "--rehearse",
-    "1000",
-    "--audit",
-    "off",
-    "--snapshot-every",
-    "1",
-    "--hang-timeout",
-    "100s",
-)
+TWO_NODES = ("--min-nodes", "1", "--max-nodes", "2", "--hang-timeout", "100s")
+JOINED = (*TWO_NODES, "--rehearse", "1000", "--audit", "off", "--snapshot-every", "1")
 PAUSES_S = 10, 20, 40  # of a step, in which the second node starts
 
 

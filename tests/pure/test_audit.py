@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import Dataset
 
 from elastic.errors import MachineFault, RecipeNotExact, StatesDiffer
+from elastic.proof.audit import StepAudit
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -22,7 +23,7 @@ def begun(member, net, shards=6, **options):
     torch.set_num_threads(1)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     state = State(net=net, optimizer=optimizer)
-    return optimizer, steps(member, state, **{"shards": shards, "audits": True} | options)
+    return optimizer, steps(member, state, **{"shards": shards, "audits": StepAudit} | options)
 
 
 def seeded(make):
@@ -70,7 +71,7 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
     are loaded, and sparse tensors cannot be reshaped.
     """
     found = []
-    for options in ({"workers": workers}, {"audits": False}):
+    for options in ({"workers": workers}, {"audits": None}):
         net = seeded(plain_net)
         optimizer, coming = begun(ALONE, net, dataset=Augmented(), collate=collate, **options)
         for step in coming:

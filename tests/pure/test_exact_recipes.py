@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.data.order import Tail
+from elastic.proof.audit import StepAudit
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -316,12 +317,11 @@ class OwnUpdate:
                         p.copy_(new)
 
 
-def owned(*, beside):
+@recipe()
+def own_optimizer():
+    """No optimizer of torch holds what is trained, and the State holds none."""
     net, average = perceptron(), perceptron()
-    own = OwnUpdate(net[0].parameters() if beside else net.parameters())
-    objects = {"net": net, "average": average}
-    if beside:
-        objects["optimizer"] = torch.optim.SGD(net[2].parameters(), lr=0.1, momentum=0.9)
+    own = OwnUpdate(net.parameters())
 
     def body(step):
         assert [p.grad for p in net.parameters()] == [None] * 4
@@ -331,22 +331,9 @@ def owned(*, beside):
             step.backward(step.sum(entropy(net)) / step.shards + 1e-3 * net[0].weight.square().sum())
         clip_grad_norm_(net.parameters(), 0.5)
         own.step()
-        if beside:
-            objects["optimizer"].step()
         assert [p.grad for p in average.parameters()] == [None] * 4
 
-    return State(**objects), body
-
-
-@recipe()
-def own_optimizer():
-    """No optimizer of torch holds what is trained, and the State holds none."""
-    return owned(beside=False)
-
-
-@recipe()
-def own_optimizer_beside_torchs():
-    return owned(beside=True)
+    return State(net=net, average=average), body
 
 
 class Trainer:
@@ -428,7 +415,9 @@ def train(member, name):
         if kept is not None:
             state.load(kept)
         entries, numbers = [], []
-        for step in steps(member, state, first=first, audits=turns, turns=turns, **settings):
+        for step in steps(
+            member, state, first=first, audits=StepAudit if turns else None, turns=turns, **settings
+        ):
             # Such as for a norm that is logged there: a process that takes over has none.
             assert all(p.grad is None for module in state.modules for p in module.parameters())
             body(step)

@@ -8,7 +8,7 @@ from steps import ALONE, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from elastic.proof.for_check import FirstGradientCheck
+from elastic.proof.for_check import WholeBatchGradient
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -16,8 +16,7 @@ from elastic.train.state.state import State
 def first_step(net, *, watched=True, **others):
     """The first step of a run, of 24 samples in 4 shards."""
     state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
-    audits = (lambda parts: FirstGradientCheck(parts=parts)) if watched else False
-    return next(steps(ALONE, state, shards=4, audits=audits))
+    return next(steps(ALONE, state, shards=4, audits=WholeBatchGradient if watched else None))
 
 
 def net(*more):

@@ -145,7 +145,7 @@ def steps(
     first: int = 1,
     batch: int = BATCH,
     tail: Tail = Tail.DROP,
-    audits: bool | Callable[[Auditor], Any] = False,
+    audits: Callable[..., Any] | None = None,
     turns: bool = False,
     log: Any = None,
     redo: Any = None,
@@ -153,7 +153,7 @@ def steps(
 ) -> Iterator[Step]:
     """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
 
-    audits: each computation of each step is audited, by an Auditor or what it is made of one.
+    audits: what watches each step, such as StepAudit.
     turns: each step has other `turning_spans`. log: of the audits, on rank 0 alone. redo: the
     difference because of which these steps begin.
     """
@@ -164,10 +164,8 @@ def steps(
     )
     parts = parts_of(state, order, member)
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate, workers=workers)
-    auditor = auditor_of(state, parts, loader, member=member, log=log, redo=redo) if audits else None
-
-    if auditor is not None and callable(audits):
-        auditor = audits(auditor)
+    auditor = auditor_of(state, parts, loader, member=member, log=log, redo=redo)
+    audit = None if audits is None else partial(audits, auditor)
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
@@ -178,7 +176,7 @@ def steps(
     for number in range(first, order.steps + 1):
         if turns:
             parts.exchange.divide(spans(number))
-        yield Step(number, parts, partial(next, batches), requests, auditor)
+        yield Step(number, parts, partial(next, batches), requests, audit)
         parts.contract.end_step()
     parts.gradients.close()
     parts.contract.close()

@@ -24,7 +24,8 @@ from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, StoreFailed
 from elastic.events import Stopped
 from elastic.proof.agreement import Agreement
-from elastic.proof.audit import Auditor
+from elastic.proof.audit import Auditor, StepAudit
+from elastic.proof.for_check import WholeBatchGradient
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
 from elastic.system.worker_error import ErrorPlace
@@ -39,7 +40,7 @@ from elastic.train.state.saving import SavedState, Saving
 from elastic.train.step.balancing import balancing_of, is_held_off
 from elastic.train.step.contract import compute_again
 from elastic.train.step.parts import Requests, StepParts, StepPlace
-from elastic.train.step.step import Step
+from elastic.train.step.step import Step, WatchesStep
 
 
 class Loop:
@@ -230,11 +231,10 @@ class Loop:
         parts = self.parts
         if is_audited and parts.output is not None:
             parts.output.audits.interval.begin(number)
-        # What `elastic-train check` wants takes the place of an audit.
-        witness = None if parts.trace is None else parts.trace.witness_of(number, auditor)
-
-        auditing = witness or (auditor if is_audited else None)
-        step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, auditing)
+        audit: WatchesStep | None = partial(StepAudit, auditor) if is_audited else None
+        if parts.trace is not None and parts.trace.compares_gradient(number):
+            audit = partial(WholeBatchGradient, auditor)
+        step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, audit)
         if parts.faults is not None:
             step.fault_point = parts.faults.at_step(number)
         if parts.snapshotting is not None:

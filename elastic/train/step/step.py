@@ -24,8 +24,8 @@ from elastic.data import random_streams
 from elastic.data.loader import Batch
 from elastic.errors import ElasticError, UsageError
 from elastic.observe.step_line import OWN_NAMES
-from elastic.proof.audit import Auditor, Call, StepAudit
-from elastic.proof.for_check import FirstGradientCheck, WholeBatchGradient
+from elastic.proof.audit import Call, Compute, StepAudit
+from elastic.proof.for_check import WholeBatchGradient
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.evaluate.summands import check_fits, extremes
@@ -36,6 +36,9 @@ from elastic.train.step.contract import Modes
 from elastic.train.step.end import StepEnd
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
+
+# Begins what watches a step of this number; runs a call on a batch, as in training.
+WatchesStep = Callable[[int, Compute], StepAudit | WholeBatchGradient]
 
 
 class Step:
@@ -58,12 +61,12 @@ class Step:
         parts: StepParts,
         load: Callable[[], list[Batch]],
         requests: Callable[[int], Requests],
-        auditor: Auditor | FirstGradientCheck | None = None,
+        audit: WatchesStep | None = None,
     ) -> None:
         """load: gives the batches of the own shards, once.
 
-        requests: called with the step's number when gradients are summed. auditor: None in a step
-        that is not audited.
+        requests: called with the step's number when gradients are summed. audit: begins what
+        watches this step; None where nothing does.
         """
         self.number = number
         self.steps = parts.order.steps
@@ -81,9 +84,7 @@ class Step:
         self._load = load
         self._loaded: list[Batch] | None = None
         self._requests = requests
-        self.audit: StepAudit | WholeBatchGradient | None = None
-        if auditor is not None:
-            self.audit = auditor.begin(number, self._compute)
+        self.audit = None if audit is None else audit(number, self._compute)
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._is_open = False  # a pass was made, and its computation has not ended
