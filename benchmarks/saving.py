@@ -104,7 +104,9 @@ class Bench:
         self.slots = SnapshotSlots.create(self.layout.size_bytes, 1)
         self.run = RunDir.parse(str(folder / "run"))
         self.run.events.mkdir(parents=True)
-        config = UploaderConfig.of(self.run, folder, run_id="r", node="n", keep=1)
+        config = UploaderConfig(
+            run_url=self.run.url, local=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1
+        )
         self.process = UploaderProcess.start(config)
         self.process.wait_ready()
         self.window = 0.0, 0.0  # of the last save

@@ -7,8 +7,11 @@ runs stay readable.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, dataclass_transform
+
+from elastic.system.untrusted import parse_number
 
 
 def _snake(name: str) -> str:
@@ -67,6 +70,21 @@ class NodeScheduled(Event):
     array_task: int | None = None
     restarts: int | None = 0
     host: str = ""
+
+    @staticmethod
+    def by_slurm(variables: Mapping[str, str]) -> "NodeScheduled | None":
+        """The job that started a process with this environment; None outside Slurm."""
+        if not (job := variables.get("SLURM_JOB_ID")):
+            return None
+        return NodeScheduled(
+            scheduler="slurm",
+            job=job,
+            array_job=variables.get("SLURM_ARRAY_JOB_ID"),
+            array_task=parse_number(variables.get("SLURM_ARRAY_TASK_ID", "")),
+            # Slurm sets it from the first requeue on.
+            restarts=parse_number(variables.get("SLURM_RESTART_COUNT", "0")),
+            host=variables.get("SLURMD_NODENAME", ""),
+        )
 
 
 class GenerationStarted(Event):

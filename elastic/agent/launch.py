@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 
 from elastic.agent import preflight
@@ -181,15 +180,16 @@ def _print_problem(text: str) -> None:
 
 
 def _start_uploader(settings: Settings, backend: Backend) -> UploaderProcess:
-    config = UploaderConfig.of(
-        settings.run,
-        settings.scratch,
+    config = UploaderConfig(
+        run_url=settings.run.url,
+        local=str(settings.run.local),
+        scratch=str(settings.scratch),
         run_id=settings.run_id,
         node=settings.node,
         keep=settings.options.keep,
         uid=settings.uid,
+        faults=settings.options.faults,
     )
-    config = replace(config, faults=settings.options.faults)
     return UploaderProcess.start(config, shown=_shown_generation(settings, backend))
 
 

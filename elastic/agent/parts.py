@@ -4,7 +4,6 @@
 threads whether the loop turns, and whether the node is in a generation.
 """
 
-from dataclasses import asdict
 from typing import Protocol
 
 from elastic.agent.fault_injection import NodeFaults
@@ -196,6 +195,6 @@ class Monitor(Protocol):
 def _open_log(settings: Settings) -> EventLog:
     path = settings.run.events / f"{settings.node}-agent.jsonl"
     log = EventLog(path, node=settings.node, clock=_CLOCK)
-    if (job := environment.SlurmJob.read()) is not None:
-        log.record(NodeScheduled(scheduler="slurm", **asdict(job)))
+    if (job := NodeScheduled.by_slurm(environment.variables())) is not None:
+        log.record(job)
     return log

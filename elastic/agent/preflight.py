@@ -26,6 +26,7 @@ from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, CannotStart, StoreFailed, UsageError
+from elastic.events import NodeScheduled
 from elastic.faults import plan
 from elastic.storage.remote import check_url, open_store
 from elastic.storage.store import read_small
@@ -68,7 +69,7 @@ def check_command(options: Options) -> None:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
     check_faults(options, nproc)
     if options.fresh:
-        _check_not_requeued(environment.SlurmJob.read())
+        _check_not_requeued(NodeScheduled.by_slurm(environment.variables()))
     run = RunDir.parse(options.run_dir)
     if options.fresh and run.is_remote:
         raise UsageError(
@@ -97,7 +98,7 @@ def check_command(options: Options) -> None:
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
 
 
-def _check_not_requeued(job: environment.SlurmJob | None) -> None:
+def _check_not_requeued(job: NodeScheduled | None) -> None:
     """A requeued job gives its first command again, to resume. Raises UsageError."""
     if job is not None and job.restarts:
         raise UsageError(

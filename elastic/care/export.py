@@ -17,7 +17,6 @@ from elastic.checkpoint.find_parent import find
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.parent import Origin, Parent
-from elastic.config.run_dir import refuse_own
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header
@@ -72,7 +71,6 @@ def _check(origin: Origin, file: str, path: Path, *, overwrite: bool) -> None:
         )
     if origin.entries:
         raise UsageError(f"export takes {FORM}, found {origin}; give --entry {origin.entries[0]}")
-    refuse_own(path)
     with suppress(OSError):
         if path.is_dir():
             raise UsageError(

@@ -7,9 +7,9 @@ descriptor of the listening socket. `ELASTIC_PREFLIGHT` is set where an agent on
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
 for the options of the same names. `elastic-train` has such a variable for each of its options, and
-takes them out of its environment: what a recipe starts is a command of its own. Slurm's variables
-say which job started an agent. Code outside this package (torch, gloo, OpenMP, NCCL) reads its own
-variables; `variables` hands them on to the processes and clients that need them.
+takes them out of its environment: what a recipe starts is a command of its own. Code outside this
+package (torch, gloo, OpenMP, NCCL) reads its own variables; `variables` hands them on to the
+processes and clients that need them.
 """
 
 import json
@@ -108,36 +108,6 @@ class Launch:
     origin: Origin | None  # what --from would name, where there is no agent
     master: tuple[str, int] | None  # where the store of the process groups is; None without one
     store_fd: int | None  # the socket on which this worker serves that store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
-    """What Slurm says of the job that started this process.
-
-    array_job, array_task: None outside an array. restarts, array_task: None also where Slurm's
-    variable is no number, since nothing but a report depends on them.
-    """
-
-    job: str
-    array_job: str | None
-    array_task: int | None
-    restarts: int | None
-    host: str
-
-    @classmethod
-    def read(cls) -> "SlurmJob | None":
-        """None outside Slurm."""
-        job = os.environ.get("SLURM_JOB_ID")
-        if not job:
-            return None
-        return cls(
-            job=job,
-            array_job=os.environ.get("SLURM_ARRAY_JOB_ID"),
-            array_task=parse_number(os.environ.get("SLURM_ARRAY_TASK_ID", "")),
-            # Slurm sets it from the first requeue on.
-            restarts=parse_number(os.environ.get("SLURM_RESTART_COUNT", "0")),
-            host=os.environ.get("SLURMD_NODENAME", ""),
-        )
 
 
 def read() -> Launch:

@@ -146,22 +146,3 @@ def _is_there(path: Path) -> bool:
 
 def _name_of(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", url.replace("://", "-")).strip("-")
-
-
-def refuse_own(path: Path) -> None:
-    """Raises UsageError for a file of a command that has the name of a file of some run, also
-    through links.
-    """
-    try:
-        resolved = path.resolve()
-    except RuntimeError:  # links in a circle, which no write follows
-        return
-    for folder in resolved.parents:
-        first = resolved.relative_to(folder).parts[0]
-        # The local copies of a run at a URL, and a run of a script without the library, have `uid`
-        # alone.
-        is_run = any(_is_there(folder / name) for name in (_IDENTITY, UID))
-        if is_run and (first in OWN_NAMES or first.startswith(OWN_PREFIX)):
-            raise UsageError(
-                f"expected a FILE that is not a run's own, found {path} below {folder}, where {first} is; take another name"
-            )

@@ -15,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from elastic.config.run_dir import refuse_own
 from elastic.errors import UsageError
 from elastic.system.files import open_regular
 from elastic.system.untrusted import printable
@@ -64,7 +63,6 @@ def write_page(shown: dict[str, Any], text: str) -> str:
     """
     path, data = Path(text), html_page(shown).encode()
     try:
-        refuse_own(path)
         if _holds_other(path):
             raise UsageError(
                 f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"

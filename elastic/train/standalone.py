@@ -205,9 +205,17 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
         log_shipper = LogShipper(run, node, is_first=lambda: True, print_line=print)
         _at_end.append(lambda: _write(log_shipper.close()))
         log_shipper.start()
-    scratch, _ = open_scratch()
+    scratch = open_scratch()
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3, uid=uid)
+    config = UploaderConfig(
+        run_url=run.url,
+        local=str(run.local),
+        scratch=str(scratch),
+        run_id=ours.run_id,
+        node=node,
+        keep=3,
+        uid=uid,
+    )
     uploader = UploaderProcess.start(config)
     _at_end.extend(
         (remove, partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))

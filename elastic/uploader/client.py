@@ -279,7 +279,7 @@ class UploaderProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def ends(self, within_s: float) -> bool | None:
+    def ask_to_end(self, within_s: float) -> bool | None:
         """Ask it to finish and exit; whether it finished everything, None while it goes on."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -306,7 +306,7 @@ class UploaderProcess:
         limit_s = save_limit_s(STOP_S, 2 * size_bytes)  # a save may wait for another one of the same size
         began_s, is_said = self._clock.monotonic(), False
         while not is_over() and (waited_s := self._clock.monotonic() - began_s) < limit_s:
-            if self.ends(min(POLL_S, limit_s - waited_s)) is not None:
+            if self.ask_to_end(min(POLL_S, limit_s - waited_s)) is not None:
                 break
             if waited_s >= SAY_AFTER_S and not is_said:
                 is_said = True
@@ -315,7 +315,7 @@ class UploaderProcess:
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, kill it after `timeout_s`; True if it finished everything."""
-        is_done = self.ends(timeout_s)
+        is_done = self.ask_to_end(timeout_s)
         if is_done is None:
             self._process.kill()
             self._process.wait()

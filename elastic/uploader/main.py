@@ -294,14 +294,14 @@ def serve(
     and the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
     """
     clock = SystemClock()
-    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
+    log = EventLog(config.events, node=config.node, clock=clock)
     try:
         fence = Fence(config.fence, clock, is_orphan=lambda: os.getppid() != config.owner)
     except OSError as error:
         raise UsageError(
             f"expected the memory of an agent at {config.fence}, found none ({error})"
         ) from error
-    saver = Saver(open_store(config.checkpoints_url), config, fence, clock, reached)
+    saver = Saver(open_store(config.run.checkpoints_url), config, fence, clock, reached)
     jobs = Jobs(saver, config, log, clock)
     with _listen(config.socket_path) as listener:
         ready()
@@ -346,12 +346,12 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     resumes from the checkpoint elsewhere then finds them in the run directory.
     """
     clock = SystemClock()
-    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
-    faults = FaultInjector(config.faults or "", Path(config.faults_path), log, clock)
+    log = EventLog(config.events, node=config.node, clock=clock)
+    faults = FaultInjector(config.faults or "", config.run.faults, log, clock)
     metrics = None
-    if config.metrics:
+    if config.run.is_remote:
         objects = Objects(config.run_url, limit_s=METRICS_LIMIT_S, first_limit_s=METRICS_LIMIT_S)
-        metrics = MetricsShipper(Path(config.metrics), config.node, objects)
+        metrics = MetricsShipper(config.run.metrics_of(config.node), config.node, objects)
 
     def reached(point: str, step: int) -> None:
         if metrics is not None and point == "before-commit":

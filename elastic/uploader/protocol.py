@@ -21,50 +21,39 @@ from elastic.system.untrusted import Count, Positive, decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
-    """The settings of one uploader.
+    """The settings of one uploader, whose socket is in the folder `scratch`.
 
     `keep`: the number of checkpoints that retention leaves. `save_deadline_s`: for a save, beside
     the time that its size takes (record.py). `uid`: of the run directory, in which nothing is saved
-    once it has another one; empty without an agent. `metrics`: a file that is uploaded before each
-    commit; empty where the run directory is a folder. `fence`: of the agent's FencePage; empty
-    without an agent. `faults` is a fault plan, `faults_path` the folder that remembers which of its
-    faults have struck. `owner`, `boot_wall_s` (system/clock.py): of the process that starts the
-    uploader.
+    once it has another one; empty without an agent. `fence`: of the agent's FencePage; empty
+    without an agent. `faults` is a fault plan. `owner`, `boot_wall_s` (system/clock.py): of the
+    process that starts the uploader.
     """
 
-    checkpoints_url: str
     run_url: str
+    local: str
+    scratch: str
     run_id: str
     node: str
     keep: int
-    socket_path: str
-    events_path: str
-    faults_path: str
     uid: str = ""
-    metrics: str = ""
     fence: str = ""
     faults: str | None = None
     save_deadline_s: float = SAVE_S
     owner: int = field(default_factory=os.getpid)
     boot_wall_s: float = field(default_factory=boot_wall_s)
 
-    @staticmethod
-    def of(
-        run: RunDir, scratch: Path, *, run_id: str, node: str, keep: int, uid: str = ""
-    ) -> "UploaderConfig":
-        """For `node`, with a socket in the folder `scratch`; without a fence and without faults."""
-        return UploaderConfig(
-            checkpoints_url=run.checkpoints_url,
-            run_url=run.url,
-            run_id=run_id,
-            node=node,
-            keep=keep,
-            socket_path=str(scratch / "uploader"),
-            events_path=str(run.events / f"{node}-uploader.jsonl"),
-            faults_path=str(run.faults),
-            uid=uid,
-            metrics=str(run.metrics_of(node)) if run.is_remote else "",
-        )
+    @property
+    def run(self) -> RunDir:
+        return RunDir(url=self.run_url, local=Path(self.local))
+
+    @property
+    def socket_path(self) -> str:
+        return f"{self.scratch}/uploader"
+
+    @property
+    def events(self) -> Path:
+        return self.run.events / f"{self.node}-uploader.jsonl"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

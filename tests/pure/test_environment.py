@@ -6,12 +6,13 @@ import pytest
 
 from elastic.config import environment
 from elastic.config.durations import Every
-from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink, SlurmJob
+from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink
 from elastic.config.listen_address import ListenAddress
 from elastic.config.options import Options
 from elastic.config.parent import Origin
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
+from elastic.events import NodeScheduled
 
 NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
@@ -92,19 +93,13 @@ def test_a_variable_that_is_not_a_number_is_named(bare, name, value):
     ("values", "job"),
     [
         ({}, None),
-        ({"ID": "7"}, SlurmJob(job="7", array_job=None, array_task=None, restarts=0, host="")),
+        ({"JOB_ID": "7"}, NodeScheduled(scheduler="slurm", job="7")),
         (
             # Numbers that are none are unknown, and refuse nothing.
-            {"ID": "7", "ARRAY_JOB_ID": "6", "ARRAY_TASK_ID": "x", "RESTART_COUNT": "-1"},
-            SlurmJob(job="7", array_job="6", array_task=None, restarts=None, host=""),
+            {"JOB_ID": "7", "ARRAY_JOB_ID": "6", "ARRAY_TASK_ID": "x", "RESTART_COUNT": "-1"},
+            NodeScheduled(scheduler="slurm", job="7", array_job="6", restarts=None),
         ),
     ],
 )
-def test_slurm_says_which_job_started_a_process(bare, values, job):
-    names = {"ID": "SLURM_JOB_ID", "HOST": "SLURMD_NODENAME", "RESTART_COUNT": "SLURM_RESTART_COUNT"}
-    names |= {each: f"SLURM_{each}" for each in ("ARRAY_JOB_ID", "ARRAY_TASK_ID")}
-    for short, name in names.items():
-        bare.delenv(name, raising=False)
-        if short in values:
-            bare.setenv(name, values[short])
-    assert SlurmJob.read() == job
+def test_slurm_says_which_job_started_a_process(values, job):
+    assert NodeScheduled.by_slurm({f"SLURM_{name}": value for name, value in values.items()}) == job

@@ -181,22 +181,6 @@ def test_what_cannot_be_exported_is_refused(words, says, make_run, tmp_path, cap
     assert (tmp_path / "taken.pt").read_text() == "precious" and not (tmp_path / "m.pth").exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoints/1/model.pt", "metrics.jsonl.pt", "logs/m.pt"])
-def test_nothing_is_written_among_a_runs_own_files(name, make_run, tmp_path, capsys):
-    """Also not into another run, and not through a link."""
-    run = make_run(model=nn.Linear(2, 1))
-    (tmp_path / "link").symlink_to(run)
-    for folder in (run, tmp_path / "link"):
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("committed")
-        code = main(["export", str(run), str(file), "--overwrite"])
-        is_own = name != "metrics.jsonl.pt"
-        assert code == (2 if is_own else 0)
-        assert ("expected a FILE that is not a run's own" in capsys.readouterr().err) is is_own
-        assert not is_own or file.read_text() == "committed"
-
-
 def test_a_damaged_state_is_not_exported_an_older_one_is_said(make_run, tmp_path, capsys):
     """One bit of the newest payload is another. With its step named, nothing else will do."""
     run, file = make_run(10, model=nn.Linear(2, 1)), tmp_path / "m.safetensors"

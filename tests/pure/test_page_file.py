@@ -29,22 +29,6 @@ def test_a_file_that_is_no_page_is_refused_and_stays(content, run, tmp_path, cap
             assert file.read_text() == content
 
 
-@pytest.mark.parametrize("mark", ["run.json", "uid"])
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "events/page.html", "checkpoints/1/page.html"])
-def test_a_name_of_a_runs_own_is_refused_with_or_without_a_file(name, mark, run, tmp_path, capsys):
-    """Of whichever run, also through a link."""
-    own, link = tmp_path / "own", tmp_path / "link"
-    (own / name).parent.mkdir(parents=True)
-    (own / mark).write_text("{}")
-    link.symlink_to(own)
-    for words in commands(run):
-        for folder in (own, link):
-            assert main([*words, str(folder / name)]) == 2
-            assert "expected a FILE that is not a run's own" in capsys.readouterr().err
-    assert [path for path in own.rglob("*") if path.is_file()] == [own / mark]
-    assert (own / mark).read_text() == "{}"
-
-
 def test_a_new_name_a_page_of_before_and_an_empty_file_are_taken(run, tmp_path):
     """As mktemp makes it, or a shell for /dev/stdout."""
     file = tmp_path / "page.html"

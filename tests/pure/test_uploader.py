@@ -64,17 +64,15 @@ def page(rendezvous):
 def config(tmp_path, page):
     """Of an uploader in this process, whose parent is the one of the tests."""
     return UploaderConfig(
-        checkpoints_url=str(tmp_path / "run" / "checkpoints"),
         run_url=str(tmp_path / "run"),
+        local=str(tmp_path / "run"),
+        scratch=str(tmp_path),
         run_id="r",
         node="n0",
         keep=10,
         save_deadline_s=LIMIT_S,
-        socket_path=str(tmp_path / "u.sock"),
-        events_path=str(tmp_path / "events" / "uploader.jsonl"),
         fence=page.path,
         owner=os.getppid(),
-        faults_path=str(tmp_path / "faults"),
     )
 
 
@@ -132,7 +130,7 @@ def meta_of(step, generation=1):
 
 
 def committed_steps(config):
-    records, damages = list_commits(open_store(config.checkpoints_url), SystemClock())
+    records, damages = list_commits(open_store(config.run.checkpoints_url), SystemClock())
     assert damages == []
     return [record.step for record in records]
 
@@ -192,12 +190,12 @@ def test_an_offer_is_committed_answered_and_logged(config, uploads, process, tmp
     result = uploads.wait(7, LIMIT_S)
     assert (result.state, result.digest) == (SaveState.COMMITTED, digest)
     assert 0.0 < result.cpu_s < LIMIT_S
-    store = open_store(config.checkpoints_url)
+    store = open_store(config.run.checkpoints_url)
     (record, *_), _ = list_commits(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
     assert bytes_of(store, record, SystemClock()) == data
     assert process.stop(LIMIT_S)
-    event = run_records.events(tmp_path / "events")[-1]
+    event = run_records.events(tmp_path / "run" / "events")[-1]
     assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [
         "checkpoint_committed",
         7,
@@ -240,10 +238,7 @@ def test_a_terminals_signals_do_not_end_it(config, uploads, process, slots):
 
 def test_an_unknown_protocol_is_reported_to_the_owner(config):
     """The process cannot serve; its owner gets the sentence instead of silence."""
-    bad = UploaderConfig(
-        **{name: getattr(config, name) for name in config.__slots__} | {"checkpoints_url": "s33://b/c"}
-    )
-    process = UploaderProcess.start(bad)
+    process = UploaderProcess.start(replace(config, run_url="s33://b/c"))
     with pytest.raises(UsageError, match="expected a path or a URL"):
         process.wait_ready()
     assert not process.stop(LIMIT_S)
@@ -295,7 +290,7 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
     assert page.last_commit == (2, 2)
-    assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "events")] == [
+    assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "run" / "events")] == [
         ("checkpoint_committed", 1),
         ("checkpoint_fenced", 1),
         ("checkpoint_committed", 3),
@@ -378,13 +373,13 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
         assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
         hand_over(owner, slots, 7, image_of(8))
         owner.close()
-        wait_until(lambda: len(run_records.events(tmp_path / "events")) == 2)
+        wait_until(lambda: len(run_records.events(tmp_path / "run" / "events")) == 2)
         hand_over(uploads, slots, 8)
         result = uploads.wait(8, LIMIT_S)
         assert result.state is SaveState.DIFFERS
         assert "step 7 was already committed by generation 1 with another state" in result.reason
     assert committed_steps(config) == [7]
-    events = [(e["event"], e["step"]) for e in run_records.events(tmp_path / "events")]
+    events = [(e["event"], e["step"]) for e in run_records.events(tmp_path / "run" / "events")]
     assert events == [("checkpoint_committed", 7), ("checkpoint_differs", 7), ("checkpoint_differs", 8)]
     assert capfd.readouterr().err.count("with another state") == 1
 
@@ -398,7 +393,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, uploads, tmp_path, slo
         (tmp_path / "run").unlink()
         hand_over(uploads, slots, 2)
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
-    assert [e["event"] for e in run_records.events(tmp_path / "events")] == [
+    assert [e["event"] for e in run_records.events(tmp_path / "run" / "events")] == [
         "checkpoint_failed",
         "checkpoint_committed",
     ]
@@ -456,7 +451,7 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
         result = uploads.wait(1, LIMIT_S)
         assert (result.state, result.digest) == (SaveState.FAILED, "")
         assert "written over" in result.reason
-    assert open_store(config.checkpoints_url).list() == []
+    assert open_store(config.run.checkpoints_url).list() == []
 
 
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {}])
@@ -559,7 +554,7 @@ def test_a_hanging_storage_fails_all_saves_and_keeps_no_uploader(
     that was committed before old checkpoints are deleted has not failed.
     """
     held, clock, listener = HeldSaver(hangs_in), FakeClock(), Listener()
-    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
+    log = EventLog(config.events, node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
     jobs.wakeup.settimeout(LIMIT_S)
     for step in (1, 2):
@@ -577,7 +572,7 @@ def test_a_hanging_storage_fails_all_saves_and_keeps_no_uploader(
         assert uploader.run() is end
     os.close(owner_fd)
     assert listener.answers == [(1, first), (2, "failed")]
-    assert [e["step"] for e in run_records.events(tmp_path / "events")] == [1, 2]
+    assert [e["step"] for e in run_records.events(tmp_path / "run" / "events")] == [1, 2]
     assert all(slots.lease(snapshot.slot, snapshot.seq) for snapshot in slots.whole())
     held.go_on.set()
 
@@ -597,7 +592,7 @@ def test_an_unread_offer_is_saved_after_its_owner_left(config, uploads, tmp_path
     before the loop looks for the first time.
     """
     clock = SystemClock()
-    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
+    log = EventLog(config.events, node="n0", clock=clock)
     jobs = Jobs(HeldSaver("nothing"), config, log, clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
