@@ -17,13 +17,6 @@ page.set_step(1, 2**40 + page.drain)
 """
 
 
-def test_a_fresh_page_asks_for_nothing():
-    """A worker that read a drain request here would stop after its first step."""
-    page = ControlPage.create()
-    assert not page.drain
-    assert {page.step(rank) for rank in range(MAX_WORKERS)} == {0}
-
-
 def test_a_worker_reads_the_drain_and_the_agent_its_step():
     """A real process opens the page by its path, reads the request and writes its step."""
     page = ControlPage.create()
@@ -56,17 +49,6 @@ def test_a_worker_shows_the_step_of_its_loop_and_no_other():
         page.set_step(1, 3)
         assert page.open_step(1) == step
     assert (page.open_step(0), page.open_step(2), page.step(1)) == (None, None, 3)
-
-
-def test_a_cleared_page_keeps_nothing_of_the_old_generation():
-    """Read through a second mapping, as a new worker reads it."""
-    page = ControlPage.create()
-    page.drain = True
-    page.set_step(3, 7)
-    page.clear()
-    other = ControlPage.open(page.path)
-    assert not other.drain
-    assert other.step(3) == 0
 
 
 @given(st.sampled_from(Phase), st.integers(1, 9), st.none() | st.integers(0, 99))

@@ -200,18 +200,3 @@ def test_after_a_power_cut_at_any_operation_a_run_resumes(tmp_path, monkeypatch)
             error.add_note(f"power cut {number}, after {marks}: {sorted(tree)}")
             raise
     assert number > 500
-
-
-def test_the_model_finds_a_name_that_was_not_synced(tmp_path):
-    """A file is synced and its folder is not: it may be there, empty, cut or missing."""
-    with recording(tmp_path) as recorder:
-        fd = os.open(tmp_path / "draft", os.O_WRONLY | os.O_CREAT)
-        os.write(fd, b"1234")
-        os.fsync(fd)
-        os.write(fd, b"5678")
-        os.close(fd)
-        (tmp_path / "draft").rename(tmp_path / "name")
-    found = [tree for tree, _ in cuts(recorder.changes)]
-    for tree in ({}, {"name": b"1234"}, {"name": b"123456"}, {"name": b"12345678"}, {"draft": b"1234"}):
-        assert tree in found
-    assert {"name": b""} not in found

@@ -4,12 +4,8 @@ is compared with what the script does.
 
 import os
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic.worker import preload
 from elastic.worker.preload import Preloaded, find_imports, is_inside
@@ -60,31 +56,6 @@ def test_imports_are_of_the_recipe_and_its_local_modules(tmp_path, monkeypatch):
         *((name, "") for name in ("json", "zlib", "bz2", "csv", "xml.dom", "calendar", "elastic.errors")),
         *((name, "") for name in ("wave", "decimal", "xml.sax")),
     }
-
-
-names = st.sampled_from("abcdef")
-installed = st.sampled_from(["json", "wave", "csv"])
-
-
-@given(
-    st.dictionaries(names, st.lists(names | installed, max_size=5)), st.lists(names | installed, max_size=4)
-)
-def test_installed_modules_are_reached_through_local_ones(local, first):
-    """Cycles and missing modules are common. The twin closes the set step by step."""
-    local = {f"local_{name}": [_named(each) for each in inner] for name, inner in local.items()}
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.syspath_prepend(folder)
-        for name, inner in (local | {"recipe": [_named(each) for each in first]}).items():
-            Path(folder, f"{name}.py").write_text("\n".join(f"import {each}" for each in inner))
-        found = [module for module, _ in find_imports(Path(folder, "recipe.py"))]
-    reached = {_named(each) for each in first}
-    for _ in local:
-        reached |= {inner for name in reached for inner in local.get(name, [])}
-    assert sorted(found) == sorted(name for name in reached if not name.startswith("local_"))
-
-
-def _named(name):
-    return f"local_{name}" if len(name) == 1 else name
 
 
 def test_a_module_is_outside_if_in_none_of_the_folders():

@@ -8,7 +8,7 @@ from elastic.errors import UsageError
 from elastic.system.scratch import scratch_folder
 
 
-def test_a_temporary_folder_goes_at_its_end_and_an_unwritable_one_is_named(tmp_path, monkeypatch):
+def test_a_folder_goes_at_its_end_and_no_place_for_it_is_named(tmp_path, monkeypatch):
     """That it was removed, say."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch_folder("preflight-") as ours:

@@ -15,8 +15,13 @@ from elastic.worker.main import of_victim, report_error
 
 
 def test_errors_are_read_back_damaged_files_left_out(tmp_path):
-    """Rank 0 raised with text that is no valid UTF-8, rank 1 left half a file, and rank 2 none."""
-    error = WorkerError(rank=0, message="not \udcff text", traceback="line 1\nline 2", time=12.5)
+    """Rank 0 raised with text that is no valid UTF-8, and votes of up to 63 bits; rank 1 left
+    half a file, and rank 2 none.
+    """
+    found = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(2**63 - 1, 0), nodes=("a", "b"))
+    error = WorkerError(
+        rank=0, message="not \udcff text", traceback="line 1\nline 2", time=12.5, divergence=found
+    )
     write_error(tmp_path, error)
     (tmp_path / "rank1.json").write_text('{"rank": 1, "mess')
 
@@ -33,15 +38,6 @@ def test_which_worker_failed_first_needs_no_wall_clock(tmp_path, monkeypatch):
 
     exits = [WorkerExit(rank=rank, code=EXIT_FAILED) for rank in (0, 1)]
     assert first_failure(exits, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1
-
-
-def test_an_error_keeps_what_is_known_of_a_divergence(tmp_path):
-    """The agent hands it to the next workers, who judge by every vote, of up to 63 bits."""
-    found = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(2**63 - 1, 0), nodes=("a", "b"))
-    error = WorkerError(rank=1, message="differ", traceback="", time=1.0, divergence=found)
-    write_error(tmp_path, error)
-
-    assert read_errors(tmp_path, [1]) == [error]
 
 
 def test_a_victim_says_one_sentence_and_marks_its_collective():
