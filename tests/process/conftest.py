@@ -29,6 +29,7 @@ from elastic.cli import main
 from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
+from elastic.uploader.protocol import UploaderConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
@@ -324,9 +325,7 @@ class Drill:
     @staticmethod
     def socket_of_uploader(pid: int) -> str:
         words = _words(pid)
-        config = words[words.index(UPLOADER) + 1]
-        path: str = json.loads(config)["socket_path"]
-        return path
+        return UploaderConfig.parse(words[words.index(UPLOADER) + 1]).socket_path
 
     @property
     def last_step(self) -> int:
