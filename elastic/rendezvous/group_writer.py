@@ -20,7 +20,7 @@ from enum import Enum
 from zlib import crc32
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy, width
 from elastic.rendezvous.observer import GroupObserver
@@ -28,6 +28,7 @@ from elastic.system.clock import Clock
 from elastic.system.untrusted import encode, fits, parse_number
 
 CHANGE_TRIES = 200
+COMBINES_FROM = 7  # nodes; of fewer each writes for itself at once: `python benchmarks/scale.py`
 # After a lost compare-and-set a node waits up to this at random, and twice as long after each
 # further one: of many nodes that write at once, few then try at the same time.
 BACKOFF_S = 0.002
@@ -140,7 +141,7 @@ class GroupWriter:
         with suppress(BackendFailed):
             # The next writer may be new here, and would put them into the group again.
             for name in self._observer.dead & self._requests(group).keys():
-                self._combined.request(name, "")
+                self._backend.request(name, "")
         return evicted if self.set(version, evicted) else None
 
     def join(self, version: int | None, group: Group) -> None:
@@ -193,7 +194,7 @@ class GroupWriter:
 
     def _cancel(self) -> None:
         if self._request:
-            self._combined.request(self._me.id, "")
+            self._backend.request(self._me.id, "")
             self._request = ""
 
     def _has_asked(self, verb: Verb, group: Group) -> bool:
@@ -205,7 +206,7 @@ class GroupWriter:
         # A call that fails may have left the request all the same, to be taken back.
         self._request = text
         try:
-            self._combined.request(self._me.id, text)
+            self._backend.request(self._me.id, text)
         except BackendFailed:
             # A folder may have no room: then this node writes.
             return False
@@ -224,14 +225,8 @@ class GroupWriter:
         return granted(group, requests, dead=self._observer.dead, is_member=is_member)
 
     def _requests(self, group: Group) -> Mapping[str, str]:
-        return self._combined.requests() if self._is_wide(group) else {}
+        return self._backend.requests() if self._is_wide(group) else {}
 
     def _is_wide(self, group: Group) -> bool:
         """Whether nodes combine their writes in this group."""
-        is_able = isinstance(self._backend, CollectsRequests)
-        return is_able and width(group, self._policy) >= self._combined.combines_from
-
-    @property
-    def _combined(self) -> CollectsRequests:
-        assert isinstance(self._backend, CollectsRequests)
-        return self._backend
+        return width(group, self._policy) >= COMBINES_FROM

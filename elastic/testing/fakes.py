@@ -83,8 +83,6 @@ def _nothing(_verb: str, _name: str) -> None:
 class MemoryBackend:
     """The contract of a rendezvous backend within one process, and the shortest way to read it."""
 
-    combines_from = 17
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: list[bytes] = []

@@ -14,11 +14,9 @@ from rendezvous_world import World
 from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.errors import StoreFailed
+from elastic.rendezvous import group_writer
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
-from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.group_writer import granted
@@ -148,8 +146,7 @@ def made(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Place]]:
     """Makes groups, each at a place of its own."""
-    for backend in (DirectoryBackend, EtcdBackend, HostBackend, ObjectStoreBackend):
-        monkeypatch.setattr(backend, "combines_from", 3)
+    monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
     with ExitStack() as stack:
         paths = (tmp_path / str(number) for number in range(1000))
 

@@ -9,7 +9,7 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.rendezvous.backends import host
-from elastic.rendezvous.backends.backend import Backend, CollectsRequests
+from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
@@ -146,8 +146,6 @@ def test_counters_of_named_nodes_are_read_alone(open_backend: Open) -> None:
 def test_requests_are_read_at_once_until_taken_back(open_backend: Open) -> None:
     """Two nodes request something, one of them something else, and then nothing."""
     ours, theirs, reader = open_backend(), open_backend(), open_backend()
-    assert isinstance(ours, CollectsRequests) and isinstance(theirs, CollectsRequests)
-    assert isinstance(reader, CollectsRequests)
     assert reader.requests() == {}
     ours.request("../node a,b", "join 1 ::1/x")
     theirs.request("b", "leave")

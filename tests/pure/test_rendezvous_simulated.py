@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rendezvous_world import POLL_S, WideBackend, World, other_settings, parsed
 
-from elastic.rendezvous import observer, transitions
+from elastic.rendezvous import group_writer, observer, transitions
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.testing.fakes import MemoryBackend
 
@@ -391,14 +391,17 @@ class WideNodes(Nodes):
     most = 4
     backend = WideBackend
     slowness = 2
+    all_watch_all = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.constants = observer.ALL_WATCH_ALL, observer.WATCHED
-        observer.ALL_WATCH_ALL, observer.WATCHED = 2, 1
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(group_writer, "COMBINES_FROM", 3)
+        self.patch.setattr(observer, "ALL_WATCH_ALL", self.all_watch_all)
+        self.patch.setattr(observer, "WATCHED", 1)
 
     def teardown(self) -> None:
-        observer.ALL_WATCH_ALL, observer.WATCHED = self.constants
+        self.patch.undo()
 
     @property
     def flaws(self) -> WideBackend:
@@ -419,10 +422,14 @@ class WideNodes(Nodes):
     def answers_are_lost(self, count: int) -> None:
         self.flaws.lost_answers = count
 
+    @rule(count=st.integers(1, 3))
+    def requests_are_left_without_an_answer(self, count: int) -> None:
+        self.flaws.lost_requests = count
+
     @rule()
     def requests_grow_old(self) -> None:
         """A listing shows from now on what it shows now."""
-        self.flaws.old_requests = self.flaws.requests()
+        self.flaws.old_requests = MemoryBackend.requests(self.flaws)
 
     @rule(refuses=st.booleans())
     def requests_are_refused(self, refuses: bool) -> None:
@@ -453,14 +460,13 @@ class WideNodes(Nodes):
 
     def heal_requests(self) -> None:
         self.flaws.dies, self.flaws.lost_answers, self.flaws.old_requests = "", 0, None
+        self.flaws.lost_requests = 0
 
 
 class CombiningNodes(WideNodes):
-    """The same of a group at an object store: it combines its writes, and all watch all."""
+    """The same of a group in which all watch all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.teardown()
+    all_watch_all = 16
 
 
 TestWideNodes = WideNodes.TestCase

@@ -3,11 +3,7 @@
 import pytest
 from scale import KEEP_ALIVE_S, measure
 
-from elastic.rendezvous import rendezvous
-from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.etcd import EtcdBackend
-from elastic.rendezvous.backends.host import HostBackend
-from elastic.rendezvous.backends.object_store import ObjectStoreBackend
+from elastic.rendezvous import group_writer, rendezvous
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +35,7 @@ def test_few_nodes_may_combine_their_writes_at_every_backend(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five nodes come, one dies, one joins, and all leave. The start takes no version for each."""
-    for backend in (DirectoryBackend, EtcdBackend, HostBackend, ObjectStoreBackend):
-        monkeypatch.setattr(backend, "combines_from", 3)
+    monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
     found = measure(kind, 5, {"kill", "join", "leave"})
     for event in ("start", "one_killed", "one_joins", "all_leave"):
         assert found[event]["seconds"] is not None, event

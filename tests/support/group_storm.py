@@ -63,7 +63,6 @@ class Door:
     shared: Backend
     hearts: MemoryBackend
     clock: FakeClock
-    combines_from: int
     is_away: bool = False
     lag_s: float = 0.0
     lost_answers: int = 0
@@ -136,9 +135,7 @@ class Machine:
 class Storm(FakeClock):
     """The clock is the group: while a node sleeps in a call, the others go on."""
 
-    def __init__(
-        self, seed: int, size: int, folder: Path | None = None, spares: int = 0, combines_from: int = 17
-    ) -> None:
+    def __init__(self, seed: int, size: int, folder: Path | None = None, spares: int = 0) -> None:
         """folder: where the nodes meet; None: in memory, which is never emptied or torn."""
         super().__init__()
         random.seed(seed)  # of the pauses after a lost compare-and-set
@@ -150,7 +147,6 @@ class Storm(FakeClock):
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
         self.trained = 0  # the last one of these that made a step
         self._memory = MemoryBackend()
-        self._combines_from = combines_from
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         for _ in range(size + spares):
@@ -186,7 +182,7 @@ class Storm(FakeClock):
     def start(self) -> str:
         name = f"n{next(self._numbers):05d}"
         shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder, self)
-        door = Door(shared, self._memory, self, self._combines_from)
+        door = Door(shared, self._memory, self)
         probes = ProbeExchange(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
         rendezvous = Rendezvous(
             door,

@@ -23,7 +23,7 @@ class PlannedStorm(RandomStorm):
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
         self.size = self.draw.choice((1, 2, 3, 8, 18, 24))
-        self.storm = Storm(seed, self.size, None, self.draw.choice((0, 1, 2, 4)), self.draw.choice((3, 17)))
+        self.storm = Storm(seed, self.size, None, self.draw.choice((0, 1, 2, 4)))
 
     def faults(self) -> list[Callable[[], None]]:
         faults = [self.start, self.lag, self.answers_get_lost]

@@ -38,12 +38,10 @@ class RandomStorm:
         self.draw = random.Random(seed)
         self.size = self.draw.choice((3, 8, 17, 30, 50))
         meets = folder if self.draw.random() < 0.5 else None
-        spares, combines_from = self.draw.choice((0, 0, 1, 3)), (17, 3)[seed % 2]
-        self.storm = Storm(seed, self.size, meets, spares, combines_from)
+        self.storm = Storm(seed, self.size, meets, spares=self.draw.choice((0, 0, 1, 3)))
         self.step = self.committed = self.saved = 0
         there = "a folder" if meets else "memory"
         self.told = [f"{len(self.storm.machines)} nodes for {self.size} places meet in {there}"]
-        self.told += [f"they combine their writes from {combines_from} on"]
 
     def play(self) -> None:
         """Raises AssertionError where something does not hold."""

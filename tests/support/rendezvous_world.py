@@ -84,15 +84,14 @@ class Died(Exception):  # noqa: N818 - it says what happened
 class WideBackend(MemoryBackend):
     """What goes wrong for nodes that combine their writes, as a test wants it.
 
-    lost_answers: of so many writes the writer learns that they failed. old_requests: what is read
-    instead of the newest requests. refuses: no request can be left. dies: the next writer dies
-    before, or after, its write.
+    lost_answers: of so many writes, and lost_requests: of so many requests, the node learns that
+    they failed. old_requests: what is read instead of the newest requests. refuses: no request can
+    be left, or read. dies: the next writer dies before, or after, its write.
     """
 
-    def __init__(self, combines_from: int = 3) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.combines_from = combines_from
-        self.lost_answers = 0
+        self.lost_answers = self.lost_requests = 0
         self.old_requests: dict[str, str] | None = None
         self.refuses = False
         self.dies = ""
@@ -113,8 +112,13 @@ class WideBackend(MemoryBackend):
         if self.refuses and text:
             raise BackendFailed("no room for the name")
         super().request(node_id, text)
+        if self.lost_requests:
+            self.lost_requests -= 1
+            raise BackendFailed("no answer")
 
     def requests(self) -> dict[str, str]:
+        if self.refuses:
+            raise BackendFailed("the folder of requests cannot be read")
         return super().requests() if self.old_requests is None else self.old_requests
 
 

@@ -1,5 +1,5 @@
-"""A backend keeps one versioned value and one counter per node; of all writers of a version one
-wins.
+"""A backend keeps one versioned value, and of each node one counter and one text; of all writers of
+a version one wins.
 
 Its readers decide what the bytes mean and who is alive. Of a group it reads the generation alone,
 which orders two histories where a state was lost.
@@ -56,15 +56,6 @@ class Backend(Protocol):
         may differ from process to process. The counter of a dead node may stay or vanish; a live
         node's may be missing for a moment.
         """
-
-
-@runtime_checkable
-class CollectsRequests(Protocol):
-    """A backend in which nodes leave short texts for one of them to read all at once."""
-
-    @property
-    def combines_from(self) -> int:
-        """The number of nodes from which on that costs less than if each writes for itself."""
 
     def request(self, node_id: str, text: str) -> None:
         """Show `text` as what this node requests, in place of what it requested before; an empty

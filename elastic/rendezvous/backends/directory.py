@@ -55,8 +55,6 @@ _COUNTER_LIMIT_BYTES, _REQUEST_LIMIT_BYTES = 64, 65536
 
 
 class DirectoryBackend:
-    combines_from = 17
-
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path

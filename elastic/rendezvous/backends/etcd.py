@@ -30,8 +30,6 @@ _BEAT, _REQUEST = "beat/", "request/"
 
 
 class EtcdBackend:
-    combines_from = 17
-
     def __init__(
         self, endpoints: str, group: str, environ: Mapping[str, str], clock: Clock | None = None
     ) -> None:

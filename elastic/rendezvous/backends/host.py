@@ -150,8 +150,6 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class HostBackend:
-    combines_from = 17
-
     def __init__(self, endpoint: str, group: str, clock: Clock | None = None) -> None:
         """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
         host, self._port = split_endpoint(endpoint, DEFAULT_PORT)

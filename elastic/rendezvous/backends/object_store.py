@@ -70,8 +70,6 @@ def newest_version(exists: Callable[[int], bool], known: int) -> int:
 
 
 class ObjectStoreBackend:
-    combines_from = 7  # a call takes long, some 60 ms: `python benchmarks/scale.py`
-
     def __init__(
         self, url: str, *, intervals: PollIntervals | None = None, clock: Clock | None = None
     ) -> None:
