@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elastic.errors import GroupEnded, Interrupted, UsageError
+from elastic.errors import GroupEnded, UsageError
 from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -156,16 +156,6 @@ def lone(
         "open_endpoint": lambda: f"{name}:1",
     } | options
     return Rendezvous(backend, Node(id=name, address=name, nproc=1), policy, **options)
-
-
-def test_a_node_can_leave_while_the_backend_is_away() -> None:
-    """It is interrupted while it waits."""
-    backend = FaultyBackend()
-    backend.is_away = True
-    a = lone(backend)
-    with pytest.raises(Interrupted):
-        a.join(lambda: True)
-    a.stop()
 
 
 @pytest.mark.parametrize(("has_begun", "cause"), [(None, transitions.RESUME), (False, transitions.START)])

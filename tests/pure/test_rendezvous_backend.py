@@ -155,17 +155,3 @@ def test_requests_are_read_at_once_until_taken_back(open_backend: Open) -> None:
     ours.request("../node a,b", "")
     ours.request("b", "")  # as of a dead node
     assert reader.requests() == {}
-
-
-def test_versions_only_grow_from_generation_to_generation(open_backend: Open) -> None:
-    """Writes and generations in turn, as a group makes them."""
-    backend = open_backend()
-    version, seen = None, []
-    for generation in range(4):
-        value = b'{"generation": %d}' % generation
-        assert backend.compare_and_set(version, value)
-        found = backend.read()
-        assert found is not None and found[1] == value
-        version = found[0]
-        seen.append(version)
-    assert seen == sorted(set(seen))

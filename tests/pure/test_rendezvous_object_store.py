@@ -1,6 +1,5 @@
 """A group in an object store that is slow, failing, out of date or careless."""
 
-import time
 import uuid
 from contextlib import contextmanager
 
@@ -93,26 +92,6 @@ def test_a_backend_recovers_from_errors_of_the_store(storage):
     assert backend.read() == (1, b"one")
     backend.beat("a")
     assert set(backend.beats()) == {"a"}
-
-
-def test_a_store_that_never_answers_delays_no_call_for_long(storage):
-    """For each method, it takes the request and does not answer."""
-    backend = opened(storage)
-    assert backend.compare_and_set(None, b"one")
-    storage.fail(Deed.HANG, lambda method, path: True)
-    with impatient(backend):
-        for call in (
-            backend.read,
-            lambda: backend.beat("a"),
-            backend.beats,
-            lambda: backend.compare_and_set(1, b"x") or backend.read(),
-        ):
-            began = time.monotonic()
-            with pytest.raises(BackendFailed):
-                call()
-            # Two bounded calls at most, and the test's own machine may be slow.
-            assert time.monotonic() - began < 2 * SHORT_S + 30
-    storage.heal()
 
 
 def test_the_outcome_of_an_unanswered_write_is_read(storage):

@@ -94,19 +94,6 @@ def test_there_are_scenarios() -> None:
     assert len(list(SCENARIOS.glob("*.txt"))) >= 7
 
 
-def test_nodes_with_different_keep_alives_do_not_flap() -> None:
-    """Three nodes that had each other evicted for ever: two with 2 s and one with 15 s, in any
-    order. The first to join decides, and the others' rules make no generation.
-    """
-    for order in permutations(["keep_alive=2", "keep_alive=2", "keep_alive=15"]):
-        world = World(policy=GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0))
-        for number, words in enumerate(order):
-            world.start(f"n{number}", other_settings(world.settings, [words]))
-        world.tick(300.0)
-        assert world.group.open and world.group.generation <= 2
-        assert len(world.group.members) == order.count(order[0])
-
-
 @pytest.mark.parametrize("storeless", [["n1"], ["n0", "n1"]], ids=str)
 def test_a_node_that_can_serve_no_store_holds_up_no_other(storeless: list[str]) -> None:
     """The next in rank order forms the generation after twice the keep-alive, and the ranks stay;

@@ -211,23 +211,6 @@ def test_members_reach_each_other_and_the_generation_stays_open(
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
 
 
-def test_a_report_ends_by_withdrawal_leave_or_eviction() -> None:
-    """c reports a and b, then b alone, then no node. With a report standing it leaves, or is
-    evicted.
-    """
-    group = formed("a", "b", "c")
-    updated = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
-    assert membership.is_partitioned(updated, alive=set("abc"))
-    less = transitions.report_unreachable(updated, node_id="c", peers=("b",))
-    assert [c.peers for c in less.reports] == [("b",)]
-    assert transitions.report_unreachable(less, node_id="c", peers=()) == group
-    assert transitions.report_unreachable(group, node_id="stranger", peers=("a",)) == group
-    assert (
-        transitions.leave(updated, "c").reports == ()
-        and transitions.evict(updated, alive=set("ab")).reports == ()
-    )
-
-
 def test_the_run_is_complete_when_the_last_member_is_done() -> None:
     """Two members; the first reports it twice."""
     group = transitions.done(formed("a", "b"), generation=1, node_id="a")
@@ -351,21 +334,6 @@ def test_silence_is_the_time_since_the_last_heartbeat(looks: list[tuple[float, b
         assert view.nodes["b"].silence.seconds == pytest.approx(now_s - moved_s)
 
 
-def test_a_report_of_a_dead_node_is_removed() -> None:
-    """c reports a, is excluded from the next generation while it stops its workers, and dies before
-    it returns.
-    """
-    updated = transitions.report_unreachable(formed("a", "b", "c"), node_id="c", peers=("a",))
-    group = transitions.form(
-        rejoined(closed(updated), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
-    )
-    assert group.open and group.member_ids == set("ab") and group.reports == updated.reports
-    assert membership.reported(group) == set("ac")
-    assert membership.lost(group, alive=set("abc")) == ()
-    assert membership.lost(group, alive=set("ab")) == ("c",)
-    assert transitions.evict(group, alive=set("ab")) == replace(group, reports=())
-
-
 def documented_actions() -> dict[tuple[str, str], set[str]]:
     """The table of actions in the docstring of the module."""
     _, _, table = (transitions.__doc__ or "").partition("its action")
@@ -473,17 +441,6 @@ def test_every_transition_follows_an_arrow_of_the_diagram(group: Group, me: str,
     for name, changed in after.items():
         assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name
         assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
-
-
-def test_silence_does_not_count_while_the_observer_cannot_beat() -> None:
-    """The store is away for this node alone: what it sees of the others says nothing."""
-    seen = FailureDetector(keep_alive_s=2.0).observe({"b": 1}, now_s=0.0)
-    for poll in range(1, 20):
-        seen = seen.observe({"b": 1}, now_s=0.4 * poll, counts=False)
-    assert seen.alive == {"b"}
-    for poll in range(20, 40):
-        seen = seen.observe({"b": 1}, now_s=0.4 * poll)
-    assert seen.alive == set()
 
 
 def test_a_failure_with_a_lost_node_gives_its_restart_back() -> None:

@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant("snapshot/image.py", "if first != name and form.size_bytes:", "if False:", "pure/test_image.py"),
     # Who takes part.
     Mutant("rendezvous/failure_detector.py", "counter in (last.counter, NO_HEARTBEAT)", "counter == last.counter", "pure/test_rendezvous_transitions.py"),
-    Mutant("rendezvous/failure_detector.py", "is None or not counts else", "is None else", "pure/test_rendezvous_transitions.py"),
+    Mutant("rendezvous/failure_detector.py", "is None or not counts else", "is None else", "pure/test_rendezvous.py"),
     Mutant("system/silence.py", "min(elapsed_s, longest_gap_s(limit_s))", "elapsed_s", "pure/test_silence.py"),
     Mutant("rendezvous/membership.py", "*(waiting[name] for name in previous),\n", "", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/membership.py", "workers + node.nproc <= policy", "workers <= policy", "pure/test_rendezvous_transitions.py"),

@@ -112,7 +112,7 @@ class WideBackend(MemoryBackend):
         if self.refuses and text:
             raise BackendFailed("no room for the name")
         super().request(node_id, text)
-        if self.lost_requests:
+        if self.lost_requests and text:
             self.lost_requests -= 1
             raise BackendFailed("no answer")
 

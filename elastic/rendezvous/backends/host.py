@@ -18,8 +18,7 @@ import socketserver
 import threading
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, wait
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -158,9 +157,7 @@ class HostBackend:
         self._lock = threading.RLock()
         self._server: _Server | None = None
         self._socket: socket.socket | None = None
-        self._opening: Future[socket.socket] | None = None  # a try to connect that no call has seen end
         self._retry_s, self._reason = float("-inf"), ""
-        self._is_closed = False
         self._seen = Entry()
         self._counters: dict[str, int] = {}
 
@@ -172,10 +169,12 @@ class HostBackend:
     def close(self) -> None:
         """Disconnect, and end the store if this process serves it."""
         with self._lock:
-            self._is_closed = True
-            if self._opening is not None:
-                self._opening.add_done_callback(lambda _: self._end())
-            self._end()
+            server, self._server = self._server, None
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            if server is not None:
+                server.close()
 
     def read(self) -> tuple[int, bytes] | None:
         with self._lock:
@@ -229,14 +228,18 @@ class HostBackend:
         return {name.removeprefix(_REQUEST): text for name, text in found.items()}
 
     def _ask(self, op: str, **fields: Any) -> Answer:
-        """Raises BackendFailed, within CONNECT_S and ANSWER_S."""
+        """Raises BackendFailed, within CONNECT_S and ANSWER_S.
+
+        Where no name server answers it takes as long as to look up the name, some 10 s. An agent's
+        calls have a thread of their own (agent/group_client.py), and training goes on.
+        """
         line = json.dumps(encode(Question(op=op, group=self._group, **fields))).encode() + b"\n"
         with self._lock:
             if self._socket is None and self._clock.monotonic() < self._retry_s:
                 raise self._failure()
             try:
                 if self._socket is None:
-                    self._socket = self._connected()
+                    self._socket = self._open()
                 self._socket.sendall(line)
                 return decode(Answer, _line(self._socket), what="answer")
             except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no thread can begin
@@ -247,19 +250,9 @@ class HostBackend:
                 self._retry_s = self._clock.monotonic() + RETRY_S
                 raise self._failure() from error
 
-    def _connected(self) -> socket.socket:
-        # To look up a name takes 10 s and more where no name server answers. A call waits for a
-        # moment; while the lookup takes longer, calls fail at once, and no second one begins.
-        is_new = self._opening is None
-        opening = self._opening = self._opening or in_thread(self._open)
-        if not wait([opening], CONNECT_S + ANSWER_S if is_new else 0.0).done:
-            raise TimeoutError("to connect takes longer, as where no name server answers")
-        self._opening = None
-        return opening.result()
-
     def _open(self) -> socket.socket:
         # At each try: the name of a pod may have no address yet when its agent starts.
-        if self._server is None and not self._is_closed and is_own_address(self._host):
+        if self._server is None and is_own_address(self._host):
             with contextlib.suppress(OSError):  # another process of this machine may serve it
                 # A host name often resolves to a loopback address on the host itself, where other
                 # machines could not connect: so a name listens on all interfaces.
@@ -269,33 +262,11 @@ class HostBackend:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
 
-    def _end(self) -> None:
-        server, self._server = self._server, None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if server is not None:
-            server.close()
-
     def _failure(self) -> BackendFailed:
         return BackendFailed(
             f"the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({self._reason}); does the agent on"
             f" that host run? This one goes on by itself when it is back"
         )
-
-
-def in_thread(act: Callable[[], socket.socket]) -> Future[socket.socket]:
-    """Raises RuntimeError where no thread can be started."""
-    future: Future[socket.socket] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except Exception as error:  # raised again by the call that asks for the result
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rendezvous-connect", daemon=True).start()
-    return future
 
 
 def is_own_address(host: str) -> bool:
