@@ -11,11 +11,13 @@ from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.loop.schedule import (
     AUDIT_SHARE,
+    CREDIT_S,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
     SNAPSHOT_SHARE,
     AuditSchedule,
+    SnapshotSchedule,
     affordable_interval,
     is_save_due,
     save_interval_s,
@@ -126,6 +128,21 @@ def test_an_interval_keeps_its_share_and_has_hysteresis(cost_s, step_s, current)
         assert chosen == 1 or cost_s > SNAPSHOT_SHARE * step_s * (chosen - 1) * (1 - 1e-9)
     elif chosen > 1:
         assert cost_s > SNAPSHOT_SHARE * step_s * (chosen / HYSTERESIS - 1) * (1 - 1e-9)
+
+
+@given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
+def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
+    """With a process that lasts a minute. They are no part of the other snapshots' interval."""
+    schedule, taken = SnapshotSchedule(AUTO), 0
+    for step in range(1, 300):
+        schedule.add_step(step_s)
+        if schedule.is_due(step):
+            schedule.interval.begin(step)
+            schedule.add_cost(cost_s)
+        elif schedule.is_due(step, evaluates_next=True):
+            taken += 1
+    assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
+    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
 
 
 def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):

@@ -30,7 +30,8 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
     at_once = drain and page.drains_at_once
     if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
-    snapshot = output.schedule.is_due(number)
+    evaluates_next = parts.loader.order.ends_epoch(number + 1)
+    snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
     save = checkpointing.is_due(number)
     rehearse = False
     if (snapshot or save) and parts.snapshotting is not None and parts.snapshotting.is_waiting():

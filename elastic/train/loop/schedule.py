@@ -2,7 +2,9 @@
 
 By `auto`, each of them comes as often as its share of the steps' time allows, by the medians of the
 last costs and step times: one percent for snapshots and for audits, half a percent for comparisons
-of the ranks' states besides those at snapshots.
+of the ranks' states besides those at snapshots. One more snapshot is taken before a step that ends
+an epoch, as long as these cost at most one percent besides: its body may evaluate for longer than a
+node that is asked to leave can wait, and in the middle of a body there is no state to go on from.
 
 `--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
 first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
@@ -24,6 +26,7 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 SNAPSHOT_SHARE = AUDIT_SHARE = 0.01
 COMPARISON_SHARE = 0.005
+CREDIT_S = 60.0  # a process lasts longer: its first epoch may end after milliseconds
 HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
@@ -90,19 +93,31 @@ class SnapshotSchedule:
         self._every = every
         self.interval = Interval(SNAPSHOT_SHARE, int(every.value) or None)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
-        self.last_step_s = 0.0
+        self.last_step_s = self._elapsed_s = 0.0
+        self._before_evaluations = 0
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
         """Whether the state after `step` gets a snapshot; asked once, while the step is under way.
 
-        The first one of a process does: with `auto`, to learn what it costs.
+        The first one of a process does: with `auto`, to learn what it costs. evaluates_next: the
+        body of the next step may evaluate, which counts with `auto` alone.
         """
-        return self._every.kind != "off" and self.interval.is_over(step)
+        if self._every.kind == "off":
+            return False
+        if self.interval.is_over(step):
+            return True
+        if not evaluates_next or not self.interval.costs_s:
+            return False
+        cost_s = (self._before_evaluations + 1) * median(self.interval.costs_s)
+        is_affordable = cost_s <= SNAPSHOT_SHARE * (CREDIT_S + self._elapsed_s)
+        self._before_evaluations += is_affordable
+        return is_affordable
 
     def add_step(self, seconds: float) -> None:
         """A step took so long, with all that its body does."""
         self._steps.append(seconds)
         self.last_step_s = seconds
+        self._elapsed_s += seconds
 
     @property
     def step_s(self) -> float | None:
