@@ -14,15 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import drawn_runs
 import pytest
 import run_records
 import torch.distributed.run
-from browser import Browser, Page
 
 from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
 from elastic.cli import main
@@ -413,24 +411,6 @@ class Undisturbed:
 
 
 @pytest.fixture
-def show(
-    chromium: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Page]]:
-    """Write the page of a run, and open it from the disk."""
-    opened: list[Page] = []
-
-    def shown(events: Any, lines: Any, **how: Any) -> Page:
-        run, html = drawn_runs.write(tmp_path / "run", events, lines), tmp_path / "page.html"
-        assert main(["report", str(run), "--html", str(html)]) == 0
-        opened.append(chromium.open(html.as_uri(), **how))
-        return opened[-1]
-
-    yield shown
-    for page in opened:
-        page.close()
-
-
-@pytest.fixture
 def recipes() -> Path:
     return RECIPES
 
@@ -503,14 +483,8 @@ def reference(once: Callable[..., Path], fork_server: ForkServerClient) -> Calla
 
 @pytest.fixture(scope="session")
 def undisturbed(reference: Callable[..., Undisturbed]) -> Undisturbed:
-    """The reference of the recipe's mean-loss form."""
+    """The reference of the recipe."""
     return reference("undisturbed")
-
-
-@pytest.fixture(scope="session")
-def undisturbed_sum(reference: Callable[..., Undisturbed]) -> Undisturbed:
-    """The reference of the form whose loss couples the samples of a batch."""
-    return reference("undisturbed-sum", arguments=("--form", "sum"))
 
 
 @pytest.fixture
@@ -533,16 +507,12 @@ def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClie
 
 
 def _train(folder: Path, fork_server: ForkServerClient, **options: Any) -> None:
-    drill = Drill(folder, fork_server)
-    try:
+    with closing(Drill(folder, fork_server)) as drill:
         drill.start(**options).ends_with(0)
-    finally:
-        drill.close()
 
 
 def _train_and_stop(folder: Path, fork_server: ForkServerClient) -> None:
-    drill = Drill(folder, fork_server)
-    try:
+    with closing(Drill(folder, fork_server)) as drill:
         drill.shut(5, 9, 13, 17, 20)
         agent = drill.start("--keep", "9")
         # A waiting save is dropped for a newer one, so each must be committed before the next.
@@ -550,13 +520,7 @@ def _train_and_stop(folder: Path, fork_server: ForkServerClient) -> None:
             drill.stands(gate, ranks=1)
             drill.happens("checkpoint_committed", step=gate - 1)
             drill.open(gate)
-        drill.stands(20, ranks=1)
-        agent.signal(signal.SIGTERM)
-        drill.happens("drain_requested")
-        drill.open(20)
-        agent.ends_with(75)
-    finally:
-        drill.close()
+        drill.drains(agent, 20)
 
 
 def _processes() -> list[int]:

@@ -1,9 +1,8 @@
-/* As long as the file HANG_FILE exists, calls on paths below HANG_PATH do not return, and no name of
-   a host is found; both with LD_PRELOAD, as a network file system and a name server that hang. */
+/* As long as the file HANG_FILE exists, calls on paths below HANG_PATH do not return; with
+   LD_PRELOAD, as on a network file system that hangs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +45,3 @@ int mkdir(const char *p, mode_t m) { NEXT(mkdir); hold(p); return next(p, m); }
 int fsync(int fd) { NEXT(fsync); hold_fd(fd); return next(fd); }
 int fdatasync(int fd) { NEXT(fdatasync); hold_fd(fd); return next(fd); }
 ssize_t write(int fd, const void *b, size_t n) { NEXT(write); if (fd > 2) hold_fd(fd); return next(fd, b, n); }
-int getaddrinfo(const char *h, const char *s, const struct addrinfo *hints, struct addrinfo **found) {
-    NEXT(getaddrinfo);
-    while (getenv("HANG_NAMES") && is_on()) usleep(20000);
-    return next(h, s, hints, found);
-}

@@ -4,32 +4,11 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from elastic.cli import main
 from elastic.storage.remote import open_store
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
-
-def test_a_run_that_trains_is_listed_exported_and_not_cleaned(drill, capsys, tmp_path):
-    """It stands before step 9; step 8 is committed."""
-    drill.shut(5, 9)
-    agent = drill.start()
-    drill.happens("checkpoint_committed", step=4)  # else the next save may be skipped
-    drill.open(5)
-    drill.stands(9, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
-
-    (line,) = drill.inspects("runs", str(drill.folder))[1]["runs"]
-    assert (line["name"], line["state"], line["step"], line["steps"]) == ("run", "running", 8, 24)
-    assert main(["export", f"{drill.run.url}@8", str(tmp_path / "m.safetensors")]) == 0
-    assert load_file(tmp_path / "m.safetensors")
-    assert main(["clean", drill.run.url, "--yes"]) == 2
-    assert "expected a finished run" in capsys.readouterr().err
-
-    drill.open(9)
-    agent.ends_with(0)
 
 
 def test_a_finished_run_answers_as_before_after_it_was_cleaned(drill, drills, tmp_path):

@@ -120,17 +120,3 @@ def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
         assert f"elastic-train: {document['error']}\n" == done.stderr
         assert f"\n  at {recipe}:{line}: " in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_a_recipe_that_does_not_train_is_not_compared(tmp_path):
-    """A file of the working directory with the name of a module changes nothing, as in training."""
-    recipe, folder = tmp_path / "broken.py", tmp_path / "elsewhere"
-    recipe.write_text(RECIPE.format(last_line="raise SystemExit('no more')"))
-    folder.mkdir()
-    (folder / "argparse.py").write_text("raise SystemExit('imported from the working directory')")
-
-    done = check(recipe, folder=folder)
-
-    assert done.returncode == 1
-    assert "no more" in done.stderr
-    assert "nothing was compared" in done.stderr

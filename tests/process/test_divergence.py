@@ -90,43 +90,6 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     assert report["divergences"] == [{"step": 5, "node": None, "entry": "model.weight", "verdict": "recipe"}]
 
 
-def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes):
-    """There is no agent to do the steps again: the exit code is that of any failure, and what
-    torchrun starts again begins from a checkpoint.
-    """
-    torchrun = drill.start_torchrun(
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(recipes / "ranked.py"),
-        env={"ELASTIC_RUN_DIR": drill.run.url},
-    )
-    torchrun.ends_with(1)
-
-    assert "error: model.weight differs between ranks [0] | [1] after step" in torchrun.output, (
-        torchrun.output
-    )
-    assert "exitcode  : 1 " in torchrun.output
-    assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
-
-
-def test_a_forward_that_remembers_ends_the_run_at_its_audit(drill):
-    """One worker, with which no other result is there to compare: with two workers, whose models
-    count half as many calls, the weights would be others. The count is where only its effect
-    shows. By default the second step of a process is audited. Restarts would not help.
-    """
-    agent = drill.start(env={"TINY_REMEMBER": "1"})
-    agent.ends_with(1)
-
-    assert "a counter (use step.number)" in agent.output
-    assert drill.values("generation_started", "cause") == [("start",)]
-    first, verdict = "what call 1 of the step returned", "recipe"
-    assert drill.values("audit_failed", "step", "ranks", "entry", "verdict") == [(2, [0, 0], first, verdict)]
-    assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 1
-    _, report = drill.inspects("report", drill.run.url)
-    assert report["audits"] == {"done": 0, "failed": 1}
-
-
 def test_a_gradient_that_a_machine_got_wrong_is_computed_again(drill, tmp_path):
     """One bit flips in rank 1's gradient before the sum, so that all ranks share the wrong sum, and
     no comparison of their states would ever find it. Each rank has one shard, which is audited.

@@ -1,56 +1,17 @@
 """A stop ends in bounded time, and its exit code says whether the newest state is committed."""
 
 import os
-import re
 import resource
 import signal
 from pathlib import Path
 
 import pytest
 
-from elastic.system import interrupt
-
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 ALWAYS = ("--snapshot-every", "1")
 # No save becomes due by itself: what is committed in these tests was committed because of the stop.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
-
-
-def test_a_node_told_to_leave_before_it_is_ready_can_start_again(drill, undisturbed):
-    """It watches the place of nodes that died elsewhere. The signal ended it without a word,
-    and its uploader with a traceback.
-    """
-    drill.shut(10)
-    first = drill.start("--rdzv-endpoint", str(drill.folder / "elsewhere"))
-    drill.stands(10, ranks=1)
-    first.signal(signal.SIGKILL)
-    first.wait()
-    second = drill.start()
-    drill.waits_for(lambda: "watching for" in second.output, "it watches the other place")
-    second.signal(signal.SIGTERM)
-    second.ends_with(75)
-    assert second.output.splitlines()[-1] == interrupt.SENTENCE
-    assert "Traceback" not in second.output
-    drill.all_are_gone()
-    drill.open(10)
-    drill.ends_like(undisturbed, drill.start())
-
-
-def test_the_first_step_is_finished_and_saved(drill, undisturbed):
-    """It had begun, and its line of the metrics may have been written. Both nodes are told."""
-    drill.shut(1)
-    agents = drill.start_two(*MEMORY_ALONE)
-    drill.stands(1, ranks=2)
-    for agent in agents:
-        agent.signal(signal.SIGTERM)
-    drill.waits_for(lambda: len(drill.events("drain_requested")) == 2, "both drain")
-    drill.open(1)
-    for agent in agents:
-        agent.ends_with(75)
-        assert "step 1 is saved" in agent.output.splitlines()[-1]
-    drill.ends_like(undisturbed, *drill.start_two(*MEMORY_ALONE))
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (1, 0)]
 
 
 def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):
@@ -69,26 +30,22 @@ def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
 
 
-@pytest.mark.parametrize("leavers", [1, 2])
-def test_steps_in_no_snapshot_are_redone_before_a_node_leaves(leavers, drill, undisturbed):
+def test_steps_in_no_snapshot_are_redone_before_a_node_leaves(drill, undisturbed):
     """Two nodes stand in an evaluation after step 8, for longer than half of the grace; the newest
-    snapshot is of step 5. One of them leaves, or both.
+    snapshot is of step 5. One of them leaves.
     """
     rare = ("--save-every", "1000steps", "--snapshot-every", "4steps", "--grace", "16s")
     env = {"TINY_EVALUATE": "1"}
     drill.shut("evaluation-8")
-    agents = drill.start_two(*rare, env=env)
+    drill.start_two(*rare, env=env)
     drill.stands("evaluation-8", ranks=1)
-    leaving = agents if leavers == 2 else [drill.agent_of_rank(0, generation=1)]
-    for agent in leaving:
-        agent.signal(signal.SIGTERM)
-    for agent in leaving:
-        agent.ends_with(75)
-        assert "the steps from 6 to 7 are in no snapshot" in agent.output
-        assert "step 7 is saved" in agent.output.splitlines()[-1]
+    leaver, other = drill.agents_of_ranks_0_and_1()
+    leaver.signal(signal.SIGTERM)
+    leaver.ends_with(75)
+    assert "the steps from 6 to 7 are in no snapshot" in leaver.output
+    assert "step 7 is saved" in leaver.output.splitlines()[-1]
     drill.open("evaluation-8")
-    others = [agent for agent in agents if agent not in leaving] or [drill.start(*rare, env=env)]
-    drill.ends_like(undisturbed, others[0])
+    drill.ends_like(undisturbed, other)
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 2), (7, 0)]
 
 
@@ -193,30 +150,6 @@ def test_the_node_that_stays_commits_the_leavers_last_step(drill, undisturbed):
     assert drill.values("restored", "step", "source") == [(0, "none"), (6, "snapshot")]
 
 
-def test_a_leaving_node_waits_for_the_save_that_fences_its_own(drill, undisturbed):
-    """The node of rank 0 leaves. The uploader of the other one stands still (SIGSTOP) until half of
-    the grace is over, and the leaver has tried to save the state that both have.
-    """
-    drill.shut(6, 8)
-    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0", "--grace", "14s")
-    drill.stands(6, ranks=2)
-    leaver, other = drill.agents_of_ranks_0_and_1()
-    drill.uploader_serves(other)
-    uploader = drill.uploader_of(other)
-    os.kill(uploader, signal.SIGSTOP)
-    leaver.signal(signal.SIGTERM)
-    drill.happens("drain_requested")
-    drill.open(6)
-    drill.happens("checkpoint_fenced", step=6, generation=1)
-    os.kill(uploader, signal.SIGCONT)
-    leaver.ends_with(75)
-    # The other may have committed a later step before the leaver says what is the newest.
-    saved = re.search(r"step (\d+) is saved", leaver.output.splitlines()[-1])
-    assert saved is not None and 6 <= int(saved[1]) <= 8
-    drill.open(8)
-    drill.ends_like(undisturbed, other)
-
-
 def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed):
     """No file of the agent that stays may be larger than 512 KiB, nor its memory for snapshots,
     while a state has 1 MB. So the leaver commits the newest state before the other goes on. A
@@ -241,29 +174,40 @@ def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed
     assert drill.values("restored", "step", "source", "lost_steps") == [(0, "none", 0), (5, "checkpoint", 0)]
 
 
-def test_a_node_that_only_restored_a_state_loses_none(drill, undisturbed):
-    """It joined after step 6, has the state of that step from the other, and none in its memory.
-    The other's uploader stands still (SIGSTOP), so that no checkpoint holds the step.
+def test_an_uploader_killed_in_the_last_save_is_started_again(drill, undisturbed):
+    """The save is tried again until the grace ends."""
+    drill.shut(8)
+    agent = drill.start(*MEMORY_ALONE, "--faults", "checkpoint 8 before-commit: kill uploader")
+    drill.drains(agent, 8)
+    assert "step 8 is saved" in agent.output.splitlines()[-1]
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 0)]
+    assert len(drill.events("fault_injected")) == len(drill.events("uploader_died")) == 1
+
+
+def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):
+    """As Slurm sends them: SIGUSR1 ahead of the limit and then SIGTERM, while the worker stands in
+    step 10; later SIGHUP twice and then SIGTERM, in step 15. A third request would kill it.
     """
-    drill.shut(6, 7)
-    options = (*MEMORY_ALONE, "--max-nodes", "2", "--max-restarts", "0")
-    first = drill.start(*options)
-    drill.stands(6, ranks=1)
-    drill.uploader_serves(first)
-    uploader = drill.uploader_of(first)
-    os.kill(uploader, signal.SIGSTOP)
-    joined = drill.start(*options)
-    drill.happens("drain_requested", generation=1)
-    drill.open(6)
-    drill.stands(7, ranks=2)
-    for _ in range(2):
-        joined.signal(signal.SIGTERM)
-        drill.happens("drain_requested", generation=2)
-    joined.wait()
-    os.kill(uploader, signal.SIGCONT)
-    joined.ends_with(75)
-    said = joined.output.splitlines()[-1]
-    assert said.endswith("before it trained a step; the other nodes go on, and no step is saved yet")
-    drill.open(7)
-    drill.ends_like(undisturbed, first)
-    assert {lost for (lost,) in drill.values("restored", "lost_steps")} == {0}
+    drill.shut(10, 15)
+    for step, warnings in ((10, [signal.SIGUSR1]), (15, [signal.SIGHUP, signal.SIGHUP])):
+        agent = drill.start(*MEMORY_ALONE)
+        drill.stands(step, ranks=1)
+        for number in warnings:
+            agent.signal(number)
+            drill.happens("drain_requested", reason=f"{number.name} asks this node to leave")
+        agent.signal(signal.SIGTERM)
+        drill.waits_for(lambda agent=agent: not is_pending(agent.pid), "it has taken the signal")
+        drill.open(step)
+        agent.ends_with(75)
+        assert "a second signal" not in agent.output
+        assert drill.is_committed(step)
+        drill.all_are_gone()
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0), (15, 0)]
+
+
+def is_pending(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    (pending,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
+    return int(pending, 16) != 0

@@ -61,36 +61,16 @@ def test_no_call_fails_when_a_member_dies_or_freezes(cluster, harm, is_leader):
         version = everything(backend, version, b"%d" % number)
 
 
-def test_without_a_majority_calls_fail_quickly_until_it_is_back(cluster):
-    """SIGKILL to two of three members, whose third may not speak for the cluster, and then to it;
-    they come back with their data.
-    """
+def test_without_a_majority_a_call_fails_quickly(cluster):
+    """SIGKILL to two of three members, whose third may not speak for the cluster."""
     backend = EtcdBackend(cluster.endpoints, "g", {})
-    version = everything(backend, None, b"1")
-    calls = (
-        backend.read,
-        backend.beats,
-        lambda: backend.beat("n"),
-        lambda: backend.compare_and_set(version, b"2"),
-    )
-
-    def fail_quickly(calls, match=""):
-        for call in calls:
-            began = time.monotonic()
-            with pytest.raises(BackendFailed, match=match):
-                call()
-            assert time.monotonic() - began < QUICKLY_S
-
+    everything(backend, None, b"1")
     for member in (0, 1):
         cluster.kill(member)
-    fail_quickly(calls[:1])
-    cluster.kill(2)
-    fail_quickly(calls, match="cannot be reached")
-    for member in range(3):
-        cluster.start(member)
-    cluster.wait_ready()
-    assert backend.read() == (version, b"1")
-    everything(backend, version, b"2")
+    began = time.monotonic()
+    with pytest.raises(BackendFailed):
+        backend.read()
+    assert time.monotonic() - began < QUICKLY_S
 
 
 def test_the_outcome_of_an_unanswered_call_is_read(etcd):
@@ -141,16 +121,6 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     backend.beat("n")
     assert backend._lease != second
     assert backend.beats().keys() == {"n"}
-
-
-def test_a_deleted_state_is_not_taken_for_an_empty_group(etcd):
-    """A person removes the key under a live group."""
-    backend = EtcdBackend(etcd.endpoints, "deleted", {})
-    assert backend.compare_and_set(None, b"x")
-    assert backend.read() is not None
-    etcd.post(0, "kv/deleterange", {"key": "ZWxhc3RpYy8=", "range_end": "ZWxhc3RpYzA="})
-    with pytest.raises(BackendFailed, match="stop all agents"):
-        backend.read()
 
 
 def test_a_missing_or_wrong_password_is_refused(tmp_path):

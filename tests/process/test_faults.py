@@ -118,35 +118,6 @@ def test_an_uploader_killed_in_a_commit_leaves_whole_checkpoints(drill, undistur
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
-def test_a_save_is_committed_however_long_the_next_start_takes(drill, undisturbed):
-    """The uploader of rank 0 is stopped with the offer of step 4 still unread, and the other node
-    is killed. A third one comes while the fork server is stopped: no worker of generation 2 starts.
-    """
-    group = "--min-nodes", "2", "--max-nodes", "2", "--snapshot-every", "1"
-    drill.shut(3, 6)
-    for _ in range(2):
-        drill.start(*group)
-    drill.stands(3, ranks=2)
-    agent, other = drill.agents_of_ranks_0_and_1()
-    uploader, fork_server = drill.uploader_of(agent), drill.fork_server_of(agent)
-    os.kill(uploader, signal.SIGSTOP)
-    drill.open(3)
-    drill.stands(6, ranks=2)
-    other.signal(signal.SIGKILL)
-    drill.happens("worker_exited", rank=0, generation=1)
-    os.kill(fork_server, signal.SIGSTOP)
-    third = drill.start(*group)
-    drill.waits_for(lambda: "generation 2 (" in agent.output, "generation 2")
-    os.kill(uploader, signal.SIGCONT)
-    ends = "checkpoint_committed", "checkpoint_fenced"
-    drill.waits_for(lambda: any(drill.events(end, step=4) for end in ends), "the end of the save")
-    assert drill.events("checkpoint_committed", step=4)
-    assert not drill.events("worker_started", rank=0, generation=2)
-    os.kill(fork_server, signal.SIGCONT)
-    drill.open(6)
-    drill.ends_like(undisturbed, agent, third)
-
-
 UPLOADER_DIES = """
 import os, sys
 if "elastic.uploader.main" in sys.orig_argv and os.path.exists("uploader-dies"):
@@ -196,30 +167,6 @@ def test_a_run_that_fails_waits_for_the_save_and_says_so(drill):
     assert "step 5 is the newest that is saved" in agent.output
 
 
-def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
-    """The node of rank 0 is frozen, agent and uploader, with the offer of step 4 unread. The other
-    goes on; then the uploader alone wakes up, and finds its agent silent.
-    """
-    drill.shut(3, 6, 8)
-    drill.start_two("--snapshot-every", "off", env=drill.impatient_uploaders())
-    drill.stands(3, ranks=2)
-    frozen, other = drill.agents_of_ranks_0_and_1()
-    uploader = drill.uploader_of(frozen)
-    os.kill(uploader, signal.SIGSTOP)
-    drill.open(3)
-    drill.stands(6, ranks=2)
-    frozen.signal(signal.SIGSTOP)
-    drill.open(6)
-    drill.happens("generation_started", generation=2)
-    drill.stands(8, ranks=1)
-    os.kill(uploader, signal.SIGCONT)
-    assert "found it silent" in drill.happens("checkpoint_failed", step=4)["reason"]
-    frozen.signal(signal.SIGKILL)
-    drill.open(8)
-    drill.ends_like(undisturbed, other)
-    assert not drill.events("checkpoint_committed", step=4)
-
-
 def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken
     for the cause. The same error at the same step ends the run with restarts left. Then the recipe
@@ -265,20 +212,6 @@ def test_no_worker_outlives_a_killed_agent(drill, undisturbed):
     drill.open(10)
     drill.ends_like(undisturbed, drill.start())
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 1)]
-
-
-def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed):
-    """Generation 2 has formed with both nodes; node 0, which keeps the generation's store, never
-    starts its workers.
-    """
-    plan = "step 5: kill; generation 2 node 0 rendezvous: kill"
-    agents = drill.start_two("--snapshot-every", "1", "--faults", plan)
-    codes = sorted(agent.wait() for agent in agents)
-
-    assert codes == [-signal.SIGKILL, 0], drill.output
-    drill.is_like(undisturbed)
-    assert drill.values("fault_injected", "generation", "step") == [(1, 5), (2, None)]
-    assert drill.events("generation_started", cause="node lost", world_size=1)
 
 
 def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):

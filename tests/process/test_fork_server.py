@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing
@@ -294,22 +293,6 @@ def test_workers_are_spawned_if_an_import_left_a_thread(pinned, tmp_path):
     assert len(node.reported) == 1
 
 
-def test_a_fork_server_that_fails_at_imports_is_quoted_once(pinned, tmp_path):
-    """The recipe does not exist yet when the fork server reads it."""
-    node = Node(tmp_path)
-    node.spawner.close()
-    late = node.folder / "late.py"
-    node.spawner, node.recipe = Spawner(late, node.reported.append), late
-    with closing(node):
-        dies(node.server.pid)
-        late.write_text("raise SystemExit(9)")
-        for _ in range(2):
-            assert node.runs(node.spawner.start)[0] == 9
-            node.spawner.renew()
-    assert len(node.reported) == 1
-    assert "FileNotFoundError" in node.reported[0]
-
-
 def test_a_fork_server_killed_while_it_imports_is_replaced(pinned, tmp_path):
     """As the kernel does for want of memory.
 
@@ -410,26 +393,6 @@ def test_a_worker_that_exits_takes_its_session_with_it(node, is_forked):
     assert stranger.returncode == 0
 
 
-STAND_IN = """
-import os, signal, sys
-from pathlib import Path
-from elastic.agent.worker_process import ProcessStart, wait_any_exit
-from elastic.agent.spawner import Spawner
-recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
-spawner = Spawner(recipe, print)
-print(spawner._server.pid, flush=True)
-if sys.argv[3] == "ready":
-    with log.open("xb") as out:
-        command, env = (str(recipe), "stand-alone"), os.environ | {"RANK": "0"}
-        process = spawner.start(ProcessStart(command=command, env=env, stdout=out.fileno(), stderr=out.fileno()))
-    while log.read_text().count("\\n") < 2:
-        wait_any_exit([process], 0.02)
-    print(process.pid, flush=True)
-while True:
-    signal.pause()
-"""
-
-
 def test_a_worker_runs_no_finalizers_of_the_fork_server(node, monkeypatch):
     """A temporary folder that a package made when it was imported would be gone with the first
     worker that exits.
@@ -438,25 +401,6 @@ def test_a_worker_runs_no_finalizers_of_the_fork_server(node, monkeypatch):
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
     monkeypatch.setattr(node, "recipe", script)
     assert node.runs(node.spawner.start)[1].splitlines()[0] == "0"
-
-
-@pytest.mark.parametrize("when", ["importing", "ready"])
-def test_fork_server_and_workers_die_with_a_killed_agent(node, when):
-    """A stand-in for the agent gets SIGKILL: while its fork server imports, and once it has a
-    worker.
-    """
-    agent = subprocess.Popen(
-        [sys.executable, "-c", STAND_IN, str(node.recipe), str(node.folder / f"{when}.log"), when],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert agent.stdout is not None
-    pids = [int(agent.stdout.readline()) for _ in range(2 if when == "ready" else 1)]
-    agent.kill()
-    agent.wait()
-    agent.stdout.close()
-    for pid in pids:
-        dies(pid)
 
 
 def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_path, monkeypatch):
@@ -477,11 +421,12 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
     assert not (drill.folder / "ran").exists()
 
 
-def test_ctrl_c_during_the_imports_leaves_no_process(drill):
-    """The fork server goes on importing when the agent gets Ctrl-C."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_end_during_the_imports_leaves_no_process(drill, number, code):
+    """The fork server goes on importing when the agent gets Ctrl-C, or is killed."""
     agent = drill.start_anew()
-    drill.waits_for(lambda: len(drill.alive()) > 1, "the fork server")
-    agent.signal(signal.SIGINT)
-    agent.ends_with(130)
+    drill.waits_for(lambda: drill.fork_server_of(agent), "the fork server")
+    agent.signal(number)
+    agent.ends_with(code)
     drill.all_are_gone()
     assert not drill.run.local.exists()

@@ -7,8 +7,6 @@ import signal
 
 import pytest
 
-from elastic.system.processes import is_stopped
-
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
@@ -46,26 +44,3 @@ def test_a_stopped_worker_is_blamed_not_the_one_that_waits(drill, undisturbed):
     assert hang["reason"] in agent.output
     # It shows its stacks although it was stopped.
     assert "wait_at_gate" in drill.run.log(generation=1, rank=1).read_text()
-
-
-def test_a_rank_0_frozen_at_the_metrics_spoils_none_later(drill, undisturbed):
-    """SIGSTOP to rank 0 and its agent, in front of the rename. The other node goes on alone; then
-    the worker alone wakes up and renames, and later its agent, which joins again.
-    """
-    drill.shut(9, 14)
-    agents = drill.start_two("--max-restarts", "0", env={"TINY_FREEZE": str(drill.gates)})
-    (mark,) = drill.waits_for(lambda: list(drill.gates.glob("frozen-pid*")), "a frozen rank 0")
-    frozen = next(agent for agent in agents if mark.name == f"frozen-pid{agent.pid}")
-    pid = drill.pid_of_rank(0, generation=1)
-    drill.waits_for(lambda: is_stopped(pid) and is_stopped(frozen.pid), "both are stopped")
-    drill.stands(9, ranks=1)
-    os.kill(pid, signal.SIGCONT)
-    drill.waits_for((drill.gates / "woken").exists, "the rename")
-    drill.open(9)
-    drill.stands(14, ranks=1)
-    frozen.signal(signal.SIGCONT)
-    drill.happens("drain_requested", reason="a node is waiting to join")
-    drill.open(14)
-    for agent in agents:
-        drill.ends_like(undisturbed, agent)
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (14, 0)]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_server import Prometheus, unpack
-
-from elastic.cli import main
 
 pytestmark = pytest.mark.process
 STEPS = 24  # of the recipe
@@ -95,75 +92,27 @@ def test_prometheus_sees_a_recovery_from_a_killed_worker(drill, prometheus):
     )
     assert get(where, "/readyz") == (200, "ok: generation 2\n")
     assert server.problems(get(where, "/metrics")[1].encode()) == ""
+    queries_name_series_that_exist(drill, server)
     drill.open(16)
     agent.ends_with(0)
 
 
-def test_every_query_of_the_dashboard_names_series_that_exist(drill, prometheus):
-    """Prometheus itself reads each query, of a run that has been recovered and saved."""
-    drill.shut(12, 16)
-    agent = drill.start("--http", "127.0.0.1:0")
-    server = prometheus(address(drill, agent))
-    drill.stands(12, ranks=1)
-    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
-    drill.happens("worker_started", generation=2)
-    drill.open(12)
-    drill.stands(16, ranks=1)
-    drill.waits_for(lambda: server.value("elastic_recoveries_total{cause='failure'}") == 1, "the recovery")
+def queries_name_series_that_exist(drill, server):
+    """Prometheus itself reads each query of the dashboard."""
     drill.waits_for(lambda: server.value("elastic_checkpoint_step") is not None, "a checkpoint")
-
     everything = '{job="elastic"}'
     drill.waits_for(lambda: len(server.ask(everything)) > 100, "all series")
     names = {each["metric"]["__name__"] for each in server.ask(everything)}
     queries = [
         target["expr"] for panel in panels(json.loads(DASHBOARD.read_text())) for target in panel["targets"]
     ]
-
     assert len(queries) >= 10
     for query in queries:
         used = set(re.findall(r"\b(?:elastic|process)_\w+", query))
         assert used and used <= names, query
         server.ask(query.replace("$run", ".*").replace("$__rate_interval", "1m").replace("$__range", "5m"))
-    drill.open(16)
-    agent.ends_with(0)
 
 
 def panels(dashboard: dict) -> list[dict]:
     nested = [each for panel in dashboard["panels"] for each in panel.get("panels", [])]
     return [panel for panel in [*dashboard["panels"], *nested] if "targets" in panel]
-
-
-def test_after_rank_0_moved_one_agent_exports_each_number_once(drill, prometheus):
-    drill.shut(8, 16)
-    agents = drill.start_two("--http", "127.0.0.1:0")
-    server = prometheus(*[address(drill, agent) for agent in agents])
-    drill.stands(8, ranks=2)
-    drill.waits_for(lambda: server.value("elastic_steps_total") == 7, "the steps before")
-    drill.waits_for(lambda: len(server.ask("elastic_agent_in_generation == 1")) == 2, "both agents")
-    first, second = drill.agents_of_ranks_0_and_1()
-    first.process.kill()
-    drill.happens("generation_started", generation=2)
-    drill.open(8)
-    drill.stands(16, ranks=1)
-
-    moved = "elastic_generation == 2"
-    drill.waits_for(lambda: len(server.ask(moved)) == 1, "the series from the other agent")
-    drill.waits_for(lambda: len(server.ask("elastic_steps_total")) == 1, "the end of the old series")
-
-    recoveries = 'max by (run) (elastic_recoveries_total{cause="node lost"})'
-    drill.waits_for(lambda: server.value(recoveries) == 1, "the recovery")
-    drill.waits_for(lambda: server.value("max by (run) (elastic_steps_total)") == 15, "the steps")
-    drill.open(16)
-    second.ends_with(0)
-
-
-def test_a_port_in_use_is_refused_before_anything_is_written(recipes, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-        assert main([str(recipes / "tiny.py"), "--http", f"127.0.0.1:{port}"]) == 2
-
-    told = capsys.readouterr().err
-    assert f"expected to listen on 127.0.0.1:{port}, found: " in told
-    assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """A run that begins from another one is one trajectory, whatever dies while it begins."""
 
-import json
 import shutil
 
 import pytest
@@ -45,26 +44,3 @@ def test_a_run_from_another_depends_on_no_death_nor_the_parent(drill, drills, tm
     assert drill.events("run_finished")[0]["digest"] == calm.events("run_finished")[0]["digest"]
     (ancestor,) = drill.inspects("report", drill.run.url)[1]["lineage"]
     assert (ancestor["step"], ancestor["digest"]) == (24, undisturbed.digest)
-
-
-def test_entries_that_do_not_fit_are_refused_until_named(drill, undisturbed):
-    """Another optimizer, and a scheduler that the parent had not. Both workers refuse; then two
-    nodes begin, each of which has looked for the parent by itself.
-    """
-    first = undisturbed.run.local
-    options = ("--from", str(first), "--nproc-per-node", "2")
-    wrong = drill.start(*options, arguments=("--form", "sum"))
-    wrong.ends_with(2)
-    assert "found: no entry scheduler there" in wrong.output
-    assert not (drill.run.local / "checkpoints").exists()
-    assert len(drill.events("generation_started")) == 1
-
-    right = ("--from", f"{first}:model,ema", "--max-nodes", "2", "--last-call", "10min")
-    for agent in [drill.start(*right, arguments=("--form", "sum")) for _ in range(2)]:
-        agent.ends_with(0)
-    assert drill.last_step == 24
-    parent = json.loads((drill.run.local / "run.json").read_text())["parent"]
-    assert (parent["url"], parent["step"], parent["entries"]) == (str(first), 24, ["ema", "model"])
-    other = drill.start("--from", f"{first}:model", arguments=("--form", "sum"))
-    other.ends_with(2)
-    assert f"holds a run that began from step 24 of {first}" in other.output

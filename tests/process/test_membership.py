@@ -27,33 +27,6 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0), (13, 0)]
 
 
-def test_a_spare_takes_over_and_no_step_is_lost(drill, undisturbed):
-    """One node may train, and another waits. No checkpoint is due: the state of step 10 is in the
-    memory of the node that leaves alone. The uploader stands still (SIGSTOP) until the spare has
-    noticed that its turn comes, and the spare still waits for the save.
-    """
-    alone = ("--max-nodes", "1", "--save-every", "1000steps", "--max-restarts", "0")
-    drill.shut(10)
-    first = drill.start(*alone)
-    drill.stands(10, ranks=1)
-    spare = drill.start(*alone)
-    drill.waits_for(lambda: "is open without me" in spare.output, "the spare waits")
-    drill.uploader_serves(first)
-    uploader = drill.uploader_of(first)
-    os.kill(uploader, signal.SIGSTOP)
-    first.signal(signal.SIGTERM)
-    drill.happens("drain_requested", generation=1)
-    drill.open(10)
-    drill.waits_for(
-        lambda: "or to save what they leave behind" in spare.output, "the spare waits for the save"
-    )
-    os.kill(uploader, signal.SIGCONT)
-    first.ends_with(75)
-    assert "step 10 is saved" in first.output.splitlines()[-1]
-    drill.ends_like(undisturbed, spare)
-    assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
-
-
 def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
     """By a plan, once its worker has finished step 9: agent, worker, fork server and uploader are
     gone at once, and with them the generation's store. Only its silence tells.

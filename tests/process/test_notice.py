@@ -3,9 +3,8 @@
 import threading
 
 import pytest
-from metadata_servers import SERVERS
 
-from elastic.agent.preemption import CLOUDS, sources
+from elastic.agent.preemption import sources
 from elastic.config.options import Options
 from elastic.testing.fakes import FakeClock
 
@@ -32,34 +31,6 @@ def test_a_notice_in_a_file_drains_and_no_step_is_lost(drill, undisturbed):
 
     notice.unlink()
     drill.start(*options).ends_with(0)
-    (resumed,) = drill.events("restored", generation=2)
-    assert (resumed["step"], resumed["lost_steps"]) == (10, 0)
-    drill.is_like(undisturbed)
-
-
-def test_a_notice_of_a_cloud_drains_and_the_same_command_resumes(drill, undisturbed):
-    """Its service first answers with an error, and there is a proxy that reaches nothing. Then the
-    service is gone. tests/pure/test_preemption.py has each cloud.
-    """
-    server = SERVERS["aws"]()
-    where = {CLOUDS["aws"].variable: server.url, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
-    try:
-        server.faults.append(503)
-        drill.shut(10)
-        agent = drill.start("--notice", "aws", env=where)
-        drill.stands(10, ranks=1)
-        drill.waits_for(lambda: "HTTP 503" in agent.output and len(server.requests) > 2, "another request")
-        assert drill.events("drain_requested") == []
-        server.take_away()
-        asked = drill.happens("drain_requested")
-        assert asked["reason"] == "a notice (AWS: terminate at 2031-09-18T08:22:00Z) asks this node to leave"
-        drill.open(10)
-        agent.ends_with(75)
-        assert drill.last_step == 10
-    finally:
-        server.close()
-
-    drill.start("--notice", "aws", env=where).ends_with(0)
     (resumed,) = drill.events("restored", generation=2)
     assert (resumed["step"], resumed["lost_steps"]) == (10, 0)
     drill.is_like(undisturbed)

@@ -10,8 +10,6 @@ import pytest
 import run_records
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.rendezvous import meeting_place
-from elastic.rendezvous.meeting_place import NOBODY
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -46,20 +44,6 @@ def test_a_plain_script_gets_torchruns_variables_and_restarts(drill, recipes):
     assert (report["finished"], report["goodput"], report["final_digest"]) == (True, None, None)
     assert report["plain"]["restarts"] == {"failure": 1}
     assert report["plain"]["last_exit"] == "exit code 0"
-
-
-def test_a_plain_script_that_raises_ends_with_its_traceback(drill, recipes):
-    """Rank 1 raises.
-
-    Rank 0 waits for it in a barrier, fails or is killed, and its traceback is not printed.
-    """
-    agent = drill.start(
-        "--nproc-per-node", "2", "--max-restarts", "0", recipe=recipes / "plain.py", env={"PLAIN_RAISES": "1"}
-    )
-    agent.ends_with(1)
-
-    assert "first failing worker: rank 1 on" in agent.output
-    assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
 USAGE = """
@@ -142,59 +126,3 @@ def test_plain_python_drains_and_torchrun_goes_on_alike(drill, undisturbed, reci
     assert [line["world_size"] for line in lines] == [1] * 10 + [2] * 14
     records, damage = list_commits(open_store(drill.run.checkpoints_url), SystemClock())
     assert (records[0].step, records[0].digest, damage) == (24, undisturbed.digest, [])
-
-
-ENDS = """
-import os, signal, sys
-import torch
-from torch.utils.data import TensorDataset
-import elastic
-from elastic.uploader.client import UploaderProcess
-
-def interrupt(*_):
-    os.kill(os.getpid(), signal.SIGINT)
-
-place = sys.argv[1]
-if place == "start":
-    UploaderProcess.wait_ready = interrupt
-
-def train():
-    run = elastic.start(seed=0, global_batch=16, shards=4)
-    model = torch.nn.Linear(4, 2)
-    data = run.data(TensorDataset(torch.randn(64, 4)), epochs=4)
-    for step in run.steps(data, elastic.State(model=model)):
-        step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
-        if place == "loop" and step.number == 1:
-            interrupt()
-            interrupt()
-        if place == "error" and step.number == 2:
-            elastic.start(seed=0, global_batch=16, shards=4)
-
-train()
-"""
-
-
-@pytest.mark.parametrize(
-    ("place", "code", "last_line"),
-    [
-        ("start", 130, "elastic-train: interrupted before it trained anything; nothing is lost"),
-        ("loop", 130, "interrupted; the same command resumes from the newest checkpoint"),
-        ("error", 2, ""),
-    ],
-)
-def test_plain_python_that_ends_at_once_leaves_its_directory(drill, place, code, last_line):
-    """Ctrl-C while `elastic.start` waits for its uploader, and twice in a step; and an error of
-    ours. The next command need not watch whether a holder of the run directory lives.
-    """
-    recipe = drill.folder / "recipe.py"
-    recipe.write_text(ENDS)
-    env = {"ELASTIC_RUN_DIR": drill.run.url}
-    if code == 130:
-        alone = drill.start_script(recipe, place, env=env)
-    else:
-        alone = drill.execute([sys.executable, str(recipe), place], env)
-    alone.ends_with(code)
-    assert alone.output.splitlines()[-1].endswith(last_line)
-    assert "Traceback" not in alone.output
-    _, found = meeting_place.newest(drill.run, SystemClock())
-    assert found.kind == NOBODY

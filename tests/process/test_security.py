@@ -1,21 +1,17 @@
 """Pickles in every place that a user can write to do not go off, and a run opens few sockets."""
 
-import hashlib
 import os
 import re
 import socket
 import stat
 import sys
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hostile import bomb
 
 from elastic.agent.worker_process import ForkServerClient
-from elastic.checkpoint import record as commit_record
-from elastic.checkpoint.record import commit_name
 from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -39,32 +35,6 @@ def flag(tmp_path):
     flag = tmp_path / "went-off"
     yield flag
     assert not flag.exists(), "a pickle was read"
-
-
-def test_pickles_in_a_run_directory_are_damage(stopped, undisturbed, flag):
-    """In place of a commit record, of a payload whose record fits it, among events and metrics, and
-    in beats.
-    """
-    drill, pickled = stopped, bomb(flag)
-    checkpoints, rendezvous = drill.run.local / "checkpoints", drill.run.rendezvous
-    (checkpoints / commit_name(20)).write_bytes(pickled)
-    record = commit_record.parse((checkpoints / commit_name(16)).read_bytes())
-    (checkpoints / record.payload).write_bytes(pickled)
-    forged = replace(record, size_bytes=len(pickled), sha256=hashlib.sha256(pickled).hexdigest())
-    (checkpoints / commit_name(16)).write_bytes(forged.to_json())
-    (drill.run.events / "stranger.jsonl").write_bytes(pickled + b"\n")
-    with drill.run.metrics.open("ab") as file:
-        file.write(pickled + b"\n")
-    (rendezvous / "beats" / "stranger").write_bytes(pickled)
-
-    code, found = drill.inspects("verify", drill.run.url)
-    assert code == 1 and [each["step"] for each in found["damage"]] == [20, 16]
-    assert drill.inspects("report", drill.run.url)[0] == 0 == drill.inspects("status", drill.run.url)[0]
-    drill.start().ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert {event["step"] for event in drill.events("checkpoint_rejected")} == {16, 20}
-    assert drill.events("restored")[-1]["step"] == 12
 
 
 def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path, monkeypatch):

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from slurm import wait_for
 
-from elastic.cli import main
-
 pytestmark = pytest.mark.process
 
 PATIENCE_S = 120.0
@@ -115,14 +113,6 @@ def test_a_job_requeues_itself_only_where_its_run_can_go_on(start, code, restart
         assert f"exit code {code}" in job.output()
 
 
-def test_a_requeue_that_slurm_refuses_is_said(start):
-    job = start()
-    (job.folder / "scontrol").write_text("#!/bin/bash\nexit 1\n")
-
-    assert job.ends(75) == 75
-    assert f"exit code 75: job {job.name} is not requeued, as scontrol says above" in job.output()
-
-
 FILTERS = {
     "SQUEUE_PARTITION": "debug",
     "SQUEUE_STATES": "PENDING",
@@ -182,13 +172,3 @@ def test_a_job_that_would_start_over_at_each_requeue_is_refused(
     assert found.returncode == (2 if is_refused else 0)
     assert (tmp_path / "started").exists() is not is_refused
     assert ("give another --run-dir, or move the old one away by hand" in found.stderr) is is_refused
-
-
-def test_a_node_says_which_job_of_slurm_started_it(drill, capsys):
-    variables = {"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    variables |= {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "gpu-7"}
-    drill.start(env=variables).ends_with(0)
-
-    assert drill.values("node_scheduled", "job", "array_task", "restarts", "host") == [("14", 3, 2, "gpu-7")]
-    main(["report", drill.run.url])
-    assert "12_3" in capsys.readouterr().out

@@ -38,6 +38,7 @@ def before(step):
             time.sleep(0.01)
     optimizer.param_groups[0]["lr"] = 0.1 * run.world_size
 """
+LATE = "\ndef before(step):\n    optimizer.state[model[0].weight]['seen'] = {step.number}\n"
 SHOWN = "\nbest = 9.0\ndef before(step):\n    global best\n    best = min(best, step.number)\n"
 
 
@@ -147,3 +148,11 @@ def test_a_node_that_is_to_leave_in_a_rehearsal_loses_no_step(drill, undisturbed
     assert "step 13 is saved" in agent.output
     drill.open("meet-2")
     drill.ends_like(undisturbed, drill.start(*ONCE_AT_13))
+
+
+def test_a_state_that_cannot_be_kept_is_refused_at_its_step(drill, recipe):
+    """From the first step on the optimizer has a set. No snapshot and no save is due for long."""
+    agent = drill.start("--snapshot-every", "off", "--save-every", "1000steps", recipe=recipe(LATE))
+    agent.ends_with(2)
+    assert "expected tensors, numbers, strings" in agent.output
+    assert not drill.run.metrics.exists() or not drill.run.metrics.read_text()

@@ -1,8 +1,6 @@
 """A node of another run, with other rules or in another directory harms none that trains."""
 
-import os
 import shutil
-import signal
 
 import pytest
 from etcd_servers import free_port
@@ -22,10 +20,6 @@ def nodes_ever_in(drill):
     return {node.id for group in groups for node in (*group.members, *group.waiting)}
 
 
-def c10d():
-    return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-
-
 def generations(drill):
     return drill.values("generation_started", "world_size", "cause", "restarts")
 
@@ -36,10 +30,11 @@ def test_commands_that_do_not_fit_a_run_change_nothing(drill, undisturbed, recip
     first = drill.start(*GROUP)
     drill.stands(6, ranks=1)
     alone = {"ELASTIC_RUN_DIR": drill.run.url}
+    c10d = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     differ = "--min-nodes 1 there, 2 here; --max-nodes 2 there, 3 here; --keep-alive 2s there, 4s here"
     refusals = [
         (drill.start("--max-nodes", "3", "--min-nodes", "2", "--keep-alive", "4s"), differ),
-        (drill.start(*GROUP, *c10d()), "is in use: its nodes meet in dir at"),
+        (drill.start(*GROUP, *c10d), "is in use: its nodes meet in dir at"),
         (drill.start_script(recipes / "tiny.py", env=alone), "is in use: its nodes meet in dir at"),
         (drill.start("--fresh"), "is in use"),
     ]
@@ -53,12 +48,11 @@ def test_commands_that_do_not_fit_a_run_change_nothing(drill, undisturbed, recip
     assert generations(drill) == [(1, "start", 0)]
 
 
-@pytest.mark.parametrize("place", ["c10d", "folder"])
-def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undisturbed, tmp_path, place):
+def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undisturbed, tmp_path):
     """Another run directory, with other arguments, with --fresh as well, or with the same command:
     a machine whose directory is not shared.
     """
-    where = c10d() if place == "c10d" else ("--rdzv-endpoint", str(tmp_path / "meet"))
+    where = ("--rdzv-endpoint", str(tmp_path / "meet"))
     drill.shut(6)
     first = drill.start(*GROUP, *where)
     drill.stands(6, ranks=1)
@@ -89,21 +83,6 @@ def test_of_two_commands_at_once_one_writes_nothing(drill, undisturbed):
         drill.is_like(undisturbed)
 
 
-def test_another_place_is_free_once_all_nodes_are_gone(drill, undisturbed):
-    """SIGKILL in the run directory's own folder, then SIGTERM at a c10d store, then the folder."""
-    drill.shut(6, 13)
-    first = drill.start(*GROUP, "--save-every", "1steps")
-    drill.stands(6, ranks=1)
-    first.signal(signal.SIGKILL)
-    first.wait()
-    second = drill.start(*GROUP, *c10d())
-    drill.waits_for(lambda: "watching for" in second.output, "the watch")
-    drill.open(6)
-    drill.drains(second, 13)
-    drill.ends_like(undisturbed, drill.start(*GROUP))
-    assert drill.values("generation_started", "generation") == [(1,), (2,), (3,)]
-
-
 def test_a_run_never_goes_behind_a_checkpoint_of_its_group(stopped, undisturbed):
     """The newest checkpoint is of step 20. The directory that resumes lacks the two newest, as an
     old copy would. Then a person has the group forget them.
@@ -129,44 +108,3 @@ def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed
     again = drill.start()
     again.ends_with(76)
     assert "the group has committed step 24, and" in again.output
-
-
-def test_a_run_that_is_set_aside_while_it_sleeps_is_fenced(drill, undisturbed):
-    """All its processes stop for longer than their place lasts, and --fresh begins a new run in the
-    directory. The sleeper wakes and finds itself in another run's directory.
-    """
-    drill.shut(6, 12)
-    sleeper = drill.start("--save-every", "2steps")
-    drill.stands(6, ranks=1)
-    asleep = drill.processes_of(sleeper)
-    for pid in asleep:
-        os.kill(pid, signal.SIGSTOP)
-    drill.open(6)
-    fresh = drill.start("--fresh")
-    drill.stands(12, ranks=1)
-    for pid in asleep:
-        os.kill(pid, signal.SIGCONT)
-    assert sleeper.wait() in (1, 2, 75)
-    drill.open(12)
-    drill.ends_like(undisturbed, fresh)
-    assert drill.values("generation_started", "generation") == [(3,)]
-
-
-def test_two_directories_of_one_name_in_one_etcd_are_two_groups(drill, drills, etcd, undisturbed, tmp_path):
-    """Both are called `run`, and both train the same. One directory by two names is one group."""
-    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
-    other = drills(tmp_path / "other")
-    drill.shut(6, 13)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
-    other.ends_like(undisturbed, other.start(*GROUP, *where))
-    mounted = drill.folder / "mounted elsewhere"
-    mounted.symlink_to(drill.run.local)
-    second = drill.start(*GROUP, *where, "--run-dir", str(mounted))
-    drill.happens("drain_requested", reason="a node is waiting to join")
-    drill.open(6)
-    drill.stands(13, ranks=2)
-    drill.open(13)
-    drill.ends_like(undisturbed, first, second)
-    assert generations(drill) == [(1, "start", 0), (2, "node joined", 0)]
-    assert generations(other) == [(1, "start", 0)]

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_servers import EtcdServers, free_port
+from etcd_servers import EtcdServers
 from s3_server import S3Server
 
 GRACE_S, OVER_S = 6.0, 5.0
-HELD = Path(__file__).parent / "recipes" / "held.py"
-MIDDLE, LAST = 6, 12
+TINY = Path(__file__).parent / "recipes" / "tiny.py"
+MIDDLE, LAST = 6, 24
 START, RENDEZVOUS, TRAINING, DRAIN, SAVE, AFTER = WHEN = (
     "start",
     "rendezvous",
@@ -36,13 +36,10 @@ ROWS: dict[str, tuple[str | None, set[str]]] = {
     "object store": (None, set()),
     "folder": (TRAINING, set()),
     "etcd": (DRAIN, set()),
-    "c10d host": (None, {START}),
-    "names": (None, set()),
     "fork server": (RENDEZVOUS, {SAVE, AFTER}),
     "uploader": (DRAIN, set()),
     "collective": (TRAINING, IN_WORKERS),
     "c-code": (None, IN_WORKERS),
-    "evaluation": (None, IN_WORKERS),
     "console": (None, set()),
 }
 CELLS = [
@@ -61,31 +58,32 @@ class Cell:
         self.flag, self.grace_s = drill.gates / "hang", GRACE_S
         self.run, self.ranks = drill.run.url, 1
         self.options: list[str] = ["--min-nodes", "3"] if when == RENDEZVOUS else []
-        self.env = {"HELD": what}
+        self.env = {"TINY_HANGS": what}
         self.stopped: list[int] = []
         self.servers: list[Any] = []
         self.pipe: tuple[int, int] | None = None
-        if what in ("object store", "names"):
+        if what == "object store":
             self.servers.append(store := S3Server(drill.folder))
             self.run, self.env = f"{store.bucket()}/run", self.env | store.environ
-        if what in ("folder", "names"):
-            self.env |= {"LD_PRELOAD": str(preload), "HANG_FILE": str(self.flag)}
-            self.env |= {"HANG_PATH": self.run} if what == "folder" else {"HANG_NAMES": "1"}
-        if what == "names":
-            self.env["AWS_ENDPOINT_URL"] = self.env["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")
+        if what == "folder":
+            self.env |= {"LD_PRELOAD": str(preload), "HANG_FILE": str(self.flag), "HANG_PATH": self.run}
         if what == "etcd":
             self.servers.append(etcd := EtcdServers(drill.folder))
             self.options += ["--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints]
-        if what == "c10d host":
-            self.options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-            self.options += ["--max-nodes", "3", "--last-call", "10min" if when == RENDEZVOUS else "30s"]
-            self.ranks = 2
         if what == "collective":
             self.options += ["--nproc-per-node", "2"]
             self.ranks = 2
 
     def start(self) -> Any:
-        words = [str(HELD), "--run-dir", self.run, "--save-every", "4steps", "--grace", f"{self.grace_s:g}"]
+        words = [
+            str(Path(__file__).parent / "recipes" / "tiny.py"),
+            "--run-dir",
+            self.run,
+            "--save-every",
+            "4steps",
+            "--grace",
+            f"{self.grace_s:g}",
+        ]
         words += ["--max-nodes", "3", *self.options]
         if "LD_PRELOAD" in self.env:
             return self.drill.execute([sys.executable, "-m", "elastic.cli", *words], self.env)
@@ -98,8 +96,6 @@ class Cell:
                 self._stop(self.servers[0]._process.pid)
             case "etcd":
                 self.servers[0].freeze(0)
-            case "c10d host":
-                self._stop(self.drill.agents[0].pid)
             case "fork server":
                 self._stop(self.drill.waits_for(lambda: self.drill.fork_server_of(agent), "a fork server"))
             case "uploader":
@@ -151,9 +147,9 @@ def preload(once: Any) -> Path:
     return Path(once("hang", build)) / "hang.so"
 
 
-def lead_to(when: str, cell: Cell, agents: list[Any], asks: Callable[[], None]) -> None:
-    """Bring the run to the moment, let it hang there, and ask the last agent to leave."""
-    drill, agent = cell.drill, agents[-1]
+def lead_to(when: str, cell: Cell, agent: Any, asks: Callable[[], None]) -> None:
+    """Bring the run to the moment, let it hang there, and ask the agent to leave."""
+    drill = cell.drill
     if when == START:
         cell.hang(agent)
         assert agent.pid
@@ -170,7 +166,7 @@ def lead_to(when: str, cell: Cell, agents: list[Any], asks: Callable[[], None]) 
                 lambda: "finish the same step" in agent.output or drill.events("drain_requested"), "a drain"
             )
         cell.hang(agent)
-        if when == TRAINING and cell.what in ("c-code", "evaluation"):
+        if when == TRAINING and cell.what == "c-code":
             drill.open(MIDDLE)
             drill.waits_for((drill.gates / "held").exists, "a worker that is held")
         if when == TRAINING:
@@ -198,13 +194,13 @@ def test_third_signal_ends_the_command_at_once(drill: Any, preload: Path) -> Non
             agent.signal(signal.SIGINT)
             return agent.process.poll() is not None
 
-        lead_to(RENDEZVOUS, cell, [agent], lambda: drill.waits_for(press, "the end of the command"))
+        lead_to(RENDEZVOUS, cell, agent, lambda: drill.waits_for(press, "the end of the command"))
         assert agent.wait() in (1, 75, 130), agent.output
 
 
 @pytest.mark.parametrize(("what", "when"), CELLS)
 def test_sigterm_is_honoured_whatever_hangs(
-    drill: Any, preload: Path, reference: Callable[..., Any], what: str, when: str
+    drill: Any, preload: Path, undisturbed: Any, what: str, when: str
 ) -> None:
     """The agent has left at most five seconds after its grace, with an exit code that is true, and
     the same command goes on to the digest of a run in which nothing hung.
@@ -218,19 +214,19 @@ def test_sigterm_is_honoured_whatever_hangs(
             cell.flag.touch()
             if what in ("object store", "etcd"):
                 cell.hang(None)  # type: ignore[arg-type]
-        agents = [cell.start() for _ in range(2 if what == "c10d host" else 1)]
+        agent = cell.start()
         asked: list[float] = []
 
         def asks() -> None:
             asked.append(time.monotonic())
-            agents[-1].signal(signal.SIGTERM)
+            agent.signal(signal.SIGTERM)
 
-        lead_to(when, cell, agents, asks)
-        code = agents[-1].wait()
+        lead_to(when, cell, agent, asks)
+        code = agent.wait()
         took_s = time.monotonic() - asked[0]
         codes = {75} if when in (START, RENDEZVOUS) else {0, 1, 75}
-        assert code in codes, agents[-1].output
-        assert took_s <= GRACE_S + OVER_S, f"{took_s:.1f} s after SIGTERM\n{agents[-1].output}"
+        assert code in codes, agent.output
+        assert took_s <= GRACE_S + OVER_S, f"{took_s:.1f} s after SIGTERM\n{agent.output}"
         for gate in (MIDDLE, LAST, AFTER):
             drill.open(gate)
         cell.heal()
@@ -239,6 +235,6 @@ def test_sigterm_is_honoured_whatever_hangs(
             for name, value in cell.env.items():
                 patch.setenv(name, value)
             _, found = drill.inspects("report", cell.run)
-        assert found["final_digest"] == reference("held", recipe=HELD).digest
+        assert found["final_digest"] == undisturbed.digest
         lost = [each["lost_steps"] for each in found["recoveries"][-1:]]  # by the second command
         assert code != 75 or not any(lost), "the exit code says that nothing is lost"

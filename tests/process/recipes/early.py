@@ -18,6 +18,7 @@ print("drawn", random.random(), np.random.rand(), flush=True)  # noqa: NPY002 - 
 if sys.argv[1] != "unseeded":
     torch.manual_seed(5)
 model = nn.Linear(4, 4)
+model.weight.register_hook(lambda gradient: gradient)
 run = elastic.start(seed=3, global_batch=8, shards=4)
 if sys.argv[1] == "wrapped":
     model = nn.parallel.DistributedDataParallel(model)

@@ -1,6 +1,6 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
-HOW: break, exit (sys.exit(0)), exit-3, gone (os._exit(0)), stop (run.stop), fork (break, and
+HOW: break, exit (sys.exit(0)), stop (run.stop), fork (break, and
 children in step 3), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones.
@@ -87,10 +87,8 @@ def loop() -> None:
             continue
         if HOW in ("break", "fork"):
             break
-        if HOW == "gone":
-            os._exit(0)
-        if HOW.startswith("exit"):
-            sys.exit(3 if HOW == "exit-3" else 0)
+        if HOW == "exit":
+            sys.exit(0)
         if HOW == "stop":
             run.stop("enough")
 

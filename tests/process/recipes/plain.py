@@ -1,8 +1,8 @@
 """A script that does not use this library: torchrun's variables and one all-reduce.
 
 PLAIN_DIES      Rank 1 kills itself in its first life.
-PLAIN_RAISES    Rank 1 raises in every life.
-PLAIN_SUMS      Path. All ranks go on adding numbers until rank 0 finds a file there.
+PLAIN_SUMS      Path. All ranks go on adding numbers until rank 0 finds a file there. Each makes the
+                file PATH-<rank>-of-<world size>-life-<restarts> before.
 """
 
 import json
@@ -24,8 +24,9 @@ total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 if "PLAIN_DIES" in os.environ and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
-if "PLAIN_RAISES" in os.environ and dist.get_rank() == 1:
-    raise RuntimeError("the script's own mistake")
+if "PLAIN_SUMS" in os.environ:
+    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    Path(f"{os.environ['PLAIN_SUMS']}-{dist.get_rank()}-of-{dist.get_world_size()}-life-{life}").touch()
 found = torch.zeros(1)
 while "PLAIN_SUMS" in os.environ and not found.item():
     found = torch.tensor([float(dist.get_rank() == 0 and Path(os.environ["PLAIN_SUMS"]).exists())])

@@ -12,24 +12,19 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
-TINY_REMEMBER   Any text: the model counts its own forwards, in an iterator that cannot be seen,
-                and multiplies what it gives by that.
-TINY_FREEZE     Folder. In generation 1, rank 0 stops its agent n and itself, before it gives the
-                metrics their name; it makes the file `frozen-pid<n>` there, and `woken` afterwards.
+TINY_HANGS      "c-code": a rank never returns in step 6 or after it, while the file `hang` is in
+                TINY_GATES; it makes the file `held` there.
 TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them, with its node and the time by its wall clock.
 TINY_EVALUATE   Any text: the body ends each epoch with an evaluation, which waits at the gate of
                 its step, `evaluation-<n>`.
-TINY_TURN       Any text: every other step has another cut of the shards into spans, whatever the
-                ranks' seconds are.
 """
 
 import argparse
-import itertools
+import ctypes
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +36,6 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.config import environment
-from elastic.reduce import balance
 
 GATE_S = 250.0
 
@@ -82,25 +76,6 @@ def generation_now() -> int:
     return 0 if agent is None else agent.generation
 
 
-def freeze_if_asked() -> None:
-    agent, replace = environment.read().agent, os.replace
-    if "TINY_FREEZE" not in os.environ or agent is None or agent.generation != 1:
-        return
-
-    def frozen(source: os.PathLike, target: os.PathLike) -> None:
-        if Path(target).name == "metrics.jsonl":
-            os.replace = replace
-            Path(os.environ["TINY_FREEZE"], f"frozen-pid{agent.pid}").touch()
-            os.kill(agent.pid, signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            replace(source, target)
-            Path(os.environ["TINY_FREEZE"], "woken").touch()
-            return
-        replace(source, target)
-
-    os.replace = frozen
-
-
 def evaluate_if_asked(run: elastic.Run, step: elastic.Step, gates: Path) -> None:
     def held(_: elastic.Batch) -> float:
         wait_at_gate(gates, f"evaluation-{step.number}", run.rank)
@@ -112,21 +87,13 @@ def evaluate_if_asked(run: elastic.Run, step: elastic.Step, gates: Path) -> None
 
 def do_what_is_asked(gates: Path, number: int, rank: int) -> None:
     wait_at_gate(gates, number, rank)
+    if os.environ.get("TINY_HANGS") == "c-code" and number >= 6 and (gates / "hang").exists():
+        (gates / "held").touch()
+        ctypes.PyDLL(None).sleep(10**6)  # which keeps the interpreter's lock
     starve_if_asked(gates, rank)
     print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
-
-
-class Counter(nn.Module):
-    """What a forward that remembers its calls does to a run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = itertools.count(1)
-
-    def forward(self, outputs: Tensor) -> Tensor:
-        return outputs * (1 + 0.01 * next(self.counts))
 
 
 class Momentum:
@@ -182,33 +149,12 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
     return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
 
 
-def turn_if_asked() -> None:
-    if "TINY_TURN" in os.environ:
-        balance.WINDOW_STEPS, balance.WINDOW_S = 1, 0.0
-        balance.Balance._end_window = _turned
-
-
-def _turned(its: balance.Balance) -> tuple[int, ...]:
-    """One rank after the other gives a shard, or all but one, to the next one."""
-    its._steps = []
-    its.turn = getattr(its, "turn", 0) + 1
-    after = list(its.counts(its.effective))
-    givers = [rank for rank, count in enumerate(after) if count > 1]
-    giver = givers[its.turn % len(givers)]
-    moved = after[giver] - 1 if its.turn % 2 else 1
-    after[giver] -= moved
-    after[(giver + 1) % len(after)] += moved
-    return tuple(after)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--form", choices=["mean", "sum"], default="mean")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
-    freeze_if_asked()
-    turn_if_asked()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
@@ -219,8 +165,6 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
-    if "TINY_REMEMBER" in os.environ:
-        model.append(Counter())
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if settings.form == "sum":
         optimizer = AdamWithSchedule(list(model.parameters()))
@@ -251,6 +195,7 @@ def main() -> None:
         ema.update_parameters(model)
         step.log(lr=optimizer.rate)
         evaluate_if_asked(run, step, gates)
+    wait_at_gate(gates, "after the last step", run.rank)
     run.print("tiny is done")
 
 
