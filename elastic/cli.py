@@ -29,7 +29,7 @@ from elastic.config.options import (
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
 from elastic.system.leave_deadline import LeavePage
-from elastic.system.output import drop_unread, print_if_read
+from elastic.system.output import drop_unread, open_closed_streams, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
@@ -90,6 +90,7 @@ def command() -> NoReturn:
     down.
     """
     interrupt.end_at_once()
+    open_closed_streams()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader is gone, or the disk is full

@@ -4,8 +4,18 @@ A terminal may have been closed, which is what SIGHUP says, and the reader of a 
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import TextIO
+
+
+def open_closed_streams() -> None:
+    """A command whose output is closed (`>&-`) trains as any other."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, number)
+            setattr(sys, name, os.fdopen(number, "w"))
 
 
 def print_if_read(*lines: str, file: TextIO) -> None:
