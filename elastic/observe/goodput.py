@@ -88,9 +88,8 @@ def _next(of: Generation) -> str:
 
 def _lost_s(of: Generation, then: str) -> list[tuple[str, float]]:
     """Where a generation's time went, up to the next one or the end. then: as `_next` says."""
-    if (
-        of.trains_s is None or of.trained_s is None
-    ):  # none of its steps counts: it was a part of the way to the next
+    # None of its steps counts: it was a part of the way to the next.
+    if of.trains_s is None or of.trained_s is None:
         return [(of.cause if then == END else then, of.ends_s - of.begins_s)]
     return [
         (of.cause, of.trains_s - of.begins_s),
