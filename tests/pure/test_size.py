@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 25_350,
-    "elastic/train elastic/proof": 6_500,
-    "tests": 30_290,
+    "elastic": 25_050,
+    "elastic/train elastic/proof": 6_470,
+    "tests": 27_810,
 }
 MOST_FILES = {"elastic": 222, "elastic/train elastic/proof": 48}
 MOST_WORDS = 19_770  # of README and docs, without decisions and the table that `make proof` makes
