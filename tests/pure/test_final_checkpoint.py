@@ -170,7 +170,7 @@ def test_the_saves_at_the_end_have_time_for_their_size(leaving, capacity_bytes, 
         def __init__(self):
             self._clock = node.clock
 
-        def ends(self, within_s):
+        def ask_to_end(self, within_s):
             node.clock.sleep(within_s)
 
         def stop(self, timeout_s):
