@@ -121,6 +121,34 @@ def test_the_node_of_rank_0_dies_and_no_step_is_lost(machines, undisturbed):
     assert "is finished" in again.output
 
 
+def test_all_nodes_are_killed_and_another_machine_resumes(machines, undisturbed):
+    """SIGKILL to both agents before step 15, with checkpoints of steps 4, 8 and 12. Another
+    machine, which never saw the run, resumes from the newest.
+    """
+    machines.all.shut(5, 9, 13, 15)
+    agents = [machines.start(*TWO, "--keep", "9") for _ in range(2)]
+    for gate in (5, 9, 13):
+        machines.all.stands(gate, ranks=2)
+        machines.happens("checkpoint_committed", step=gate - 1)
+        machines.all.open(gate)
+    machines.all.stands(15, ranks=2)
+    machines.all.waits_for(
+        lambda: machines.inspects("status", machines.url)[1]["step"] == 14, "step 14 in the store"
+    )
+    for agent in agents:
+        agent.signal(signal.SIGKILL)
+    for agent in agents:
+        agent.wait()
+    machines.all.open(15)
+    assert machines.inspects("verify", machines.url) == (0, {"committed": [4, 8, 12], "damage": []})
+    machines.start().ends_with(0)
+
+    report = machines.is_like(undisturbed)
+    assert [one["source"] for one in report["recoveries"]] == ["checkpoint"]
+    assert machines.events("restored", source="checkpoint")[0]["step"] == 12
+    assert report["lost_steps"] == 2
+
+
 def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, storage):
     """From step 6 to step 14 every request fails, by turns in two ways. The steps between are
     trained all the same.

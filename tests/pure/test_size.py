@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {
     "elastic": 25_050,
     "elastic/train elastic/proof": 6_470,
-    "tests": 27_810,
+    "tests": 27_850,
 }
 MOST_FILES = {"elastic": 222, "elastic/train elastic/proof": 48}
 MOST_WORDS = 19_770  # of README and docs, without decisions and the table that `make proof` makes

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -23,8 +25,7 @@ def need(command: str, package: str) -> None:
         raise NotAvailable(
             f"expected the command {command}, found none, nor apt-get to be run as root; install {package}"
         )
-    with (Path(tempfile.gettempdir()) / "elastic-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run beside each other, and apt-get refuses that
+    with _alone():
         if shutil.which(command) is None:
             print(f"installing {package}", flush=True)
             run("apt-get", "--quiet", "update")
@@ -43,11 +44,20 @@ def unpack(folder: Path, *packages: str) -> Path:
     except NotAvailable:
         if os.geteuid() != 0:
             raise
-        run("apt-get", "update")  # the list of packages may be missing, as in CI
+        with _alone():
+            run("apt-get", "update")  # the list of packages may be missing, as in CI
         run(*download, folder=folder)
     for package in sorted(folder.glob("*.deb")):
         run("dpkg", "-x", str(package), ".", folder=folder)
     return folder / "usr"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Tests and scenarios run beside each other, and apt-get refuses that."""
+    with (Path(tempfile.gettempdir()) / "elastic-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def run(*words: str, folder: Path | None = None) -> None:
