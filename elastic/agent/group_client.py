@@ -233,13 +233,13 @@ class GroupClient:
             self.clock.sleep(LOST_POLL_S)
         return False
 
-    def end(self, run_end: RunEnd, *, of_any: bool = False) -> None:
+    def end(self, run_end: RunEnd, *, of_any: bool = False) -> bool:
         """End the run for all nodes; without an answer, the others come to the same end.
 
-        of_any: also in a newer generation than this node's.
+        of_any: also in a newer generation than this node's. Returns whether the backend answered.
         """
         share = Share.SAVE if of_any else Share.GROUP
-        self._answer(share, partial(self.rendezvous.end, run_end, of_any=of_any), None)
+        return self._answer(share, partial(self.rendezvous.end, run_end, of_any=of_any), None) is not None
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """The workers of this node have stopped, and it is to leave.

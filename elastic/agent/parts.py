@@ -26,6 +26,7 @@ from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.leave_deadline import Share
 from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 
 GROUP_POLL_S = 0.025
@@ -152,7 +153,12 @@ class AgentParts:
             # Nothing says which of the two states is right: no node goes on with either of them, in
             # whichever generation it is by now.
             reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
-            self.group.end(RunEnd(exit_code=EXIT_FAILED, reason=reason), of_any=True)
+            run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
+            longest_s = self.shutdown.grace_s
+            while not self.group.end(run_end, of_any=True):
+                if self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s, longest_s):
+                    break
+                self.clock.sleep(GROUP_POLL_S)
         with self.shutdown.task("the rendezvous"):
             self.group.leave()
         return others

@@ -90,7 +90,7 @@ def test_only_an_idle_node_gives_up_on_a_backend(there):
     assert group.poll(step=1, is_idle=True) is None
     assert group.close("failure", step=1, counts=True, failure=None) is None
     group.leave()
-    group.end(RunEnd(exit_code=1, reason="it raised"))
+    assert not group.end(RunEnd(exit_code=1, reason="it raised"))
     clock.sleep(1)
     assert not group.report_done()
     assert group.poll(step=1, is_idle=False) is None
