@@ -60,7 +60,7 @@ class NodeAgent:
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
-        self._failures = OwnFailures(parts.settings.options.max_restarts)
+        self._failures = OwnFailures()
         detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
         self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
@@ -168,11 +168,7 @@ class NodeAgent:
                     return None
                 case Action.FAIL | Action.END_RUN:
                     is_final = decision.action is Action.END_RUN
-                    end = (
-                        generation.end_run(decision.reason)
-                        if is_final
-                        else generation.fail(decision.reason, self._failures)
-                    )
+                    end = (generation.end_run if is_final else generation.fail)(decision.reason)
                     self.failure = generation.failure
                     self._failures.count(generation.failure)
                     return end
@@ -345,6 +341,6 @@ class NodeAgent:
         self._parts.health.generation = None
         self._generation.kill_workers()
         self._settle_divergence()
-        self._failures.generation_ended(self._generation.raised, self._generation.divergence)
+        self._failures.generation_ended(self._generation.divergence)
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None

@@ -9,7 +9,6 @@ by the share of its task at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
-from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
@@ -19,7 +18,7 @@ from elastic.events import DrainRequested, GenerationEnded
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
-from elastic.system.worker_error import RaisedError, WorkerError, read_errors
+from elastic.system.worker_error import read_errors
 
 LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
 
@@ -89,30 +88,28 @@ class NodeGeneration:
             parts.final_checkpoint.offer_newest()
         return group
 
-    def fail(self, reason: str, own: OwnFailures) -> RunEnd | None:
+    def fail(self, reason: str) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
 
-        own: of the generations before. Returns the end of the run where no restart is left, or none
-        would help.
+        Returns the end of the run where no restart is left.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
-        repeated = own.came_back(self._raised_by(self.failure.rank))
         group = self.close(FAILURE, reason, counts=True)
         if group is None:
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
-        if group.generation != self.number or (group.restarts <= limit and repeated is None):
+        if group.generation != self.number or group.restarts <= limit:
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
-        if repeated is None and self._may_be_of_lost_node(self.failure):
+        if self._may_be_of_lost_node(self.failure):
             return None
         # Nothing is known of the steps of a script without this library.
         in_a_row = " in a row without a new step" if parts.settings.imports_library else ""
         why = f"that was failure {group.restarts}{in_a_row}, and --max-restarts is {limit}"
-        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {repeated or why}")
+        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {why}")
         parts.group.end(end)
         return end
 
@@ -190,19 +187,8 @@ class NodeGeneration:
     @property
     def divergence(self) -> Divergence | None:
         """What the workers that ended know of a difference between ranks."""
-        return next((error.divergence for error in self._errors if error.divergence is not None), None)
-
-    @property
-    def raised(self) -> list[RaisedError]:
-        """The errors of the workers that ended, each of which would come back."""
-        return [error.raised for error in self._errors if error.raised is not None]
-
-    def _raised_by(self, rank: int) -> RaisedError | None:
-        return next((error.raised for error in self._errors if error.rank == rank), None)
-
-    @property
-    def _errors(self) -> list[WorkerError]:
-        return read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exits))
+        errors = read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exits))
+        return next((error.divergence for error in errors if error.divergence is not None), None)
 
     def _first_failure(self, reason: str) -> WorkerFailure:
         settings, culprit = self._parts.settings, self._watchdog.error

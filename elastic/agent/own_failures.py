@@ -1,40 +1,27 @@
-"""What went wrong on this machine ends its part once doing it again would not help.
+"""A machine that computes something else than the others for the second time leaves for good.
 
-`OwnFailures` remembers it from generation to generation. An error that came back after a restart
-ends the run, unless another state may still avoid it; a machine that computes something else than
-the others for the second time leaves for good.
-
-The same exception at the same place in two generations in a row would come in the third one too.
-This keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
-exceptions can be such an error at all. An error between which and the next one new steps lie is not
-known again, at whatever step of its process it comes: the run goes on, slowly.
+`OwnFailures` remembers from generation to generation what went wrong on this node, and how often a
+restored state may have been the cause. `first_failure` finds the worker to blame.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from elastic.agent.decide import WorkerExit
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.rendezvous.group import WorkerFailure
-from elastic.system.worker_error import RESTORES_OF_ONE_STATE, RaisedError, WorkerError
-
-# The recipe's text is wrong, whatever the numbers in the state are.
-_OF_THE_TEXT = frozenset(
-    {"AttributeError", "ModuleNotFoundError", "NameError", "TypeError", "UnboundLocalError"}
-)
+from elastic.system.worker_error import WorkerError
 
 WRONG_TIMES_TO_LEAVE = 2
 
 
 class OwnFailures:
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
+    def __init__(self) -> None:
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self.suspect = 0
         # Because of which the next workers do steps again; their agreement settles it.
         self.divergence: Divergence | None = None
-        self._raised: list[RaisedError] = []  # by this node's workers, in the generation before
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
 
     @property
@@ -49,12 +36,8 @@ class OwnFailures:
         if failure is not None and not failure.from_outside:
             self.suspect += 1
 
-    def generation_ended(self, raised: list[RaisedError], divergence: Divergence | None) -> None:
-        self._raised = raised
+    def generation_ended(self, divergence: Divergence | None) -> None:
         self.divergence = divergence or self.divergence
-
-    def came_back(self, raised: RaisedError | None) -> str | None:
-        return came_back(raised, self._raised, self._max_restarts)
 
     def agree(self, *, was_here: bool) -> str:
         """The workers agree again: forget the difference, and count it if it was this node's.
@@ -69,41 +52,6 @@ class OwnFailures:
             return f"this node computed something else at step {known.step}; if it does once more, it leaves the group for good"
         steps = " and ".join(map(str, self._wrong_steps))
         return f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
-
-
-def came_back(now: RaisedError | None, before: Sequence[RaisedError], max_restarts: int) -> str | None:
-    """Why no restart helps, as a sentence; None if one may.
-
-    now: of the worker that failed first. before: of the workers of the generation before this one.
-    """
-    same = next((each for each in before if now is not None and _identity(each) == _identity(now)), None)
-    if now is None or same is None or _may_be_the_state(now, same, max_restarts):
-        return None
-    place = now.place
-    begin = {None: "", 0: " from the beginning"}.get(place.resumed, f" from step {place.resumed}")
-    return f"the same error came back {place.where} after a restart{begin}, so that another restart would not help"
-
-
-def _may_be_the_state(now: RaisedError, before: RaisedError, max_restarts: int) -> bool:
-    """Whether the state that was restored may be the cause, and an older one will be tried.
-
-    A state may be damaged in a way that no checksum shows: a number that a machine computed wrongly
-    and that was saved as it was. The newest state then brings the same error each time, and after
-    RESTORES_OF_ONE_STATE restores it gives way to an older one. Ending the run before would take
-    that chance away. There is no such chance where no older state exists, or where --max-restarts
-    ends the run before one is tried. And once the error has come back from an older state than
-    before, both states would have to be damaged.
-    """
-    began, began_before = now.place.resumed, before.place.resumed
-    if now.kind in _OF_THE_TEXT or began is None or not now.place.has_older:
-        return False
-    is_from_older = began_before is not None and began < began_before
-    return max_restarts > RESTORES_OF_ONE_STATE and not is_from_older
-
-
-def _identity(error: RaisedError) -> tuple[str, ...]:
-    # The place names the step in work: where it is the same, no new step lies between.
-    return error.kind, error.message, error.line, error.place.where
 
 
 def first_failure(

@@ -1,7 +1,7 @@
 """A worker that fails leaves an error file, whole or not at all, and its agent reads it.
 
-It says what the worker's exception was and where the run stood, so that the agent knows it again.
-The format stands here because `elastic.agent` must not import `elastic.worker`.
+It says what the worker's exception was. The format stands here because `elastic.agent` must not
+import `elastic.worker`.
 """
 
 import json
@@ -10,54 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.divergence import Divergence
-from elastic.system.untrusted import Count, decode, encode
+from elastic.system.untrusted import decode, encode
 
 # Begins lines of a log that the console leaves out: the agent says them, or nobody needs to.
 QUOTED = "in the words of the library: "
 
-# A state from which that many generations made no new step gives way to the next older one.
-RESTORES_OF_ONE_STATE = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPlace:
-    """where: as the end of a sentence, such as "in step 9"; it names the step.
-
-    resumed: the step whose state the generation began from, None where the recipe had not asked for
-    a state yet. has_older: an older one is committed.
-    """
-
-    where: str
-    resumed: Count | None = None
-    has_older: bool = False
-
-
-BEFORE_THE_LOOP = ErrorPlace(where="before step 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedError:
-    """kind: the name of its class. line: the innermost one of the recipe, with its file."""
-
-    kind: str
-    message: str
-    line: str
-    place: ErrorPlace
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """divergence: what the worker knows of a difference between ranks, if that ended it.
-
-    raised: an exception that is the program's own; None where a restart may mend it.
-    """
+    """divergence: what the worker knows of a difference between ranks, if that ended it."""
 
     rank: int
     message: str
     traceback: str
     time: float  # seconds since the machine booted
     divergence: Divergence | None = None
-    raised: RaisedError | None = None
 
 
 def write_error(folder: Path, error: WorkerError) -> None:

@@ -200,14 +200,12 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
     """
     if agent is None or forked_child.is_one():
         return
-    place = script_end.error_place() if agent.imports_library else None
     left = WorkerError(
         rank=rank,
         message=str(error) if isinstance(error, _EXPLAINED) else f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
         time=since_boot_s(),
         divergence=error.divergence if isinstance(error, StatesDiffer) else None,
-        raised=None if place is None else own_error.describe(error, of_recipe(error), place),
     )
     try:
         write_error(Path(agent.error_folder), left)

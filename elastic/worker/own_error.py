@@ -1,33 +1,12 @@
-"""An exception is the program's own if nothing outside of the program can have caused it.
+"""Of an error's traceback, the lines of the user's own code are what a person looks for.
 
-Such an exception comes back when the same steps are done again, and its agent then stops trying.
-What may go away by itself must never be taken for one, so this is a list of what cannot: the
-classes that Python and torch raise for what a program does. Failures of files, networks, memory and
-devices have classes of their own, as do injected faults and the errors of other libraries; where
-torch raises a RuntimeError for one, its message tells.
+They are the lines that lie neither in this library nor among what is installed.
 """
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from sysconfig import get_path
 from traceback import extract_tb
 from types import TracebackType
-
-from elastic.system.worker_error import ErrorPlace, RaisedError
-
-# Of Python's own classes. FileExistsError: of what an earlier start of the script has made.
-_OF_PROGRAMS = re.compile(
-    r"builtins\.((Arithmetic|Assertion|Attribute|FileExists|FloatingPoint|Index|Key|Lookup|ModuleNotFound|Name|NotImplemented"
-    r"|Overflow|Runtime|Type|UnboundLocal|Value|ZeroDivision)Error)"
-)
-_OF_MACHINES = re.compile(
-    r"memory|bad_alloc|CUDA|CUDNN|CUBLAS|NCCL|HIP|gloo|DataLoader worker|connect|socket|network|broken pipe|time(d )?-?out"
-    r"|temporar|unavailable|open files|space left|input/output",
-    re.IGNORECASE,
-)
-# A tensor on the wrong device is the program's mistake, although its message names a GPU.
-_WRONG_DEVICE = re.compile(r"same device|cuda:\d")
 
 _INSTALLED = tuple(f"{get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARY = f"{Path(__file__).parents[1]}/"
@@ -36,16 +15,6 @@ OWN_GROUP = (
     "expected a recipe without init_process_group, found a call of it; leave it out: "
     "elastic.start opens the process groups that it needs"
 )
-
-
-def describe(error: BaseException, trace: TracebackType | None, place: ErrorPlace) -> RaisedError | None:
-    """None for an error that a restart may mend. trace: from the recipe's outermost line on."""
-    if not all(_is_of_program(each) for each in _chain(error)):
-        return None
-    stack = extract_tb(trace)
-    own = [frame for frame in stack if frame.filename == stack[0].filename]
-    line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-    return RaisedError(kind=type(error).__name__, message=str(error), line=line, place=place)
 
 
 def own_line(trace: TracebackType | None) -> str:
@@ -71,21 +40,3 @@ def opens_group(trace: TracebackType | None) -> bool:
 
 def _is_own(filename: str) -> bool:
     return not filename.startswith(("<", _LIBRARY, *_INSTALLED))
-
-
-def _is_of_program(error: BaseException) -> bool:
-    # Exactly of these classes: a subclass says more, and may be about the network.
-    words = _WRONG_DEVICE.sub("", str(error))
-    is_known = _OF_PROGRAMS.fullmatch(f"{type(error).__module__}.{type(error).__name__}") is not None
-    return is_known and _OF_MACHINES.search(words) is None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it was raised from, or while handling."""
-    left, seen = [error], set[int]()
-    while left:
-        each = left.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            left += [behind for behind in (each.__cause__, each.__context__) if behind is not None]

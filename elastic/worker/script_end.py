@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from elastic.system.worker_error import BEFORE_THE_LOOP, ErrorPlace
-
 
 class HeldRun(Protocol):
     def script_ended(self) -> None:
@@ -20,9 +18,6 @@ class HeldRun(Protocol):
 
     def explain(self, error: BaseException) -> BaseException:
         """The error behind an error that ended the script; the same one if there is none."""
-
-    def error_place(self) -> ErrorPlace | None:
-        """Where the run stands; None while a state is being restored."""
 
 
 _ends_process: list[Callable[[BaseException], NoReturn]] = []
@@ -45,11 +40,6 @@ def explain(error: BaseException) -> BaseException:
     for run in _runs:
         error = run.explain(error)
     return error
-
-
-def error_place() -> ErrorPlace | None:
-    """Where the script stands, as its run tells."""
-    return _runs[-1].error_place() if _runs else BEFORE_THE_LOOP
 
 
 def fail_with(function: Callable[[BaseException], NoReturn]) -> None:

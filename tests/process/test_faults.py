@@ -169,10 +169,10 @@ def test_a_run_that_fails_waits_for_the_save_and_says_so(drill):
 
 def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken
-    for the cause. The same error at the same step ends the run with restarts left. Then the recipe
-    is mended.
+    for the cause. The second failure in a row is one too many. Then the recipe is mended.
     """
-    agent = drill.start(*TWO, "--snapshot-every", "1", env={"TINY_RAISE": "6 1"})
+    raising = "--snapshot-every", "1", "--max-restarts", "1"
+    agent = drill.start(*TWO, *raising, env={"TINY_RAISE": "6 1"})
     agent.ends_with(1)
 
     *_, last = agent.output.rstrip().splitlines()
@@ -181,7 +181,7 @@ def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     assert "first failing worker: rank 1 on" in end
     assert "step 5 is the newest that is saved" in end  # it was in memory alone
     assert end.count("Traceback") == 1
-    assert "the same error came back in step 6 after a restart from step " in end
+    assert "that was failure 2 in a row without a new step, and --max-restarts is 1" in end
     assert [event["rank"] for event in drill.events("worker_failed")] == [1, 1]
     assert {event["rank"] for event in drill.events("worker_exited", victim=True)} == {0}
     assert [event["restarts"] for event in drill.events("generation_started")] == [0, 1]

@@ -21,8 +21,6 @@ from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 from elastic.reduce.tree import span
-from elastic.system.worker_error import BEFORE_THE_LOOP
-from elastic.worker import own_error
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PATIENCE_S = 240.0
@@ -204,7 +202,6 @@ def test_a_machines_failure_to_make_a_batch_is_left_to_a_restart(monkeypatch, wo
     with pytest.raises(RuntimeError) as caught:
         batches_of([torch.zeros(1)] * ORDER.samples, workers=workers)
     assert (type(caught.value), str(caught.value)) == (RuntimeError, words)
-    assert own_error.describe(caught.value, None, BEFORE_THE_LOOP) is None
 
 
 class Unreadable(Dataset):
@@ -255,8 +252,6 @@ def test_an_error_of_a_loading_process_is_judged_as_ones_own(error, workers):
     assert (type(raised), str(raised)) == (LoadingError if is_named else type(error), words)
     assert (type(raised.__cause__), str(raised.__cause__)) == (KeyError, "'file'")
     assert f"line {LINE}, in __getitem__" in "".join(traceback.format_exception(raised))
-    is_own = own_error.describe(raised, None, BEFORE_THE_LOOP) is not None
-    assert is_own is (type(error) in (ValueError, KeyError))
 
 
 def test_draws_of_a_batch_belong_to_its_samples():

@@ -1,57 +1,18 @@
-"""An error that came back ends the run, and nothing else of an error does."""
+"""What went wrong on a node is counted, and the worker that failed first is blamed."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic.agent.decide import WorkerExit
-from elastic.agent.own_failures import OwnFailures, came_back, first_failure
+from elastic.agent.own_failures import OwnFailures, first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 from elastic.rendezvous.group import WorkerFailure
-from elastic.system.worker_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError, WorkerError
-
-PLACES = st.builds(
-    ErrorPlace,
-    where=st.sampled_from(["before step 1", "in step 9", "in step 10"]),
-    resumed=st.none() | st.integers(0, 9),
-    has_older=st.booleans(),
-)
-ERRORS = st.builds(
-    RaisedError,
-    kind=st.sampled_from(["NameError", "ValueError"]),
-    message=st.sampled_from(["a", "b"]),
-    line=st.sampled_from(["r.py:3", "r.py:4"]),
-    place=PLACES,
-)
-
-
-def dumb_came_back(now, before, restarts):
-    """Each condition by itself, of the first error of the generation before that is the same."""
-    for each in before:
-        same_error = (now.kind, now.message, now.line) == (each.kind, each.message, each.line)
-        if same_error and now.place.where == each.place.where:
-            is_text = now.kind == "NameError"
-            tries_older = now.place.has_older and restarts > RESTORES_OF_ONE_STATE
-            came_from_older = None not in (now.place.resumed, each.place.resumed) and (
-                now.place.resumed < each.place.resumed
-            )
-            return is_text or now.place.resumed is None or not tries_older or came_from_older
-    return False
-
-
-@given(now=ERRORS, before=st.lists(ERRORS, max_size=3), restarts=st.integers(0, 9))
-def test_only_the_same_error_at_the_same_place_is_final(now, before, restarts):
-    """Unless the state may be damaged: where --max-restarts lets an older one be tried, the run
-    goes on until the error has come back from that.
-    """
-    assert (came_back(now, before, restarts) is not None) == dumb_came_back(now, before, restarts)
-    assert came_back(None, before, restarts) is None
+from elastic.system.worker_error import WorkerError
 
 
 def test_only_failures_of_the_state_count_against_it():
     """SIGKILL comes from outside. A new step clears what the group counted before it."""
-    own = OwnFailures(3)
+    own = OwnFailures()
     for from_outside in (False, True, False):
         failure = WorkerFailure(node="n", rank=0, message="m", traceback="", from_outside=from_outside)
         own.count(failure)
@@ -65,10 +26,10 @@ def test_only_failures_of_the_state_count_against_it():
 
 def test_a_machine_that_was_wrong_twice_is_faulty():
     """A difference that lay elsewhere, and one that nobody knows of, do not count."""
-    own = OwnFailures(3)
+    own = OwnFailures()
 
     def differ(step, *, was_here):
-        own.generation_ended([], Divergence(generation=1, step=step, agreed=0, entry=""))
+        own.generation_ended(Divergence(generation=1, step=step, agreed=0, entry=""))
         return own.agree(was_here=was_here)
 
     assert differ(2, was_here=False) == own.agree(was_here=True) == ""

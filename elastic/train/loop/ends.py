@@ -23,7 +23,6 @@ from typing import Self
 
 from elastic.errors import ElasticError, PeerLost, UsageError
 from elastic.system import forked_child
-from elastic.system.worker_error import ErrorPlace
 from elastic.train.loop.leaving import explain_loss
 from elastic.train.loop.loop import Loop
 from elastic.train.step.step import Step
@@ -129,9 +128,6 @@ class LoopEnd:
         if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
         return explain_loss(self.loop.parts.groups, self.loop.place) or error
-
-    def error_place(self) -> ErrorPlace | None:
-        return self.loop.error_place
 
     @property
     def _is_left(self) -> bool:

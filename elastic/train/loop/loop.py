@@ -28,7 +28,6 @@ from elastic.proof.audit import Auditor, StepAudit
 from elastic.proof.for_check import WholeBatchGradient
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
-from elastic.system.worker_error import ErrorPlace
 from elastic.train import refuse
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts
@@ -58,7 +57,6 @@ class Loop:
         self.stopped = parts.stopped
         self.digest = ""
         self._passed = 0  # the last step whose body is over
-        self._is_restored = False
         self._last: SavedState | None = None  # of the step before, if it is new
 
     def run(self) -> Iterator[Step]:
@@ -104,16 +102,6 @@ class Loop:
         """How far this rank is."""
         return StepPlace(self._passed + 1, passes=0, computed=False) if self.step is None else self.step.place
 
-    @property
-    def error_place(self) -> ErrorPlace | None:
-        """Where an error is that ends the script now; None while a state is being restored."""
-        if not self._is_restored:
-            return None
-        began, passed = self._began, max(self._passed, self._began.step)
-        where = f"after step {passed}" if passed else "before step 1"
-        where = where if self.step is None else f"in step {self.step.number}"
-        return ErrorPlace(where=where, resumed=began.step, has_older=began.has_older)
-
     def checksum(self) -> str:
         """The checksum of the whole state, as it is now on this rank."""
         return checksum_of(self.parts.state.flatten()).whole
@@ -142,7 +130,6 @@ class Loop:
         point = self._began = resumed.point
         parts.again.restored(point.step, is_doubtful=point.divergence is not None)
         compute_again(parts.state.submodules())
-        self._is_restored = True
         self._agreement = Agreement(
             comparison=parts.comparison,
             page=parts.page,

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
-from elastic.system.worker_error import RESTORES_OF_ONE_STATE
 
 MOST_LISTED = 5
+# A state from which that many generations made no new step gives way to the next older one.
+RESTORES_OF_ONE_STATE = 3
 VOID = "it was taken while the ranks' states differed"
 
 

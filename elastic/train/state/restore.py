@@ -70,9 +70,8 @@ class ResumePoint:
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
     difference between ranks that has steps done again. digest: of the checkpoint, if it
-    was one. checksum: of the whole state, as the objects have it. has_older: an older checkpoint
-    than this state is committed. doubt: why a newer state was given up, where steps before it may
-    be wrong as well.
+    was one. checksum: of the whole state, as the objects have it. doubt: why a newer
+    state was given up, where steps before it may be wrong as well.
     """
 
     step: int
@@ -83,7 +82,6 @@ class ResumePoint:
     divergence: Divergence | None = None
     digest: str = ""
     checksum: str = ""
-    has_older: bool = False
     doubt: str = ""
 
 
@@ -210,10 +208,9 @@ class Restorer:
         # The snapshot of a step that is done again goes, unless a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self.local.discard_newer(again.step if keeps_it else found.step)
-        has_older = any(each.is_stored and each.step < found.step for each in candidates)
         doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
         doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
-        return replace(found, has_older=has_older, doubt=doubt)
+        return replace(found, doubt=doubt)
 
     def _start(self, state: State, known: Divergence | None) -> ResumePoint:
         chain, source = "", "none"
