@@ -307,7 +307,6 @@ def release_place(run: RunDir, rendezvous: Rendezvous, place: Place) -> None:
 def open_backend(settings: Settings) -> Backend:
     """Return once the backend answers; raises as `answer_of` does."""
     backend = settings.rendezvous.open(environment.variables())
-    # A folder answers at once, unless a power cut has torn the newest version of the group.
     answer_of(backend.read, settings)
     return backend
 

@@ -116,8 +116,7 @@ class GroupObserver:
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
-            # An empty value stands for versions that were all lost.
-            self._parsed = value, Group.parse(value) if value else Group()
+            self._parsed = value, Group.parse(value)
         return self._parsed[1]
 
     def _observe_beats(self, group: Group, now_s: float) -> None:

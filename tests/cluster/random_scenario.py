@@ -125,12 +125,10 @@ class _Draw:
         self._dead.append(node)
 
     def _end_all(self) -> None:
-        """Every node dies, and some files with them."""
+        """Every node dies."""
         cuts = self._disk.startswith("disk") and self._draw.random() < 0.7
         self._lines.append("cut power" if cuts else "kill every node")
         self._lines += [f"ends {node} 137" for node in self._running]
-        if self._place is Place.FOLDER and self._draw.random() < 0.4:
-            self._lines.append("empty newest version")
         self._dead, self._running = self._dead + self._running, []
         self._revive()
         self._held = SETTLE

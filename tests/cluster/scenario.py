@@ -47,7 +47,7 @@ Faults of workers, named as `worker of rank 0` (-1 for the last rank): kill, sta
 is open, the worker takes all memory that it can get).
 
 Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
-newest checkpoint` (one bit), `truncate newest checkpoint`, `empty newest version` (of the group).
+newest checkpoint` (one bit), `truncate newest checkpoint`.
 
 `cut power`: every node and the disk of the run's folder end at the same moment. The disk keeps only
 what was written to it by then; what still lay in the memory of its file system is lost.
@@ -81,7 +81,7 @@ COMMANDS = {
         "release": r"release",
         "end": r"end(?P<codes>(?: \d+)+)",
         "cut_power": r"cut power",
-        "damage": r"(?P<fault>(?:fill|lock) volume|(?:flip|truncate) newest checkpoint|empty newest version)",
+        "damage": r"(?P<fault>(?:fill|lock) volume|(?:flip|truncate) newest checkpoint)",
         "order": r"storage (?P<how>answers 500|answers 503|hangs|loses answers to commits|lists what was|heals)",
         "hit_workers": r"(?P<fault>kill|starve) workers? of ranks?(?P<ranks>(?: -?\d+)+)",
         "hit_nodes": r"(?P<fault>kill|terminate|pause|cut|deafen|mute|unplug|jump|jump-back) "

@@ -58,11 +58,9 @@ class Volume:
                     place = os.fstat(file.fileno()).st_size // 2
                     (byte,) = os.pread(file.fileno(), 1, place)
                     os.pwrite(file.fileno(), bytes([byte ^ 1]), place)
-            case "truncate newest checkpoint":
+            case _:  # truncate newest checkpoint
                 newest = self._newest()
                 os.truncate(newest, newest.stat().st_size // 2)
-            case _:  # empty newest version
-                os.truncate(max(self._run.glob("rendezvous/state-*.json")), 0)
 
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)

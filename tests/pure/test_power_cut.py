@@ -45,7 +45,7 @@ class Agent:
     def __init__(self, folder: Path, name: str) -> None:
         self.run = RunDir.parse(str(folder / "run"))
         self.clock = FakeClock()
-        backend = DirectoryBackend(self.run.rendezvous, self.clock)
+        backend = DirectoryBackend(self.run.rendezvous)
         wait_for(backend.read, patience_s=60.0, clock=self.clock, notify=lambda _text: None)
         self.rendezvous = Rendezvous(
             backend,

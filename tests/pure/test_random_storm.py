@@ -1,4 +1,4 @@
-"""Fifty nodes in random storms: slow and asymmetric networks, lost and torn state, hand-overs."""
+"""Fifty nodes in random storms: slow and asymmetric networks, lost state, hand-overs."""
 
 import random
 

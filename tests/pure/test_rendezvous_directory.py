@@ -12,7 +12,6 @@ from elastic.errors import UsageError
 from elastic.rendezvous.backends import directory
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.testing.fakes import FakeClock
 
 
 def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path: Path) -> None:
@@ -126,57 +125,6 @@ def test_a_file_system_without_hard_links_is_refused_at_once(
     with pytest.raises(UsageError, match=r"hard links.*--rdzv-endpoint"):
         DirectoryBackend(tmp_path / "r")
     assert list((tmp_path / "r").iterdir()) == []
-
-
-@pytest.mark.parametrize("cut", [b"", b'{"generation": 3, "no', b"\0" * 20], ids=repr)
-def test_a_torn_newest_version_gives_way_to_the_one_before(tmp_path: Path, cut: bytes) -> None:
-    """Its number stays used up, so that no two values ever have the same one."""
-    writer = DirectoryBackend(tmp_path)
-    for version in (None, 1, 2):
-        assert writer.compare_and_set(version, b'{"generation": %d}' % (version or 0))
-    (tmp_path / "state-000000000003.json").write_bytes(cut)
-    clock = FakeClock()
-    late = DirectoryBackend(tmp_path, clock)
-    with pytest.raises(BackendFailed, match="a torn file, as after a power cut"):
-        late.read()
-    clock.sleep(directory.TORN_PATIENCE_S)
-    assert late.read() == (3, b'{"generation": 1}')
-    assert late.read() == (3, b'{"generation": 1}')
-    assert not late.compare_and_set(2, b"{}")
-    assert late.compare_and_set(3, b"{}")
-    assert writer.read() == late.read() == (4, b"{}")
-
-
-def test_a_torn_version_that_a_live_node_knows_is_put_back(tmp_path: Path) -> None:
-    """The newcomer waits for it; another one had given up on it a moment before."""
-    live, clock = DirectoryBackend(tmp_path), FakeClock()
-    assert live.compare_and_set(None, b'{"generation": 1}')
-    assert live.compare_and_set(1, b'{"generation": 2}')
-    assert live.read() == (2, b'{"generation": 2}')
-    (tmp_path / "state-000000000002.json").write_bytes(b"")
-    hasty, patient = DirectoryBackend(tmp_path, clock), DirectoryBackend(tmp_path, clock)
-    with pytest.raises(BackendFailed):
-        hasty.read()
-    clock.sleep(directory.TORN_PATIENCE_S)
-    assert hasty.read() == (2, b'{"generation": 1}')
-    with pytest.raises(BackendFailed):
-        patient.read()
-    assert live.read() == (2, b'{"generation": 2}')
-    assert patient.read() == hasty.read() == (2, b'{"generation": 2}')
-
-
-def test_where_all_versions_are_torn_the_number_goes_on(tmp_path: Path) -> None:
-    """The caller begins a new group, whose generations count on from the run directory."""
-    writer, clock = DirectoryBackend(tmp_path), FakeClock()
-    for version in (None, 1, 2):
-        assert writer.compare_and_set(version, b"{}")
-    for path in tmp_path.glob("state-*"):
-        path.write_bytes(b"")
-    backend = DirectoryBackend(tmp_path, clock)
-    with pytest.raises(BackendFailed):
-        backend.read()
-    clock.sleep(directory.TORN_PATIENCE_S)
-    assert backend.read() == (3, b"")
 
 
 def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 The Rendezvous, the detectors and the probes of each node are the real ones. Of the network each
 direction of each link has its own delay, and may lose packets or all of them. Of the place where
 the nodes meet each node sees what was there some time ago; it does not answer, it does the write
-and answers that it did not, it is emptied, or its newest version is torn.
+and answers that it did not, or it is emptied.
 
 A storm is a function of its seed. It does not model workers, and of what is trained only which
 nodes have it.
@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn
+from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE
 from elastic.rendezvous.membership import GroupPolicy
@@ -136,7 +136,7 @@ class Storm(FakeClock):
     """The clock is the group: while a node sleeps in a call, the others go on."""
 
     def __init__(self, seed: int, size: int, folder: Path | None = None, spares: int = 0) -> None:
-        """folder: where the nodes meet; None: in memory, which is never emptied or torn."""
+        """folder: where the nodes meet; None: in memory, which is never emptied."""
         super().__init__()
         random.seed(seed)  # of the pauses after a lost compare-and-set
         self.draw = random.Random(seed)
@@ -181,7 +181,7 @@ class Storm(FakeClock):
 
     def start(self) -> str:
         name = f"n{next(self._numbers):05d}"
-        shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder, self)
+        shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder)
         door = Door(shared, self._memory, self)
         probes = ProbeExchange(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
         rendezvous = Rendezvous(
@@ -291,14 +291,12 @@ class Storm(FakeClock):
 
     @property
     def group(self) -> Group:
-        """The newest whole version, read without a node's eyes: it puts nothing back."""
+        """The newest version, read without a node's eyes: it puts nothing back."""
         if self.folder is None:
             found = self._memory.read()
             return Group() if found is None else Group.parse(found[1])
-        for path in self.versions():
-            if not is_torn(value := path.read_bytes()):
-                return Group.parse(value)
-        return Group()
+        newest = next(iter(self.versions()), None)
+        return Group() if newest is None else Group.parse(newest.read_bytes())
 
     @property
     def newest_version(self) -> int:

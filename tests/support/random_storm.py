@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from group_storm import KEEP_ALIVE_S, POLL_S, Machine, Storm
@@ -68,10 +68,8 @@ class RandomStorm:
             faults += [self.kill_many, self.kill_all]
         if storm.training:
             faults += [self.fail, self.commit, self.hand_over, self.hand_over]
-        if storm.folder is not None and self._knows(all):
+        if storm.folder is not None and self._all_know():
             faults += [self.lose] * 2
-        if storm.folder is not None and self._knows(any):
-            faults += [self.tear] * 2
         return faults
 
     # Nodes.
@@ -90,12 +88,9 @@ class RandomStorm:
             del self.storm.machines[name]
 
     def kill_all(self) -> None:
-        """A power cut, after which the newest version may be torn."""
+        """A power cut."""
         number = len(self.storm.machines)
         self.storm.machines.clear()
-        if self.storm.folder is not None and self.draw.random() < 0.5:
-            self._tear()
-            self.committed = self.storm.group.committed_step
         for _ in range(self.draw.randint(1, number)):
             self.storm.start()
 
@@ -207,33 +202,18 @@ class RandomStorm:
             machine.door.lost_answers = self.draw.choice((0, 0, 1, 3))
 
     def lose(self) -> None:
-        """A person empties the folder."""
-        self._commit_first()
-        if self._knows(all) and self.storm.folder is not None:
-            shutil.rmtree(self.storm.folder)
-            self.storm.sleep(PUT_BACK_S)
-
-    def tear(self) -> None:
-        self._commit_first()
-        if self._knows(any):
-            self._tear()
-            self.storm.sleep(PUT_BACK_S)
-
-    def _commit_first(self) -> None:
-        """So that there is something to lose."""
+        """A person empties the folder, once there is something to lose."""
         if self.storm.training:
             self.commit()
             self.storm.sleep(1.0)
+        if self._all_know() and self.storm.folder is not None:
+            shutil.rmtree(self.storm.folder)
+            self.storm.sleep(PUT_BACK_S)
 
-    def _tear(self) -> None:
-        for path in self.storm.versions()[:1]:
-            value = path.read_bytes()
-            path.write_bytes(value[: self.draw.randrange(len(value))])
-
-    def _knows(self, which: Callable[[Iterable[bool]], bool]) -> bool:
-        """Whether all nodes, or any, have read the newest version, and can put it back."""
+    def _all_know(self) -> bool:
+        """Whether all nodes have read the newest version, and can put it back."""
         newest = self.storm.newest_version
-        return bool(newest and self.storm.machines) and which(
+        return bool(newest and self.storm.machines) and all(
             machine.door.version == newest
             and not (machine.is_frozen or machine.is_leaving or machine.door.is_away)
             for machine in self.storm.machines.values()

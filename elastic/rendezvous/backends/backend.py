@@ -35,8 +35,7 @@ class Backend(Protocol):
     def read(self) -> tuple[int, bytes] | None:
         """The newest version and its value, None before the first.
 
-        Never older than this process has seen before: versions never step back. The value is
-        empty where all of them were lost.
+        Never older than this process has seen before: versions never step back.
         """
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:

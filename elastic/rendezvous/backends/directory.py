@@ -25,7 +25,6 @@ from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
-from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import (
     FULL,
     NoHardLinks,
@@ -38,14 +37,12 @@ from elastic.system.files import (
     read_regular,
     replace_whole,
 )
-from elastic.system.untrusted import parse_json, parse_number
+from elastic.system.untrusted import parse_number
 
 BEATS, REQUESTS = "beats", "requests"
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
-TORN_PATIENCE_S = 3.0
-CHECK_EVERY_S = 1.0  # that the folder still has what this process has seen there
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _DRAFT = ".elastic-"
@@ -55,32 +52,22 @@ _COUNTER_LIMIT_BYTES, _REQUEST_LIMIT_BYTES = 64, 65536
 
 
 class DirectoryBackend:
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path
-        self._clock = SystemClock() if clock is None else clock
         self._lock = threading.Lock()
         self._counters: dict[str, int] = {}
         self._newest = 0, b""  # version and value
-        self._newest_bytes = 0  # size of its file when it was read
-        self._is_stand_in = False  # the file is torn, and the value is that of an older version
-        self._torn = 0, 0.0  # a version, and since when it is known to be torn
-        self._checked_s = float("-inf")
         self._prepare()
 
     def read(self) -> tuple[int, bytes] | None:
         with self._failures("read the group's state"):
             for _ in range(READ_TRIES):
-                versions = self._versions()
-                version = max(versions, default=0)
+                version = max(self._versions(), default=0)
                 # The file can be missing only if 16 newer ones were written since the listing.
                 with contextlib.suppress(FileNotFoundError):
                     if self._newest[0] < version or not self._is_kept(version):
-                        value = read_regular(self._state(version), VALUE_LIMIT_BYTES)
-                        self._newest_bytes, self._is_stand_in = len(value), is_torn(value)
-                        if self._is_stand_in:
-                            value = self._before(version, versions)
-                        self._newest = version, value
+                        self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
                     return self._newest if self._newest[0] else None
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
@@ -107,7 +94,7 @@ class DirectoryBackend:
         with self._failures("write a heartbeat"), self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
             target = self._path / BEATS / quote(node_id, safe="")
-            self._replace(target, b"%d" % self._counters[node_id], fsync=False)
+            self._replace(target, b"%d" % self._counters[node_id])
 
     def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._failures("read heartbeats"):
@@ -118,7 +105,7 @@ class DirectoryBackend:
             target = self._path / REQUESTS / quote(node_id, safe="")
             target.unlink(missing_ok=True)  # first: on a full disk it would keep the end of the old one
             if text:
-                self._replace(target, text.encode(), fsync=False)
+                self._replace(target, text.encode())
 
     def requests(self) -> dict[str, str]:
         with self._failures("read requests"):
@@ -162,52 +149,19 @@ class DirectoryBackend:
         """Whether the version that this process knows as the newest counts on.
 
         A version once seen is never unseen. A network file system may show an old listing. Or a
-        person emptied the folder under a live group, or a file server lost power: then it is put
-        back, so that a node that starts finds the group. But where others have begun the folder
-        again without this process, and reached a later generation, theirs counts.
+        person emptied the folder under a live group: then it is put back, so that a node that
+        starts finds the group. But where others have begun the folder again without this process,
+        and reached a later generation, theirs counts.
         """
         version, value = self._newest
-        if not version:
-            return True
-        path = self._state(version)
         if version > listed:
             if listed:
                 there = read_regular(self._state(listed), VALUE_LIMIT_BYTES)
                 if generation_of(there) > generation_of(value):
                     self._newest = 0, b""
                     return False
-            self._link(path, value)
-            return True
-        now_s = self._clock.monotonic()
-        if not self._is_stand_in and now_s - self._checked_s < CHECK_EVERY_S:
-            return True
-        self._checked_s = now_s
-        with contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_size == self._newest_bytes:
-                return True
-        if not self._is_stand_in:
-            self._replace(path, value, fsync=True)
-        return not self._is_stand_in  # a node that has read it has put it back
-
-    def _before(self, torn: int, versions: list[int]) -> bytes:
-        """The value before a torn version; empty where none is whole. At first BackendFailed.
-
-        A power cut tears files whose writer ended with it. If a node lives that has read the torn
-        version, it puts it back within its next poll, which this node waits for.
-        """
-        now_s = self._clock.monotonic()
-        if self._torn[0] != torn:
-            self._torn = torn, now_s
-        if now_s - self._torn[1] < TORN_PATIENCE_S:
-            raise BackendFailed(
-                f"expected version {torn} of the group in {self._path}, found a torn file, as after a power cut; in"
-                f" {TORN_PATIENCE_S:g} s the version before it counts, unless a node has this one"
-            )
-        for version in sorted((each for each in versions if each < torn), reverse=True):
-            with contextlib.suppress(FileNotFoundError, NotRegularFile):
-                if not is_torn(value := read_regular(self._state(version), VALUE_LIMIT_BYTES)):
-                    return value
-        return b""
+            self._link(self._state(version), value)
+        return True
 
     def _state(self, version: int) -> Path:
         return self._path / f"state-{version:012d}.json"
@@ -242,12 +196,12 @@ class DirectoryBackend:
                 return True
         return False
 
-    def _replace(self, target: Path, value: bytes, *, fsync: bool) -> None:
+    def _replace(self, target: Path, value: bytes) -> None:
         try:
-            replace_whole(target, value, fsync=fsync, draft=self._draft())
+            replace_whole(target, value, fsync=False, draft=self._draft())
         except FileNotFoundError:
             make_folders(target.parent)
-            replace_whole(target, value, fsync=fsync, draft=self._draft())
+            replace_whole(target, value, fsync=False, draft=self._draft())
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -266,19 +220,6 @@ class DirectoryBackend:
                 # repeated.
                 f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
             ) from error
-
-
-def is_torn(value: bytes) -> bool:
-    """Whether a power cut has left a part of the value: none of it, holes, or the begin of JSON."""
-    if not value or b"\0" in value:
-        return True
-    if not value.startswith(b"{"):
-        return False
-    try:
-        parse_json(value)
-    except ValueError:
-        return True
-    return False
 
 
 def read_beats(path: Path, node_ids: Collection[str] | None) -> dict[str, int]:
