@@ -35,7 +35,7 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded
-from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower, open_screen
+from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
 from elastic.observe.run_uid import claim_local_copies
 from elastic.rendezvous import meeting_place
@@ -107,7 +107,7 @@ def _run(
     newest: the last generation before a run was set aside.
     """
     options, run = settings.options, settings.run
-    console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
+    console = ConsoleFollower(run, settings.node, sys.stdout, _CLOCK)
     with ExitStack() as stack:
         sockets = StoreSockets(preflight.address_of(options))
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE

@@ -16,17 +16,12 @@ from math import inf
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
-
 from elastic.config.run_dir import RunDir
 from elastic.events import FirstStep, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.generations import generations
 from elastic.observe.log import parse_lines, read_events, read_rare
 from elastic.observe.metrics import newest, newest_lines
-from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, loss_words
@@ -43,65 +38,11 @@ _READ_BYTES = 256 * 1024
 _READS_AT_THE_END = 64
 
 
-class PlainScreen:
-    """Progress as lines: the first, then at most one per `PROGRESS_EVERY_S`, then the last."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._printed_s = -inf
-        self._waiting: str | None = None
-
-    def print_line(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
-
-    def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
-        self._waiting = progress_line(newest, steps)
-        if now - self._printed_s >= PROGRESS_EVERY_S:
-            self._printed_s = now
-            self.close()
-
-    def close(self) -> None:
-        if self._waiting is not None:
-            self.print_line(self._waiting)
-        self._waiting = None
-
-
-class BarScreen:
-    """A bar at the bottom of a terminal; lines scroll above it."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._progress = Progress(
-            TextColumn("step"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(file=out),
-            auto_refresh=False,  # no thread of rich's: the bar moves when there is something to show
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def print_line(self, text: str) -> None:
-        self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
-
-    def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
-        self._progress.start()
-        self._progress.update(self._task, completed=newest.step, total=steps, description=_details(newest))
-        self._progress.refresh()
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-Screen = PlainScreen | BarScreen
-
-
-def open_screen(out: TextIO) -> Screen:
-    return BarScreen(out) if out.isatty() else PlainScreen(out)
-
-
 def progress_line(newest: StepLine, steps: int | None) -> str:
-    return f"step {newest.step}{'' if steps is None else f'/{steps}'} {_details(newest)}"
+    return (
+        f"step {newest.step}{'' if steps is None else f'/{steps}'} loss {loss_words(newest.loss)}"
+        f" world {newest.world_size} generation {newest.generation}"
+    )
 
 
 class _Log:
@@ -132,20 +73,22 @@ class _Log:
 class ConsoleFollower:
     """The thread that follows the logs of this node's workers, and the run's metrics.
 
+    Of progress it shows the first line, then at most one per `PROGRESS_EVERY_S`, then the last.
     Lines of metrics that are there at the start are not shown: they are progress of an earlier
     start of the run, which this one may resume from far behind them.
     """
 
-    def __init__(self, run: RunDir, node: str, screen: Screen, clock: Clock) -> None:
+    def __init__(self, run: RunDir, node: str, out: TextIO, clock: Clock) -> None:
         self._run = run
         self._metrics = run.metrics_of(node)
         self._of_rank0 = GrowingFile(run.events / f"{node}-worker0.jsonl")  # where that is rank 0
-        self._screen = screen
+        self._out = out
         self._clock = clock
         self._followed: dict[str, _Log] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
         self._shown = self._newest()
+        self._progress_due_s = -inf
         self._steps: int | None = None
         self._thread = threading.Thread(target=self._work, name="console", daemon=True)
 
@@ -162,7 +105,7 @@ class ConsoleFollower:
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
         # The text may quote another node, which must not command this terminal.
-        self._requests.append(partial(self._screen.print_line, printable(text)))
+        self._requests.append(partial(self._show, printable(text)))
 
     def stop(self, within_s: float = STOP_WITHIN_S) -> None:
         """End the thread in that time; it first prints what the logs hold."""
@@ -177,7 +120,7 @@ class ConsoleFollower:
             self._poll()
             for prefix, log in self._followed.items():
                 self._read_to_end(prefix, log)
-            self._screen.close()
+            self._show_progress(is_last=True)
         except Exception as error:
             # A closed pipe or a full disk behind stdout ends the console only. Without this message
             # the console would fall silent, and a training that goes on would look like one that
@@ -209,7 +152,7 @@ class ConsoleFollower:
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
             if not line.startswith(QUOTED.encode()):  # else in the log alone
-                self._screen.print_line(f"[{prefix}] {_shown(line)}")
+                self._show(f"[{prefix}] {_shown(line)}")
 
     def _show_recoveries(self) -> None:
         """Say what each one cost, once its generation has brought a new step."""
@@ -217,26 +160,29 @@ class ConsoleFollower:
             if isinstance(each.event, FirstStep):
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
-                    trained = columns_of(newest_lines(self._metrics), ahead_of_generations(events))
+                    trained = columns_of(newest_lines(self._metrics))
                     for one in recoveries(generations(events, trained)):
                         if one.generation == each.generation and one.line:
-                            self._screen.print_line(printable(one.line))
+                            self._show(printable(one.line))
 
     def _events_of_rank0(self) -> list[bytes]:
         with suppress(OSError):  # unreadable events cost their lines, not the console
             return [*self._of_rank0.lines_to_end()]
         return []
 
-    def _show_progress(self) -> None:
-        line = self._newest()
-        if line is None or line == self._shown:
+    def _show_progress(self, *, is_last: bool = False) -> None:
+        line, now_s = self._newest(), self._clock.monotonic()
+        if line is None or line == self._shown or (now_s < self._progress_due_s and not is_last):
             return
-        self._shown = line
+        self._shown, self._progress_due_s = line, now_s + PROGRESS_EVERY_S
         if self._steps is None:
             started = read_rare(self._run.events, RunStarted)
             newest_start = max(started, key=lambda each: each.generation, default=None)
             self._steps = None if newest_start is None else newest_start.event.steps
-        self._screen.progress(line, self._steps, self._clock.monotonic())
+        self._show(progress_line(line, self._steps))
+
+    def _show(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
 
     def _newest(self) -> StepLine | None:
         with suppress(OSError):  # unreadable metrics cost the progress, not the console
@@ -249,7 +195,3 @@ def _shown(line: bytes) -> str:
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
     cut = len(text) - LINE_LIMIT
     return text if cut <= 0 else f"{text[:LINE_LIMIT]} (cut, {cut} more characters in the log)"
-
-
-def _details(newest: StepLine) -> str:
-    return f"loss {loss_words(newest.loss)} world {newest.world_size} generation {newest.generation}"

@@ -5,7 +5,7 @@ or its last sign of life. Between its first and its last step that counts it tra
 after that it did not. It does not promise to know why a generation ended: where no event tells, the
 cause of the next one is said.
 
-Times are those of one_clock.py, which nodes share to within a second or so.
+Times are those of the nodes' clocks, which agree to within a second or so (NTP).
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -7,7 +7,7 @@ generation, its first and its last step that counts, and the parts make up the w
 
     start ── its cause ──> first step ── between steps ──> last step ── next cause ──> next start
 
-Times are those of one_clock.py, which nodes share to within a second or so: a part that would be
+Times are those of the nodes' clocks, which agree to within a second or so: a part that would be
 negative counts as nothing.
 """
 

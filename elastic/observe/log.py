@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from elastic.events import KINDS, Event
 from elastic.observe import logged_event
 from elastic.observe.logged_event import E, Events, LoggedEvent, of_kind
-from elastic.observe.one_clock import ahead_s, moved
 from elastic.system.clock import Clock
 from elastic.system.files import listing
 from elastic.system.growing_file import AppendedFile, GrowingFile, lines_of
@@ -60,8 +59,7 @@ class EventsReader:
         """As `read_events`."""
         paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
         self._files = {path: self._up_to_now(path) for path in paths}
-        events = logged_event.in_order(chain.from_iterable(file.events for file in self._files.values()))
-        return moved(events, ahead_s(events))
+        return logged_event.in_order(chain.from_iterable(file.events for file in self._files.values()))
 
     def _up_to_now(self, path: Path) -> _ReadFile:
         known = self._files.get(path, _ReadFile())
@@ -79,7 +77,7 @@ class EventsReader:
 
 
 def read_events(directory: Path) -> Events:
-    """All events of a run, of all nodes, `in_order` and by one clock; other lines are left out.
+    """All events of a run, of all nodes, `in_order`; other lines are left out.
 
     Raises OSError for a file that cannot be read: a report must not leave it out.
     """

@@ -58,8 +58,7 @@ def check_event(name: Any, fields: Mapping[str, Any]) -> None:
 class LoggedEvent(Generic[E_co]):
     """time: seconds since 1970. generation: 0 before the first one.
 
-    unknown: fields that another version wrote; they are written again as they were. ahead_s: the
-    clock of `node` is so much ahead of `time` (one_clock.py).
+    unknown: fields that another version wrote; they are written again as they were.
     """
 
     time: float
@@ -67,7 +66,6 @@ class LoggedEvent(Generic[E_co]):
     generation: int
     event: E_co
     unknown: dict[str, Any] = field(default_factory=dict)
-    ahead_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         head = {"event": self.event.name, "time": self.time, "node": self.node, "generation": self.generation}

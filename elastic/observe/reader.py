@@ -5,25 +5,21 @@ step that was done again is in the metrics once: a restart begins a file of its 
 metrics_files.py), which has the lines that still count, and what the file before it had said counts
 no more. It does not promise that both are of one moment.
 
-msgspec takes a twentieth of the time of json, where each line of a text is that of a step. Another
-text is read line by line, with the same rules (step_line.py). A line that cannot be read is
-counted; a last line without its end is not there yet.
+A line that cannot be read is counted; a last line without its end is not there yet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, metrics_files, step_columns, step_line
+from elastic.observe import metrics, metrics_files, step_line
 from elastic.observe.log import EventsReader, parse_lines
 from elastic.observe.logged_event import Events
-from elastic.observe.one_clock import ahead_of_generations
 from elastic.observe.run_view import Record
 from elastic.observe.series import CurvesOfRun
 from elastic.observe.step_columns import StepBatch, StepColumns, batch_of, number
@@ -31,9 +27,6 @@ from elastic.observe.step_line import OwnFields, StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile
-
-# Texts need not be UTF-8, nor have an end to their brackets.
-_UNREADABLE = msgspec.MsgspecError, UnicodeError, RecursionError
 
 
 class RunReader:
@@ -72,14 +65,13 @@ class RunReader:
 
     def new_steps(self) -> Iterator[StepBatch]:
         """What was completed since the last call, in order: of a file that has begun since, all."""
-        ahead = ahead_of_generations(self._events_now)
         file = self._newest_file()
         is_first, too_long = True, file.num_left_out
         for text in file.texts_to_end():
             if is_first and file.started_over:
                 self._begin()
             is_first = False
-            batch = _batch_of(text, with_values=self._with_values).moved(ahead)
+            batch = _batch_of(text, with_values=self._with_values)
             batch = replace(batch, num_unreadable=batch.num_unreadable + file.num_left_out - too_long)
             too_long = file.num_left_out
             self._columns.add(batch)
@@ -130,47 +122,31 @@ def read_newest(run: RunDir) -> Record:
     """The same with the newest step alone, however long the run is: for `status`."""
     events = EventsReader(run.events).read()
     line = metrics.newest(run.metrics)
-    if line is not None and line.time is not None:
-        line = replace(line, time=line.time - ahead_of_generations(events).get(line.generation, 0.0))
     return Record(events=events, steps=StepColumns(), newest=line, age_s=_age_s(run, run.metrics))
 
 
 def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
     """text: whole lines."""
-    found = _decoded(text, with_values=with_values)
-    if found is not None:
-        return found
+    lines: list[OwnFields | StepLine] = []
+    values: list[Mapping[str, Any]] = []
     texts = [line for line in text.split(b"\n") if line.strip()]
-    lines = [*parse_lines(texts, step_line.parse)]
-    batch = step_columns.with_values(lines) if with_values else batch_of(lines)
-    return replace(batch, num_unreadable=len(texts) - len(lines))
-
-
-def _decoded(text: bytes, *, with_values: bool) -> StepBatch | None:
-    """None unless each line is that of a step."""
-    # Where each line begins and ends as an object does, none goes on in the next one, since
-    # JSON has a comma between those braces: as many objects as lines are one in each.
-    if not text.startswith(b"{"):
-        return None
-    found = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(found == ord("\n"))
-    if not ((found[ends[:-1] + 1] == ord("{")).all() and (found[ends - 1] == ord("}")).all()):
-        return None
-    records: list[dict[str, Any]] = []
-    try:
+    for each in texts:
+        try:
+            record = _JSON.decode(each)
+            lines.append(msgspec.convert(record, OwnFields))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            # A name may hold half of a pair of surrogates, which msgspec does not read.
+            found = next(parse_lines([each], step_line.parse), None)
+            if found is None:
+                continue
+            record = found.values
+            lines.append(found)
         if with_values:
-            records = _ANY.decode_lines(text)
-            lines = msgspec.convert(records, list[OwnFields])
-        else:
-            lines = _OWN.decode_lines(text)
-    except _UNREADABLE:
-        return None
-    if len(lines) != len(ends):
-        return None
-    return batch_of(lines, records)
+            values.append(record)
+    return replace(batch_of(lines, values), num_unreadable=len(texts) - len(lines))
 
 
-_ANY, _OWN = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(OwnFields)
+_JSON = msgspec.json.Decoder(dict[str, Any])
 
 
 def _age_s(run: RunDir, lines: Path) -> float:

@@ -20,7 +20,7 @@ only then. Six marks rather than one total, because each has another remedy: a h
 network of the rendezvous, what starts the command again, the store or the size of the state, the
 interval of snapshots.
 
-Times are those of one_clock.py, which nodes share to within a second or so.
+Times are those of the nodes' clocks, which agree to within a second or so (NTP).
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Report, status, watch, page, Prometheus and TensorBoard render it, and compute nothing of their own:
 a new figure is a field here and a line in each of them. What no event tells is None, never a guess.
-Times are seconds since 1970 by one clock (one_clock.py); no duration is negative.
+Times are seconds since 1970, by the clocks of the nodes that wrote them; no duration is negative.
 """
 
 import math

@@ -16,7 +16,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -29,7 +29,6 @@ from elastic.observe.logged_event import Events, of_kind
 from elastic.observe.step_line import NAMES, OwnFields, StepLine
 
 ABSENT = object()  # the value of a name that a line does not have
-NO_CLOCK: Mapping[int, float] = {}  # is ahead
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _ARRAYS = {"step": np.int64, "generation": np.int64} | dict.fromkeys(
@@ -76,17 +75,8 @@ class StepBatch:
             part = {name: getattr(self, name)[begin:end] for name in NAMES}
             yield int(self.generation[begin]), StepBatch(**part)
 
-    def moved(self, ahead: Mapping[int, float]) -> "StepBatch":
-        """With the times of one clock. ahead: by generation, seconds (one_clock.py)."""
-        if not any(ahead.values()):
-            return self
-        by_s = floats([ahead.get(number, 0.0) for number in self.generation.tolist()])
-        return replace(self, time=self.time - by_s)
 
-
-def batch_of(
-    lines: Sequence[OwnFields] | Sequence[StepLine], values: Sequence[Mapping[str, Any]] = ()
-) -> StepBatch:
+def batch_of(lines: Sequence[OwnFields | StepLine], values: Sequence[Mapping[str, Any]] = ()) -> StepBatch:
     """values: of each line, what the recipe logged, or all its fields; empty for none."""
     columns: dict[str, Any] = {name: [*map(attrgetter(name), lines)] for name in NAMES}
     arrays = {name: np.array(columns[name], kind) for name, kind in _ARRAYS.items()}
@@ -204,10 +194,9 @@ class StepColumns:
             self.last_step = int(steps.step[-1])
 
 
-def columns_of(lines: Iterable[StepLine], ahead: Mapping[int, float] = NO_CLOCK) -> StepColumns:
-    """ahead: as in StepBatch.moved."""
+def columns_of(lines: Iterable[StepLine]) -> StepColumns:
     found = StepColumns()
-    found.add(batch_of([*lines]).moved(ahead))
+    found.add(batch_of([*lines]))
     return found
 
 

@@ -27,7 +27,7 @@ from elastic.config.run_dir import RunDir
 from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, UsageError
 from elastic.observe import logged_event, metrics
-from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
+from elastic.observe.console import ConsoleFollower, progress_line
 from elastic.observe.log import read_events
 from elastic.observe.step_columns import batch_of
 from elastic.rendezvous import membership, transitions
@@ -286,7 +286,7 @@ def test_printable_text_is_unchanged(text):
 def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
     """A reason contains the name of a node, which another machine chose."""
     out = io.StringIO()
-    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", out, FakeClock())
     follower.print_line("\x1b[2Jnode stopped answering")
     follower.start()
     follower.stop()

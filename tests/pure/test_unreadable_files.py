@@ -25,7 +25,7 @@ from elastic.events import WorkerStarted
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse
 from elastic.observe import upload_parts
-from elastic.observe.console import ConsoleFollower, PlainScreen
+from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.metrics import Metrics
@@ -125,7 +125,7 @@ def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
 def test_a_console_without_metrics_shows_lines_then_progress(run, stale):
     """The thread of the console is followed without a clock: `_poll` is one round."""
     out = io.StringIO()
-    console = ConsoleFollower(run, "n1", PlainScreen(out), FakeClock())
+    console = ConsoleFollower(run, "n1", out, FakeClock())
     Metrics(run.metrics, generation=1).append(line(4))
     stale.is_on = True
     console.print_line("a line")
