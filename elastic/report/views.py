@@ -6,6 +6,7 @@ tell a person whether a run is alive; the group itself never compares clocks
 (rendezvous/failure_detector.py).
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,18 +15,19 @@ from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
 from elastic.rendezvous.backends.directory import BEATS
-from elastic.report.download import readable
+from elastic.report.download import readable, unreadable
 from elastic.storage.store import SMALL_LIMIT_BYTES
-from elastic.system.clock import file_time_s
+from elastic.system.clock import Clock, file_time_s
 from elastic.system.files import open_regular
 
+PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0  # between two looks, at least
 _PAUSE_PER_COST = 200.0  # so that looking takes a two-hundredth of one core
-_LONGEST_S = 60.0  # of a run in a folder, whose first look is the longest by far
+_LONGEST_S = 60.0
 
 
 def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunView:
@@ -39,8 +41,27 @@ def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunV
     return view_of(record, beats_s, None if newest else _parent_of(run))
 
 
-def look_again(run: RunDir, reader: RunReader) -> RunView:
-    """The same of a run that was read before; of one at a URL a copy is read whole."""
+def looks(run: RunDir, reader: RunReader, clock: Clock) -> Iterator[tuple[RunView, str]]:
+    """(the run, what went wrong with the last look), again and again.
+
+    Between two looks this sleeps, so that training on the same machine does not notice; a run at a
+    URL is read whole each time. Raises as `view_now`, at the first look alone.
+    """
+    view, problem, cost_s = _look(run, reader), "", 0.0
+    while True:
+        yield view, problem
+        least_s, per_cost = (REMOTE_PAUSE_S, 20.0) if run.is_remote else (PAUSE_S, _PAUSE_PER_COST)
+        clock.sleep(max(least_s, min(_LONGEST_S, per_cost * cost_s)))
+        began_s = clock.monotonic()
+        try:
+            view, problem = _look(run, reader), ""
+        # Without this edge the old view would be shown for ever, as if it were the newest.
+        except Exception as error:
+            problem = str(error if isinstance(error, ElasticError) else unreadable(OSError(str(error))))
+        cost_s = clock.monotonic() - began_s
+
+
+def _look(run: RunDir, reader: RunReader) -> RunView:
     with readable(run) as there:
         if run.is_remote:
             return view_now(there, curves=reader.has_curves)
@@ -92,14 +113,3 @@ def _identity(run: RunDir) -> Identity | None:
         remedy = "the report reads there what the run was begun with"
         return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
     return None
-
-
-def pause_s(cost_s: float, *, least_s: float, is_remote: bool) -> float:
-    """Until the next look at a run, so that training on the same machine does not notice.
-
-    cost_s: seconds that the last look took; of a run at a URL these are mostly those of the
-    network, and it is read whole each time.
-    """
-    if is_remote:
-        return max(least_s, 20 * cost_s)
-    return max(least_s, min(_LONGEST_S, _PAUSE_PER_COST * cost_s))

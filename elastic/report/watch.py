@@ -14,18 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, ElasticError, UsageError
+from elastic.errors import EXIT_COMPLETE, UsageError
 from elastic.observe.reader import RunReader
 from elastic.observe.run_view import RunView
 from elastic.report.download import unreadable
 from elastic.report.figures import facts
 from elastic.report.tables import facts_table
-from elastic.report.views import look_again, pause_s
+from elastic.report.views import looks
 from elastic.report.words import duration, short
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
 
-PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0
 _NICENESS = 10
 _BAR_COLUMNS = 30
 _MOST_EVENTS = 8
@@ -46,31 +45,23 @@ def watch(url: str, *, once: bool) -> int:
     if not once and not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
     with closing(RunReader(run)) as reader:
+        seen = looks(run, reader, SystemClock())
         try:
-            view = look_again(run, reader)  # a run that is not there is said before the screen changes
+            view, _ = next(seen)  # a run that is not there is said before the screen changes
         except OSError as error:
             raise unreadable(error) from error
         if once:
             console.print(drawn(run.url, view))
-        else:
-            with suppress(KeyboardInterrupt):  # the way to leave
-                _follow(run, reader, view, console)
+            return EXIT_COMPLETE
+        os.nice(_NICENESS)
+        with (
+            suppress(KeyboardInterrupt),  # the way to leave
+            Live(drawn(run.url, view), console=console, auto_refresh=False) as live,
+        ):
+            while view.state not in _OVER:
+                view, problem = next(seen)
+                live.update(drawn(run.url, view, problem), refresh=True)
     return EXIT_COMPLETE
-
-
-def _follow(run: RunDir, reader: RunReader, view: RunView, console: Console) -> None:
-    clock, problem = SystemClock(), ""
-    os.nice(_NICENESS)
-    with Live(drawn(run.url, view), console=console, auto_refresh=False) as live:
-        while view.state not in _OVER:
-            began_s = clock.monotonic()
-            try:
-                view, problem = look_again(run, reader), ""
-            except (OSError, ElasticError) as error:
-                problem = f"cannot be read now, and is tried again: {short(str(error))}"
-            live.update(drawn(run.url, view, problem), refresh=True)
-            least_s = REMOTE_PAUSE_S if run.is_remote else PAUSE_S
-            clock.sleep(pause_s(clock.monotonic() - began_s, least_s=least_s, is_remote=run.is_remote))
 
 
 def drawn(name: str, view: RunView, problem: str = "") -> RenderableType:
@@ -79,7 +70,7 @@ def drawn(name: str, view: RunView, problem: str = "") -> RenderableType:
         Text.assemble((short(name), "bold"), "  ", (view.state, _STYLES[view.state]))
     ]
     if problem:
-        parts.append(Text(problem))
+        parts.append(Text(f"cannot be read now, and is tried again: {short(problem)}"))
     if view.plain is None:
         parts.append(_progress(view))
     shown = {label: short(text) for label, text in facts(view, "watch").items()}

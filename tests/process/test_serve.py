@@ -2,8 +2,9 @@
 
 import json
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import islice
 
 import drawn_runs
 import pytest
@@ -12,9 +13,10 @@ from page_server import LIMIT_S, served
 from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed
+from elastic.observe.reader import RunReader
+from elastic.report import views
 from elastic.report.http_server import is_own_name
-from elastic.report.serve import PAUSE_S, LiveRun, seen
-from elastic.report.views import view_now
+from elastic.report.serve import LiveRun
 from elastic.testing.fakes import FakeClock
 
 HEADLINE = "document.getElementById('headline').textContent"
@@ -138,45 +140,29 @@ def test_another_run_in_the_folder_is_shown_whole(run, serve, chromium, tmp_path
     page.close()
 
 
-class Counted:
-    """Looks at a run, and says how often."""
-
-    def __init__(self, run, clock, cost_s):
-        self.run, self.clock, self.cost_s, self.count = run, clock, cost_s, 0
-
-    def __call__(self):
-        self.count += 1
-        self.clock.now += self.cost_s
-        return seen("run", view_now(RunDir.parse(str(self.run))))
+@pytest.fixture
+def reader(run):
+    with closing(RunReader(RunDir.parse(str(run)))) as reader:
+        yield reader
 
 
-def live(run, cost_s):
+def test_a_run_is_read_for_a_two_hundredth_of_the_time(run, reader, monkeypatch):
     clock = FakeClock()
-    looks = Counted(run, clock, cost_s)
-    return clock, looks, LiveRun(looks, clock, least_s=PAUSE_S, is_remote=False)
+    monkeypatch.setattr(views, "_look", lambda *_: clock.sleep(0.1))
+    ends_s = [clock.now for _ in islice(views.looks(RunDir.parse(str(run)), reader, clock), 3)]
+    assert ends_s[2] - ends_s[1] == pytest.approx(0.1 + 200 * 0.1)
 
 
-def test_a_run_is_read_for_a_two_hundredth_of_the_time(run):
-    clock, looks, found = live(run, cost_s=0.1)
-    first = found.newest()
-    clock.now += 19.9
-    assert found.newest() is first
-    clock.now += 0.2
-    assert found.newest().document == first.document  # nothing has changed
-    assert looks.count == 2
-
-
-def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
-    clock, _, found = live(run, cost_s=0.0)
-    found.newest()
+def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run, reader):
+    seen = views.looks(RunDir.parse(str(run)), reader, FakeClock())
+    found = LiveRun("run", seen)
     aside = run.rename(run.with_name("aside"))
     run.write_text("no folder")
-    clock.now += PAUSE_S
-
     for _ in range(2):
-        with pytest.raises(StoreFailed, match="expected files of a run that can be read"):
+        found.see(*next(seen))
+        with pytest.raises(StoreFailed, match="found no run in"):
             found.newest()
     run.unlink()
     aside.rename(run)
-    clock.now += PAUSE_S
+    found.see(*next(seen))
     assert found.newest().document

@@ -73,7 +73,7 @@ def test_a_loss_has_the_same_words_in_each_view(loss, words):
     """The console's progress line and `watch`; a line of metrics may have any JSON."""
     line = StepLine(step=1, loss=loss, time=100.0, generation=1, world_size=2)
     assert re.search(rf"loss +{re.escape(words)} *\n", shown(lines=[line])[1])
-    assert console._details(line) == f"loss {words} world 2 generation 1"
+    assert console.progress_line(line, None) == f"step 1 loss {words} world 2 generation 1"
 
 
 def test_while_nodes_wait_for_others_no_time_is_left():
