@@ -91,7 +91,7 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
             backend = open_backend(settings)
             return _run(settings, backend, newest, spawner, monitor, ShutdownRequest(page, _CLOCK))
         except GroupEnded:  # the place to meet does not answer any more
-            return _finished(settings, monitor)
+            return _finished(settings)
 
 
 def _run(
@@ -116,7 +116,7 @@ def _run(
         is_new = settings.is_new or has_trained_nothing(settings)
         if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
-            return _finished(settings, monitor)
+            return _finished(settings)
         place = take_place(settings, rendezvous)
         stack.callback(shutdown.tidy, partial(release_place, run, rendezvous, place))
         uploader = _start_uploader(settings, backend)
@@ -165,12 +165,10 @@ def _end_uploads(log_shipper: LogShipper, shutdown: ShutdownRequest) -> None:
         _print_problem(problem)
 
 
-def _finished(settings: Settings, monitor: Monitor) -> int:
+def _finished(settings: Settings) -> int:
     if settings.run.is_remote:
         _print_problem(upload_left_behind(settings.run))
     print(printable(finished_text(settings)))
-    if said := monitor.catch_up(settings):
-        print(printable(said))
     return EXIT_COMPLETE
 
 

@@ -188,12 +188,6 @@ class Monitor(Protocol):
     def start(self, parts: AgentParts) -> None:
         """The agent is about to run."""
 
-    def catch_up(self, settings: Settings) -> str:
-        """In place of `start`, where the run has finished before: make up for missing outputs.
-
-        Returns a sentence for the console, empty for none. May raise OSError.
-        """
-
     def stop(self) -> None:
         """The run has ended for this node, and its files hold how."""
 

@@ -17,7 +17,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.parts import AgentParts
-from elastic.agent.settings import Settings
 from elastic.config.listen_address import ListenAddress
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import StepBatch
@@ -61,9 +60,6 @@ class AgentPages(Collector):
         self._labels = {"run": parts.settings.uid, "node": parts.settings.node}
         self._parts = parts
         self._follower.start(parts)
-
-    def catch_up(self, settings: Settings) -> str:
-        return ""
 
     def stop(self) -> None:
         self._follower.stop(_STOP_S)

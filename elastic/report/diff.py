@@ -5,25 +5,20 @@ counted, not compared. Nor of values whose first 64 bits agree: a run writes no 
 """
 
 import re
-from array import array
 from dataclasses import dataclass, field
-from itertools import compress
-
-import numpy as np
-from numpy.typing import NDArray
 
 from elastic import events as kinds
 from elastic.config import identity
 from elastic.config.identity import Identity, SettingDifference
 from elastic.observe.logged_event import Events, last
-from elastic.observe.step_columns import Ints, StepBatch
+from elastic.observe.step_columns import StepBatch
 from elastic.observe.step_line import CHAIN_DIGITS
 
 _CHAIN = re.compile(rf"[0-9a-f]{{{CHAIN_DIGITS}}}", re.ASCII)
 
 
 class StepChains:
-    """The chain value of each step of a run, in 16 bytes a step.
+    """The chain value of each step of a run, by step: of several lines of one step the last.
 
     last_step: of the last line, also of one without a value; 0 before the first. num_unreadable:
     lines that are none of a step, and those with a value that no run writes.
@@ -31,27 +26,16 @@ class StepChains:
 
     def __init__(self) -> None:
         self.last_step = self.num_unreadable = 0
-        self._steps, self._bits = array("q"), array("Q")
+        self.by_step: dict[int, int] = {}
 
     def add(self, batch: StepBatch) -> None:
         """The next lines."""
-        if len(batch):
-            self.last_step = int(batch.step[-1])
-        is_chain = [isinstance(each, str) and bool(_CHAIN.fullmatch(each)) for each in batch.chain]
-        self.num_unreadable += batch.num_unreadable + len(batch) - sum(is_chain) - batch.chain.count(None)
-        found = np.frombuffer(bytes.fromhex("".join(compress(batch.chain, is_chain))), ">u8")
-        self._steps.frombytes(batch.step[np.array(is_chain, np.bool_)].tobytes())
-        self._bits.frombytes(found.astype(np.uint64).tobytes())
-
-    def by_step(self) -> tuple[Ints, NDArray[np.uint64]]:
-        """The steps that have a value, ascending, and those values; each of shape (steps,).
-
-        Of several lines of one step the last counts.
-        """
-        steps, bits = np.frombuffer(self._steps, np.int64), np.frombuffer(self._bits, np.uint64)
-        # `unique` finds the first of equal ones, which is the last one of the reversed array.
-        found, places = np.unique(steps[::-1], return_index=True)
-        return found, bits[::-1][places]
+        self.num_unreadable += batch.num_unreadable
+        for self.last_step, chain in zip(batch.step.tolist(), batch.chain, strict=True):
+            if isinstance(chain, str) and _CHAIN.fullmatch(chain):
+                self.by_step[self.last_step] = int(chain, 16)
+            elif chain is not None:
+                self.num_unreadable += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +98,9 @@ def compare(
     Runs without a common step are not the same, since nothing was compared. of: what the two were
     begun with.
     """
-    (steps_a, bits_a), (steps_b, bits_b) = chains_a.by_step(), chains_b.by_step()
-    common, at_a, at_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
-    differ = common[bits_a[at_a] != bits_b[at_b]]
-    step = int(differ[0]) if len(differ) else None
+    in_a, in_b = chains_a.by_step, chains_b.by_step
+    common = in_a.keys() & in_b.keys()
+    step = min((step for step in common if in_a[step] != in_b[step]), default=None)
     same, reason = _judged(step, len(common), a, b)
     with_a, with_b = of
     return Difference(

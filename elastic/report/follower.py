@@ -7,12 +7,11 @@ a URL the files are those of this node, and the view is what this node saw.
 
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from math import inf
 from typing import Protocol
 
 from elastic.agent.parts import AgentParts
-from elastic.config.run_dir import RunDir
 from elastic.events import GenerationStarted
 from elastic.observe.logged_event import last
 from elastic.observe.reader import RunReader
@@ -108,12 +107,3 @@ class Follower:
             with suppress(Exception):  # a full disk, told by the look before
                 self._renderer.close()
         self._reader = self._renderer = None
-
-
-def render_all(run: RunDir, node: str, renderer: Renderer) -> None:
-    """The same once, of a run that has finished."""
-    with closing(renderer), closing(RunReader(run, node=node, with_values=True)) as reader:
-        reader.read_events()
-        for batch in reader.new_steps():
-            renderer.add(batch)
-        renderer.show(view_of(reader.record()))

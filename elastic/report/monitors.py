@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 from elastic.agent.parts import AgentParts, Monitor
-from elastic.agent.settings import Settings
 from elastic.config.options import Options
 from elastic.errors import UsageError
 from elastic.system.clock import SystemClock
@@ -45,15 +44,6 @@ class Monitors:
                 parts.console.print_line(
                     f"this agent is not watched by {type(each).__name__} ({error}); training goes on"
                 )
-
-    def catch_up(self, settings: Settings) -> str:
-        found = []
-        for each in self._monitors:
-            try:
-                found.append(each.catch_up(settings))
-            except Exception as error:  # what a disk and a library may raise; the run has finished
-                found.append(f"{type(each).__name__} could not make up for missing outputs ({error})")
-        return "; ".join(filter(None, found))
 
     def stop(self) -> None:
         for each in self._monitors:

@@ -27,7 +27,7 @@ from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import ABSENT, StepBatch
-from elastic.report.follower import Follower, render_all
+from elastic.report.follower import Follower
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
 from elastic.system.output import print_if_read
@@ -128,27 +128,12 @@ class TensorBoard:
     def start(self, parts: AgentParts) -> None:
         self._follower.start(parts)
 
-    def catch_up(self, settings: Settings) -> str:
-        """The disk was full until the run ended, or the run had no `--tensorboard`."""
-        if settings.run.is_remote:
-            return "nothing is written for TensorBoard: no file of this run is here"
-        writer = self._writer(settings)
-        try:
-            render_all(settings.run, settings.node, writer)
-        except OSError as error:
-            return (
-                f"the steps that TensorBoard lacks are not written to {self._folder} ({error});"
-                " mend that, and give the same command again"
-            )
-        return f"{self._folder} has the run's {writer.written.step} steps for TensorBoard"
-
     def stop(self) -> None:
         self._follower.stop(_STOP_S)
         if self._follower.failure:
             # Not by the console's thread, which has ended by now.
             print_if_read(
-                f"the files for TensorBoard lack the run's newest steps ({self._follower.failure});"
-                " the same command again writes them, also where the run has finished",
+                f"the files for TensorBoard lack the run's newest steps ({self._follower.failure})",
                 file=sys.stdout,
             )
 

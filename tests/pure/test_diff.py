@@ -73,7 +73,7 @@ def test_values_that_no_run_writes_are_not_compared_and_counted():
     """`int` and `bytes.fromhex` would take some of them for a value; half of a pair is no UTF-8."""
     others = ["00000000000000AB", "0x000000000000ab", "\u0660" * 14 + "ab", 7, ["a"], "\ud800", ""]
     found = chains_of(StepLine(step=step, chain=each) for step, each in enumerate(others, start=1))
-    assert (len(found.by_step()[0]), found.num_unreadable, found.last_step) == (0, len(others), len(others))
+    assert (len(found.by_step), found.num_unreadable, found.last_step) == (0, len(others), len(others))
 
 
 def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, capsys):
