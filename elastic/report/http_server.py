@@ -6,7 +6,6 @@ Anything that is no GET or HEAD of a known page is answered with an error. The s
 who the reader is; docs/security.md says who can reach it.
 """
 
-import hashlib
 import ipaddress
 import socket
 import threading
@@ -157,18 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         answer = self._answer()
-        tag = f'"{hashlib.sha256(answer.body).hexdigest()[:32]}"'
-        # A client that has this content is not sent it again.
-        is_known = answer.status == HTTPStatus.OK and self.headers.get("If-None-Match") == tag
-        self.send_response(HTTPStatus.NOT_MODIFIED if is_known else answer.status)
-        headers = _HEADERS | {"Content-Type": answer.content_type, "ETag": tag}
+        self.send_response(answer.status)
+        headers = _HEADERS | {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}
         headers |= {"Content-Security-Policy": answer.policy} if answer.policy else {}
         for name, value in headers.items():
             self.send_header(name, value)
-        if not is_known:
-            self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        if self.command != "HEAD" and not is_known:
+        if self.command != "HEAD":
             self.wfile.write(answer.body)
 
     def do_HEAD(self) -> None:

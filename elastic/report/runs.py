@@ -1,9 +1,9 @@
 """Every run below a folder or URL is found, a line each; an unreadable one ends no listing.
 
 A run within another one's folder is found too. Folders whose name begins with a dot are not looked
-into, nor are links, unless one leads to a run itself. Where a folder cannot be read, or there are
-more than a listing may take, the result says so: a run that is not found there is not said to be
-missing. It does not promise that a run is whole: `verify` reads its checkpoints, and this does not.
+into, nor are links. Where a folder cannot be read, the result says so: a run that is not found
+there is not said to be missing. It does not promise that a run is whole: `verify` reads its
+checkpoints, and this does not.
 """
 
 import os
@@ -23,8 +23,6 @@ from elastic.storage.remote import Objects, check_url
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.files import open_regular
 
-MOST_FOLDERS = 100_000  # of a disk
-MOST_LISTINGS = 300  # of an object store, each a request
 _REMOTE_LIMIT_S = 120.0
 _BLOCK_BYTES = 512  # of st_blocks
 # With a folder of events, any of these makes a run: a script without the library has no run.json.
@@ -94,24 +92,19 @@ def find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
     where there is no such bucket.
     """
     if not where.is_remote:
-        return _search(lambda name: _listed(where.local / name, is_top=name == "."), MOST_FOLDERS)
+        return _search(lambda name: _listed(where.local / name))
     objects = Objects(where.url, limit_s=30.0)
-    found = _search(lambda name: objects.directly_below("" if name == "." else name), MOST_LISTINGS)
+    found = _search(lambda name: objects.directly_below("" if name == "." else name))
     if not found[0]:
         objects.check_bucket()
     return found
 
 
-def _search(listing: _Listing, most: int) -> tuple[list[str], list[Unread]]:
-    """Level by level, so that of too many folders the nearest are looked into."""
+def _search(listing: _Listing) -> tuple[list[str], list[Unread]]:
     names: list[str] = []
     unread: list[Unread] = []
     folders = ["."]
-    for looked, folder in enumerate(folders):  # it grows meanwhile
-        if looked == most:
-            reason = f"there are more than {most} folders; name one of them"
-            unread.append(Unread(name=folder, reason=reason))
-            break
+    for folder in folders:  # it grows meanwhile
         try:
             entries = listing(folder)
         except (OSError, StoreFailed) as error:
@@ -141,22 +134,9 @@ def _folders_in(folder: str, entries: Mapping[str, bool], *, is_run: bool) -> It
             yield name if folder == "." else f"{folder}/{name}"
 
 
-def _listed(folder: Path, *, is_top: bool) -> dict[str, bool]:
+def _listed(folder: Path) -> dict[str, bool]:
     with os.scandir(folder) as entries:
-        found = {each.name: _is_folder(each) for each in entries}
-    if folder.is_symlink() and not is_top:
-        # It leads to a run. What lies below that may lead back here.
-        return {name: is_folder and name in OWN_NAMES for name, is_folder in found.items()}
-    return found
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    """A link counts as one only if it leads to a run: behind others a search might never end."""
-    if not entry.is_symlink():
-        return entry.is_dir()
-    with suppress(OSError), os.scandir(entry.path) as inside:
-        return _holds_run({each.name: each.is_dir() for each in inside})
-    return False
+        return {each.name: each.is_dir(follow_symlinks=False) for each in entries}
 
 
 def _line(where: RunDir, name: str, names: Sequence[str]) -> RunLine:

@@ -128,22 +128,18 @@ def test_whatever_is_wrong_with_a_run_is_a_word_in_its_own_line(tmp_path, listed
     assert {name: each["state"] for name, each in by_name.items() if name != "gone"} == states
 
 
-def test_links_neither_hide_a_run_nor_make_the_search_endless(tmp_path, listed):
+def test_no_link_is_followed(tmp_path, listed):
     """A run on another disk, a link to what lies above, and one that leads nowhere."""
     write_long_run(tmp_path / "disk/a", 3)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/a").symlink_to(tmp_path / "disk/a")
-    (tmp_path / "runs/up").symlink_to(tmp_path)
-    (tmp_path / "runs/gone").symlink_to(tmp_path / "gone")
-    (tmp_path / "disk/a/self").symlink_to(tmp_path / "disk/a")
-    (tmp_path / "top").symlink_to(tmp_path / "runs")
-
-    assert list(listed(str(tmp_path / "runs"))[1]) == ["a"]
+    for name, target in (("a", "disk/a"), ("up", "."), ("gone", "gone")):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / target)
+    (tmp_path / "top").symlink_to(tmp_path / "disk")
+    assert listed(str(tmp_path / "runs"))[1] == {}
     assert list(listed(str(tmp_path / "top"))[1]) == ["a"]
 
 
 def test_what_was_not_looked_into_is_said(tmp_path, listed, monkeypatch, capsys):
-    """A folder that cannot be read, and more folders than a search takes."""
     write_long_run(tmp_path / "a", 3)
     (tmp_path / "locked").mkdir()
     original = os.scandir
@@ -157,8 +153,6 @@ def test_what_was_not_looked_into_is_said(tmp_path, listed, monkeypatch, capsys)
     found, by_name = listed(str(tmp_path))
     assert list(by_name) == ["a"]
     assert found["unread"][0]["name"] == "locked"
-    monkeypatch.setattr(runs, "MOST_FOLDERS", 2)
-    assert "more than 2 folders" in listed(str(tmp_path))[0]["unread"][0]["reason"]
     main(["runs", str(tmp_path)])
     assert "not looked into: locked" in capsys.readouterr().out
 
@@ -189,14 +183,10 @@ def bucket():
     fs.rm("/bucket", recursive=True)
 
 
-def test_runs_in_an_object_store_are_listed_by_few_requests(bucket, listed, monkeypatch):
-    found, by_name = listed(f"{bucket}/team")
+def test_runs_in_an_object_store_are_listed(bucket, listed):
+    _, by_name = listed(f"{bucket}/team")
     assert {name: (each["step"], each["loss"]) for name, each in by_name.items()} == {
         "a": (2, 3.5),
         "deep/b": (2, 3.5),
     }
     assert by_name["a"]["size_bytes"] == len(IDENTITY.to_json()) + 1 + 42
-    monkeypatch.setattr(runs, "MOST_LISTINGS", 2)
-    found, by_name = listed(bucket)
-    assert by_name == {}
-    assert "more than 2 folders" in found["unread"][0]["reason"]
