@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from elastic import events as kinds
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, of_kind
-from elastic.observe.step_columns import StepColumns, Tally
+from elastic.observe.step_columns import NO_STEPS, StepColumns, known
 
 # What follows a generation until the next one begins: nothing, for that begins at once; a planned
 # stop; a time in which no node was there.
@@ -24,7 +26,6 @@ REHEARSAL = "rehearsal"  # the cause of a generation that began for a comparison
 NODE_LOST = "node lost"  # the cause of a generation, and the end of the sentence about the one before
 _LONGEST_MESSAGE = 100
 _NEWEST_STEPS = 1000  # that tell when a generation stood still
-_NO_STEPS = Tally()
 
 Start = LoggedEvent[kinds.GenerationStarted]
 Stop = LoggedEvent[kinds.RunInterrupted]
@@ -81,18 +82,18 @@ class Generation:
         return first(self.own, kinds.FirstStep)
 
 
-def generations(events: Events, trained: StepColumns, now_s: float | None = None) -> list[Generation]:
-    """now_s: where the run goes on, seconds since 1970."""
+def generations(
+    events: Events, trained: Mapping[int, StepColumns], now_s: float | None = None
+) -> list[Generation]:
+    """trained: by generation. now_s: where the run goes on, seconds since 1970."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
     spans = _steps(starts, own, trained)
     found = []
     for before, start, after in zip([None, *starts], starts, [*starts[1:], None], strict=False):
         number, then = start.generation, own[start.generation]
-        counted, lost_s = (
-            trained.tallies.get(number, _NO_STEPS),
-            _lost_step_s(own[after.generation] if after else []),
-        )
-        trained_s = counted.times_s[-1] if counted.times_s else None
+        counted, lost_s = trained.get(number, NO_STEPS), _lost_step_s(own[after.generation] if after else [])
+        times_s, seconds = known(counted.time).tolist(), np.nan_to_num(counted.seconds)
+        trained_s = times_s[-1] if times_s else None
         last_s = max(start.time, *(each.time for each in then), trained_s or start.time)
         until_s = max(last_s, now_s or last_s) if after is None else after.time
         stop = left_as_planned(then, start) if after is None or after.event.cause == "resume" else None
@@ -107,10 +108,10 @@ def generations(events: Events, trained: StepColumns, now_s: float | None = None
                 start=start,
                 after=after,
                 own=then,
-                trains_s=counted.begins_s,
+                trains_s=times_s[0] - float(seconds[~np.isnan(counted.time)][0]) if times_s else None,
                 trained_s=trained_s,
-                useful_s=counted.seconds,
-                step_times_s=[*counted.times_s[-_NEWEST_STEPS:], *lost_s[-1:]],
+                useful_s=float(seconds.sum()),
+                step_times_s=[*times_s[-_NEWEST_STEPS:], *lost_s[-1:]],
                 first_step=first_step,
                 last_step=last_step,
                 why=start.event.cause
@@ -134,7 +135,7 @@ def _lost_step_s(after: Events) -> list[float]:
 
 
 def _steps(
-    starts: Sequence[Start], own: Mapping[int, Events], trained: StepColumns
+    starts: Sequence[Start], own: Mapping[int, Events], trained: Mapping[int, StepColumns]
 ) -> dict[int, tuple[int | None, int | None]]:
     """By generation, its first and its last step.
 
@@ -148,7 +149,7 @@ def _steps(
         then = own[start.generation]
         restores = [each.event for each in of_kind(then, kinds.Restored)]
         ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
-        last_step = trained.tallies.get(start.generation, _NO_STEPS).last_step
+        last_step = trained.get(start.generation, NO_STEPS).last_step
         step = max([last_step, *(ended if reached is None else [reached])])
         is_trained = bool(restores) and step > restores[0].step
         found[start.generation] = (restores[0].step + 1, step) if is_trained else (None, None)

@@ -21,9 +21,9 @@ from elastic.observe import metrics, metrics_files, step_line
 from elastic.observe.log import EventsReader, parse_lines
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
-from elastic.observe.series import CurvesOfRun
-from elastic.observe.step_columns import StepBatch, StepColumns, batch_of, number
-from elastic.observe.step_line import OwnFields, StepLine
+from elastic.observe.series import LoggedValues
+from elastic.observe.step_columns import NO_STEPS, StepBatch, StepColumns, columns_of, joined
+from elastic.observe.step_line import NAMES, OwnFields, StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile
@@ -31,6 +31,10 @@ from elastic.system.growing_file import GrowingFile
 
 class RunReader:
     """Calls raise OSError for what cannot be read."""
+
+    _parts: list[StepColumns]
+    _logged: LoggedValues
+    _newest: OwnFields | StepLine | None
 
     def __init__(self, run: RunDir, *, node: str = "", points: int = 0, with_values: bool = False) -> None:
         """run: in a folder. node: whose own metrics are read where the run is at a URL. points: of
@@ -43,8 +47,6 @@ class RunReader:
         self._events = EventsReader(run.events)
         self._events_now: Events = []
         self._file: tuple[Path, GrowingFile] | None = None  # of the newest metrics
-        self._newest: StepLine | None = None
-        self._columns = StepColumns()
         self._begin()
 
     @property
@@ -74,23 +76,24 @@ class RunReader:
             batch = _batch_of(text, with_values=self._with_values)
             batch = replace(batch, num_unreadable=batch.num_unreadable + file.num_left_out - too_long)
             too_long = file.num_left_out
-            self._columns.add(batch)
+            self._parts.append(columns_of(batch.lines, batch.num_unreadable))
             if self.has_curves:
-                self._curves.add(batch)
-            if len(batch):
-                self._newest = _last_of(batch)
+                self._logged.add(batch)
+            if batch.lines:
+                self._newest = batch.lines[-1]
             yield batch
         if is_first:  # there is no file: the run was set aside
             self._begin()
 
     def record(self) -> Record:
         """As far as it was read."""
+        self._parts = [joined(self._parts)]
         return Record(
             events=self._events_now,
-            steps=self._columns,
+            steps=self._parts[0],
             newest=self._newest,
             age_s=_age_s(self._run, self._path),
-            curves=self._curves.curves() if self.has_curves else None,
+            curves=self._logged.curves(self._parts[0], self._points) if self.has_curves else None,
         )
 
     def close(self) -> None:
@@ -107,8 +110,8 @@ class RunReader:
 
     def _begin(self) -> None:
         """What came before does not count any more."""
-        self._columns = StepColumns(durations=self._columns.durations)
-        self._curves = CurvesOfRun(self._points)
+        self._parts = [NO_STEPS]
+        self._logged = LoggedValues()
         self._newest = None
 
 
@@ -122,7 +125,7 @@ def read_newest(run: RunDir) -> Record:
     """The same with the newest step alone, however long the run is: for `status`."""
     events = EventsReader(run.events).read()
     line = metrics.newest(run.metrics)
-    return Record(events=events, steps=StepColumns(), newest=line, age_s=_age_s(run, run.metrics))
+    return Record(events=events, steps=NO_STEPS, newest=line, age_s=_age_s(run, run.metrics))
 
 
 def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
@@ -142,8 +145,8 @@ def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
             record = found.values
             lines.append(found)
         if with_values:
-            values.append(record)
-    return replace(batch_of(lines, values), num_unreadable=len(texts) - len(lines))
+            values.append({name: value for name, value in record.items() if name not in NAMES})
+    return StepBatch(lines=lines, values=values, num_unreadable=len(texts) - len(lines))
 
 
 _JSON = msgspec.json.Decoder(dict[str, Any])
@@ -156,15 +159,3 @@ def _age_s(run: RunDir, lines: Path) -> float:
         with suppress(FileNotFoundError):
             ages_s.append(file_time_s() - path.stat().st_mtime)
     return max(0.0, min(ages_s, default=0.0))
-
-
-def _last_of(batch: StepBatch) -> StepLine:
-    return StepLine(
-        step=int(batch.step[-1]),
-        epoch=batch.epoch[-1],
-        loss=batch.loss[-1],
-        world_size=batch.world_size[-1],
-        generation=int(batch.generation[-1]),
-        time=number(batch.time[-1]),
-        seconds=number(batch.seconds[-1]),
-    )

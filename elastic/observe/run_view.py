@@ -5,11 +5,9 @@ a new figure is a field here and a line in each of them. What no event tells is 
 Times are seconds since 1970, by the clocks of the nodes that wrote them; no duration is negative.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,8 @@ from elastic.observe.incidents import Incident, incidents
 from elastic.observe.logged_event import E, Events, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
-from elastic.observe.step_columns import Durations, SlowRank, StepColumns, slow_ranks
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_columns import Floats, SlowRank, StepColumns, known, slow_ranks
+from elastic.observe.step_line import OwnFields, StepLine
 
 ALIVE_WITHIN_S = 10.0
 _RECENT_STEPS = 50
@@ -48,7 +46,7 @@ class Record:
 
     events: Events
     steps: StepColumns
-    newest: StepLine | None
+    newest: OwnFields | StepLine | None
     age_s: float = 0.0
     curves: Curves | None = None
 
@@ -100,7 +98,7 @@ class RunView:
     went on. replays: steps that gave another result when they were done again. edits: where a
     process with another text of the recipe went on. logged_by_rank: names in the metrics whose
     numbers are those of rank 0 alone. unreadable_lines: of the metrics, whose steps no figure has.
-    durations: of the steps, each once. audits: done, which count and were without a difference, and
+    trained: the steps that count. audits: done, which count and were without a difference, and
     failed, shards that differed. scheduled: agents that a scheduler started, with the fields of the
     event `node_scheduled`.
     """
@@ -112,7 +110,7 @@ class RunView:
     failed: kinds.RunFailed | None
     traceback: str
     plain: PlainScript | None
-    newest: StepLine | None
+    newest: OwnFields | StepLine | None
     step: int
     length: int | None
     highest_step: int
@@ -145,7 +143,7 @@ class RunView:
     lineage: list[Ancestor]
     scheduled: list[dict[str, Any]]
     unreadable_lines: int
-    durations: Durations
+    trained: StepColumns
     curves: Curves | None
 
     @property
@@ -165,6 +163,7 @@ def view_of(
     not show them. parent: what the run began from, if that was another run.
     """
     events, trained, newest = record.events, record.steps, record.newest
+    by_generation, seconds = trained.by_generation(), known(trained.seconds)
     ages_s = beat_ages_s or {}
     start, now_s = last(events, kinds.GenerationStarted), _now_s(record)
     number = start.generation if start else 0
@@ -174,7 +173,7 @@ def view_of(
     state = "finished" if end else _state(events, own, newest, now_s, ages_s)
     running_s = now_s if state == "running" else None
     workers, world_size = _training(own, start, ages_s) if start and state == "running" else ([], 0)
-    begun = generations(events, trained, running_s)
+    begun = generations(events, by_generation, running_s)
     plain = _plain_script(events, begun, is_over=end is not None) if start and start.event.plain else None
     recovered = [] if plain else recoveries(begun)
     restores, started = _all(events, kinds.Restored), last(events, kinds.RunStarted)
@@ -203,13 +202,13 @@ def view_of(
         restarts=start.event.restarts if start and not last(own, kinds.FirstStep) else 0,
         lost_steps=sum(each.lost_steps for each in restores),
         time=time_spent(begun),
-        step_time_s=_step_time(trained),
-        recent_step_s=median(recent) if (recent := trained.seconds[-_RECENT_STEPS:]) else None,
+        step_time_s=_step_time(seconds),
+        recent_step_s=float(np.median(seconds[-_RECENT_STEPS:])) if len(seconds) else None,
         generations=begun,
         recoveries=recovered,
         incidents=incidents(events, begun, recovered, state),
         checkpoints=checkpoints(events),
-        audits={"done": trained.num_audited, "failed": len(of_kind(events, kinds.AuditFailed))},
+        audits={"done": int((trained.audited == 1).sum()), "failed": len(of_kind(events, kinds.AuditFailed))},
         rehearsals=compared(events, kinds.Rehearsed),
         overlaps=compared(events, kinds.Overlapped),
         not_restored=not_restored(events),
@@ -219,15 +218,15 @@ def view_of(
         edits=_all(events, kinds.RecipeEdited),
         logged_by_rank=logged_by_rank(events),
         snapshots=snapshots.event if snapshots else None,
-        slow_ranks=slow_ranks(events, trained.tallies),
-        slow_now=slow_ranks(events, dict([*trained.tallies.items()][-1:])),
+        slow_ranks=slow_ranks(events, by_generation),
+        slow_now=slow_ranks(events, dict([*by_generation.items()][-1:])),
         shards_by_rank=moved.event.shards if moved and moved.generation >= number else [],
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=[
             {"node": each.node} | each.event.fields() for each in of_kind(events, kinds.NodeScheduled)
         ],
         unreadable_lines=trained.num_unreadable,
-        durations=trained.durations,
+        trained=trained,
         curves=record.curves,
     )
 
@@ -272,7 +271,11 @@ def _now_s(record: Record) -> float:
 
 
 def _state(
-    events: Events, own: Events, newest: StepLine | None, now_s: float, beat_ages_s: Mapping[str, float]
+    events: Events,
+    own: Events,
+    newest: OwnFields | StepLine | None,
+    now_s: float,
+    beat_ages_s: Mapping[str, float],
 ) -> str:
     """Of a run that has not finished. own: events of the newest generation."""
     # Perhaps after a failure, and waiting for others.
@@ -293,7 +296,7 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
     return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
 
 
-def _is_stepping(events: Events, newest: StepLine | None, now_s: float) -> bool:
+def _is_stepping(events: Events, newest: OwnFields | StepLine | None, now_s: float) -> bool:
     """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
     if newest is None or newest.time is None or now_s - newest.time >= ALIVE_WITHIN_S:
         return False
@@ -326,11 +329,9 @@ def _length(events: Events) -> int | None:
     return next(lengths, None) or None
 
 
-def _step_time(trained: StepColumns) -> dict[str, float | None]:
-    """Seconds; None before the first step."""
-    count = len(trained.seconds)
-    if not count:
+def _step_time(seconds: Floats) -> dict[str, float | None]:
+    """seconds: of each step that says them. None before the first step."""
+    if not len(seconds):
         return {"median": None, "p99": None}
-    places = [(count - 1) // 2, count // 2, math.ceil(0.99 * count) - 1]
-    below, above, p99 = np.partition(trained.seconds, places)[places].tolist()
-    return {"median": (below + above) / 2, "p99": p99}
+    p99 = np.quantile(seconds, 0.99, method="inverted_cdf")
+    return {"median": float(np.median(seconds)), "p99": float(p99)}

@@ -1,25 +1,22 @@
 """A curve of any length becomes a few points, in which each spike and each gap is still there.
 
 Neighbouring steps form a bucket whose width is a power of two. Of each bucket stay the lowest, the
-highest and the first point without a value, which a chart shows as a gap. Buckets of one width lie
-within those of twice the width, so the result does not depend on how many steps come at once, and
-no more is kept of a million of them. It does not promise the points in between.
+highest and the first point without a value, which a chart shows as a gap. It does not promise the
+points in between.
 """
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections import defaultdict
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any
 
 import numpy as np
 
-from elastic.observe.step_columns import ABSENT, Floats, Ints, StepBatch, floats
+from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, known, number
 
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve
 _MOST_KNOWN_NAMES = 200
-_KEPT_PER_POINT = 8  # points that wait until buckets are made of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,60 +55,68 @@ class Curves:
     time_s: Series
 
 
-class Thinned:
-    """The points of one curve as they come."""
+class LoggedValues:
+    """What a recipe logged of its steps, by name."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._at: list[Ints] = []
-        self._values: list[Floats] = []
-        self._waiting = 0
-        self._bucket = 1
-        self._gaps = 0
-        self._first_gap: int | None = None
-        self._newest = np.zeros(0, np.int64), np.zeros(0)
+    def __init__(self) -> None:
+        self._at = defaultdict[str, "array[int]"](lambda: array("q"))
+        self._values = defaultdict[str, "array[float]"](lambda: array("d"))
 
-    def add(self, at: Ints, values: Floats) -> None:
-        """The next points, in their order; NaN or an infinite number is a gap."""
-        if not len(at):
-            return
-        values = np.where(np.isfinite(values), values, np.nan)
-        gaps = at[np.isnan(values)]
-        if len(gaps):
-            self._first_gap = int(gaps[0]) if self._first_gap is None else self._first_gap
-            self._gaps += len(gaps)
-        self._at.append(at)
-        self._values.append(values)
-        self._newest = at[-1:], values[-1:]
-        self._waiting += len(at)
-        if self._waiting > _KEPT_PER_POINT * self._most:
-            self._thin()
+    def add(self, batch: StepBatch) -> None:
+        for line, logged in zip(batch.lines, batch.values, strict=True):
+            for name, value in logged.items():
+                if name in self._at or len(self._at) < _MOST_KNOWN_NAMES:
+                    self._at[name].append(line.step)
+                    self._values[name].append(number(value))
 
-    def series(self, name: str, *, tells_gaps: bool = True) -> Series:
-        """The newest point, for which a reader asks first, is one of it."""
-        self._thin()
-        at, values = self._at[0], self._values[0]
-        if len(at) and at[-1] != self._newest[0][0]:
-            at, values = np.append(at, self._newest[0]), np.append(values, self._newest[1])
-        return Series(
-            name=name,
-            at=at.tolist(),
-            values=[None if math.isnan(value) else value for value in values.tolist()],
-            bucket=self._bucket,
-            gaps=self._gaps if tells_gaps else 0,
-            first_gap=self._first_gap if tells_gaps else None,
+    def curves(self, steps: StepColumns, most: int = MOST_POINTS) -> Curves:
+        """steps: the same. most: points of each curve."""
+
+        def of_steps(name: str, values: Floats, *, tells_gaps: bool = True) -> Series | None:
+            if not len(known(values)):
+                return None
+            return thinned(name, steps.step, values, most, tells_gaps=tells_gaps)
+
+        def without_gaps(name: str, values: Floats) -> Series:
+            is_known = ~np.isnan(values)
+            return thinned(name, steps.step[is_known], values[is_known], most)
+
+        points = {name: (np.array(at), np.array(self._values[name])) for name, at in self._at.items()}
+        firsts = {name: at[np.isfinite(values)][:1] for name, (at, values) in points.items()}
+        # A name has its turn with its first number.
+        numbered = sorted((name for name, at in firsts.items() if len(at)), key=lambda name: firsts[name][0])
+        return Curves(
+            loss=of_steps("loss", steps.loss),
+            logged=[thinned(name, *points[name], most) for name in numbered[:MOST_NAMES]],
+            names_left_out=len(numbered[MOST_NAMES:]),
+            without_number=sorted(points.keys() - {*numbered}),
+            step_s=without_gaps("step time", steps.seconds),
+            # A step of one worker has no such value: a gap, but no fault.
+            slowest_s=of_steps("slowest rank", steps.slowest_s, tells_gaps=False),
+            others_s=of_steps("median of the others", steps.others_s, tells_gaps=False),
+            time_s=without_gaps("clock", steps.time),
         )
 
-    def _thin(self) -> None:
-        at = np.concatenate([np.zeros(0, np.int64), *self._at])
-        values = np.concatenate([np.zeros(0), *self._values])
-        # Of each bucket at most three points stay.
-        while len(at) > self._most and len(np.unique(at // self._bucket)) > self._most // 3:
-            self._bucket *= 2
-        if len(at) > self._most or self._bucket > 1:
-            kept = _ends(at // self._bucket, values)
-            at, values = at[kept], values[kept]
-        self._at, self._values, self._waiting = [at], [values], len(at)
+
+def thinned(name: str, at: Ints, values: Floats, most: int, *, tells_gaps: bool = True) -> Series:
+    """at, values: of shape (points,), in the order of the steps. The newest point stays too."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    gaps = at[np.isnan(values)] if tells_gaps else at[:0]
+    bucket = 1
+    # Of each bucket at most three points stay.
+    while len(at) > most and len(np.unique(at // bucket)) > most // 3:
+        bucket *= 2
+    if bucket > 1:
+        kept = np.union1d(_ends(at // bucket, values), [len(at) - 1])
+        at, values = at[kept], values[kept]
+    return Series(
+        name=name,
+        at=at.tolist(),
+        values=[None if math.isnan(value) else value for value in values.tolist()],
+        bucket=bucket,
+        gaps=len(gaps),
+        first_gap=int(gaps[0]) if len(gaps) else None,
+    )
 
 
 def _ends(bucket: Ints, values: Floats) -> Ints:
@@ -121,72 +126,3 @@ def _ends(bucket: Ints, values: Floats) -> Ints:
     lowest, highest = np.fmin.reduceat(values, begins)[of], np.fmax.reduceat(values, begins)[of]
     found = [np.flatnonzero(each) for each in (values == lowest, values == highest, np.isnan(values))]
     return np.unique(np.concatenate([each[np.unique(of[each], return_index=True)[1]] for each in found]))
-
-
-class CurvesOfRun:
-    """The curves of a run, whose steps come in batches of any size."""
-
-    def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most = most
-        self._own = {name: Thinned(most) for name in ("loss", "seconds", "slowest_s", "others_s", "time")}
-        self._known = set[str]()  # of these, those that have a value in some step
-        self._logged: dict[str, Thinned] = {}
-        self._first: dict[str, int] = {}  # by name, the first step with a number
-
-    def add(self, steps: StepBatch) -> None:
-        if not len(steps):
-            return
-        for name, thinned in self._own.items():
-            values = _numbers(steps.loss) if name == "loss" else getattr(steps, name)
-            is_known = ~np.isnan(values)
-            if is_known.any():
-                self._known.add(name)
-            if name in ("seconds", "time"):  # a step without them has no point
-                thinned.add(steps.step[is_known], values[is_known])
-            else:
-                thinned.add(steps.step, values)
-        for name, logged in steps.values.items():
-            self._add_logged(name, steps.step, logged)
-
-    def _add_logged(self, name: str, at: Ints, values: list[Any]) -> None:
-        if ABSENT in values:
-            at = at[np.array([value is not ABSENT for value in values], np.bool_)]
-            values = [value for value in values if value is not ABSENT]
-        if not values or (name not in self._logged and len(self._logged) == _MOST_KNOWN_NAMES):
-            return
-        self._logged.setdefault(name, Thinned(self._most)).add(at, _numbers(values))
-        if name not in self._first:
-            places = (place for place, value in enumerate(values) if isinstance(value, int | float))
-            if (place := next(places, None)) is not None:
-                self._first[name] = int(at[place])
-
-    def curves(self) -> Curves:
-        # However many steps come at once, a name has its turn with its first number.
-        shown = sorted(self._first, key=self._first.__getitem__)[:MOST_NAMES]
-        return Curves(
-            loss=self._own["loss"].series("loss") if "loss" in self._known else None,
-            logged=[self._logged[name].series(name) for name in shown],
-            names_left_out=len(self._first) - len(shown),
-            without_number=sorted(self._logged.keys() - self._first.keys()),
-            step_s=self._own["seconds"].series("step time"),
-            slowest_s=self._of_ranks("slowest_s", "slowest rank"),
-            others_s=self._of_ranks("others_s", "median of the others"),
-            time_s=self._own["time"].series("clock"),
-        )
-
-    def _of_ranks(self, key: str, name: str) -> Series | None:
-        """A step of one worker has no such value: a gap, but no fault."""
-        return self._own[key].series(name, tells_gaps=False) if key in self._known else None
-
-
-def _numbers(values: Sequence[Any]) -> Floats:
-    """NaN for anything but a number that a float can hold; True counts as 1."""
-    # The usual case is converted at once. A text of digits is no number.
-    return floats(values if {*map(type, values)} <= {float, NoneType} else [*map(_number, values)])
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, int | float) else None
-    except OverflowError:
-        return None

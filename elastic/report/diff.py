@@ -31,10 +31,11 @@ class StepChains:
     def add(self, batch: StepBatch) -> None:
         """The next lines."""
         self.num_unreadable += batch.num_unreadable
-        for self.last_step, chain in zip(batch.step.tolist(), batch.chain, strict=True):
-            if isinstance(chain, str) and _CHAIN.fullmatch(chain):
-                self.by_step[self.last_step] = int(chain, 16)
-            elif chain is not None:
+        for line in batch.lines:
+            self.last_step = line.step
+            if isinstance(line.chain, str) and _CHAIN.fullmatch(line.chain):
+                self.by_step[line.step] = int(line.chain, 16)
+            elif line.chain is not None:
                 self.num_unreadable += 1
 
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from math import nan
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -28,11 +29,12 @@ from elastic.observe.generations import DOWN
 from elastic.observe.goodput import BETWEEN_STEPS, END
 from elastic.observe.recovery import PHASES, Recovery
 from elastic.observe.run_view import RunView
-from elastic.observe.step_columns import DURATION_BOUNDS_S
+from elastic.observe.step_columns import known
 from elastic.system.untrusted import finite
 
 # Each has its counter from the start: a counter that begins with 1 has no increase.
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume", "ranks differed")
+DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 _Kind = Callable[..., Any]  # a class of families
@@ -77,7 +79,10 @@ class RunSeries:
 
     def __init__(self, labels: Mapping[str, str], about: Mapping[str, str]) -> None:
         self._names, self._values, self._about = [*labels], [*labels.values()], dict(about)
-        self._recovered: dict[int, Recovery] = {}  # by generation, as each was first seen
+        # Steps and recoveries count as each was first seen.
+        self._recovered: dict[int, Recovery] = {}  # by generation
+        self._durations = np.zeros(len(DURATION_BOUNDS_S) + 1, np.int64)  # by the upper bound
+        self._seconds, self._highest = 0.0, 0
 
     def families(self, view: RunView) -> list[Metric]:
         return [
@@ -100,10 +105,15 @@ class RunSeries:
         return encode(registry), content_type
 
     def _of_steps(self, view: RunView) -> Iterator[Metric]:
-        took = view.durations
-        text, buckets = "Time of the steps that count.", _buckets(DURATION_BOUNDS_S, took.counts)
+        steps = view.trained
+        new_s = known(steps.seconds[steps.step > self._highest])
+        places = np.searchsorted(DURATION_BOUNDS_S, new_s)
+        self._durations += np.bincount(places, minlength=len(self._durations))
+        self._seconds += float(new_s.sum())
+        self._highest = max(self._highest, int(steps.step.max(initial=0)))
+        text, sample = "Time of the steps that count.", _buckets(DURATION_BOUNDS_S, self._durations.tolist())
         yield self._family(
-            HistogramMetricFamily, "step_duration_seconds", text, {(): (buckets, took.seconds)}
+            HistogramMetricFamily, "step_duration_seconds", text, {(): (sample, self._seconds)}
         )
         compared, shares = dict[_Own, tuple[float]](), dict[_Own, tuple[float]]()
         for kind, done in (("rehearsal", view.rehearsals), ("overlap", view.overlaps)):

@@ -26,7 +26,8 @@ from tensorboardX.record_writer import RecordWriter
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.run_view import RunView
-from elastic.observe.step_columns import ABSENT, StepBatch
+from elastic.observe.step_columns import StepBatch
+from elastic.observe.step_line import OwnFields, StepLine
 from elastic.report.follower import Follower
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
@@ -60,8 +61,8 @@ class TensorBoardWriter:
         self._path = folder
 
     def add(self, steps: StepBatch) -> None:
-        for place in range(len(steps)):
-            step, generation = int(steps.step[place]), int(steps.generation[place])
+        for line, logged in zip(steps.lines, steps.values, strict=True):
+            step, generation = line.step, line.generation
             if step <= self.written.step:
                 if generation <= self.written.generation:
                     continue  # it is there
@@ -70,12 +71,9 @@ class TensorBoardWriter:
             values = [
                 # A name may hold half of a pair of surrogates.
                 Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
-                for tag, value in scalars_of(steps, place)
+                for tag, value in scalars_of(line, logged)
             ]
-            time = steps.time[place].item()
-            self._write(
-                Event(wall_time=0.0 if math.isnan(time) else time, step=step, summary=Summary(value=values))
-            )
+            self._write(Event(wall_time=line.time or 0.0, step=step, summary=Summary(value=values)))
             self.written = replace(self.written, step=step, generation=generation)
 
     def show(self, _view: RunView) -> None:
@@ -142,14 +140,12 @@ class TensorBoard:
         return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
 
 
-def scalars_of(steps: StepBatch, place: int) -> Iterator[tuple[str, float]]:
+def scalars_of(line: OwnFields | StepLine, logged: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """What TensorBoard shows of a step: its numbers. null, which was no finite number, is NaN."""
-    loss, seconds = steps.loss[place], steps.seconds[place].item()
-    yield "loss", _number(loss if isinstance(loss, int | float) else None)
-    if not math.isnan(seconds):
-        yield "elastic/step_seconds", seconds
-    yield "elastic/world_size", float(steps.world_size[place])
-    logged = {name: values[place] for name, values in steps.values.items() if values[place] is not ABSENT}
+    yield "loss", _number(line.loss if isinstance(line.loss, int | float) else None)
+    if line.seconds is not None:
+        yield "elastic/step_seconds", line.seconds
+    yield "elastic/world_size", float(line.world_size)
     yield from _numbers_in(logged, "", 0)
 
 

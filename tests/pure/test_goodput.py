@@ -13,8 +13,8 @@ from elastic.observe.step_line import StepLine
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
 
 
-def time_spent(events, trained, now_s=None):
-    return goodput.time_spent(generations(events, trained, now_s))
+def time_spent(events, lines, now_s=None):
+    return goodput.time_spent(generations(events, columns_of(lines).by_generation(), now_s))
 
 
 def started(time, generation, cause):
@@ -33,7 +33,7 @@ def test_the_time_around_a_restart_belongs_to_its_cause():
         logged("fault_injected", 120.0, 2, fault="kill", step=8),
     ]
     lines = [step(n, 102.0 + n, 1) for n in range(1, 7)] + [step(7, 113.0, 2), step(8, 114.5, 2)]
-    found = time_spent(events, columns_of(lines))
+    found = time_spent(events, lines)
     assert (found.wall_s, found.useful_s) == (20.0, 8.0)
     assert found.badput_s == {"start": 2.0, "failure": 4.0, "between steps": 0.5, "end": 5.5}
 
@@ -41,7 +41,7 @@ def test_the_time_around_a_restart_belongs_to_its_cause():
 def test_a_generation_without_a_step_is_part_of_a_recovery():
     """And the last one, where there is no next, of the way to itself."""
     events = [started(100.0, 1, "start"), started(103.0, 2, "failure"), started(105.0, 3, "node lost")]
-    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], columns_of([]))
+    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], [])
     assert found.badput_s == {"failure": 3.0, "node lost": 6.0}
     assert found.goodput == 0.0
 
@@ -54,9 +54,9 @@ def test_a_planned_stop_takes_no_time():
         logged("run_interrupted", 104.0, 1, "n2", step=2),
     ]
     lines = [step(1, 101.0, 1), step(2, 102.0, 1)]
-    found = time_spent([*events, started(1000.0, 2, "resume")], columns_of([*lines, step(3, 1002.0, 2)]))
+    found = time_spent([*events, started(1000.0, 2, "resume")], [*lines, step(3, 1002.0, 2)])
     assert (found.wall_s, found.useful_s, found.badput_s) == (6.0, 3.0, {"resume": 3.0})
-    waits = time_spent(events, columns_of(lines), now_s=1000.0)
+    waits = time_spent(events, lines, now_s=1000.0)
     assert (found.paused_s, waits.paused_s, waits.wall_s) == (896.0, 896.0, 4.0)
 
 
@@ -69,12 +69,12 @@ def test_a_wait_for_a_lost_node_is_lost_to_that(ends):
     ]
     lines = [step(1, 101.0, 1), step(2, 102.0, 1)]
     if ends == "goes on":
-        found = time_spent(events, columns_of(lines), now_s=120.0)
+        found = time_spent(events, lines, now_s=120.0)
         assert found.badput_s == {"node lost": 18.0}
         return
     gave_up = logged("run_interrupted", 120.0, 1, "n2", step=2, gave_up=True)
     events += [gave_up, started(1000.0, 2, "resume")]
-    found = time_spent(events, columns_of([*lines, step(3, 1002.0, 2)]))
+    found = time_spent(events, [*lines, step(3, 1002.0, 2)])
     assert found.badput_s == {"node lost": 18.0, "down": 880.0, "resume": 1.0}
 
 
@@ -86,14 +86,14 @@ def test_steps_that_were_lost_are_no_time_without_a_node():
         started(1000.0, 2, "resume"),
         logged("restored", 1001.0, 2, **restored, last_step_s=140.0),
     ]
-    found = time_spent(events, columns_of([step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1004.0, 2)]))
+    found = time_spent(events, [step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1004.0, 2)])
     assert found.badput_s == {"down": 860.0, "resume": 38.0 + 3.0}
 
 
 def test_a_run_that_waits_for_nodes_loses_time_until_now():
-    events, lines = [started(100.0, 1, "start")], columns_of([step(1, 101.0, 1)])
+    events, lines = [started(100.0, 1, "start")], [step(1, 101.0, 1)]
     assert time_spent(events, lines, now_s=161.0).badput_s == {"end": 60.0}
-    assert time_spent([], columns_of([])) is None
+    assert time_spent([], []) is None
 
 
 @st.composite
@@ -118,7 +118,7 @@ def histories(draw):
 @given(histories())
 def test_the_parts_add_up_to_the_whole(history):
     events, lines = history
-    found = time_spent(events, columns_of(lines))
+    found = time_spent(events, lines)
     assert sum(found.badput_s.values()) + found.useful_s == pytest.approx(found.wall_s, abs=1e-6)
     starts = [each for each in events if each.event.name == "generation_started"]
     lefts = [
@@ -134,5 +134,5 @@ def test_the_parts_add_up_to_the_whole(history):
     assert found.paused_s == pytest.approx(pauses_s)
     assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
     waits_s = 7.0 if lefts[-1] is None else 0.0
-    later = time_spent(events, columns_of(lines), last_s + 7.0)
+    later = time_spent(events, lines, last_s + 7.0)
     assert later.wall_s == pytest.approx(found.wall_s + waits_s)

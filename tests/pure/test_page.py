@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.observe.generations import generations
-from elastic.observe.step_columns import StepColumns
 from elastic.report import timeline
 from elastic.report.html_page import html_page, json_text, policy
 from elastic.report.timeline import lanes_of
@@ -165,7 +164,7 @@ def test_lanes_hold_each_node_once_and_in_order(members):
     events = [
         drawn_runs.started(BEGAN + at, at + 1, "start", sorted(each)) for at, each in enumerate(members)
     ]
-    lanes = lanes_of(generations(events, StepColumns()))
+    lanes = lanes_of(generations(events, {}))
 
     assert sorted(node for lane in lanes for node in lane.nodes) == sorted(set().union(*members))
     for lane in lanes:

@@ -32,8 +32,12 @@ def exited(time, generation, rank, code=None, signal=None, victim=False):
     )
 
 
+def begun_in(events, lines):
+    return generations(sorted(events, key=by_time), columns_of(lines).by_generation())
+
+
 def found_in(events, lines):
-    return recoveries(generations(sorted(events, key=by_time), columns_of(lines)))
+    return recoveries(begun_in(events, lines))
 
 
 LINES = [step(n, 100.0 + n, 1) for n in range(1, 7)]
@@ -201,7 +205,7 @@ def test_time_without_a_node_is_told_apart(gave_up, rendezvous_s, down_s):
     assert found.rendezvous_s == rendezvous_s
     assert found.down_s == pytest.approx(down_s)
     assert "of it no node answered): resume, 0 steps lost" in found.line
-    assert time_spent(generations(events, columns_of(LINES))).badput_s["down"] == found.down_s
+    assert time_spent(begun_in(events, LINES)).badput_s["down"] == found.down_s
 
 
 def test_a_resume_from_generations_unseen_here_is_told():
@@ -244,7 +248,7 @@ def histories(draw):
 @given(histories())
 def test_phases_add_up_and_no_duration_is_negative(history):
     """Clocks that disagree, missing events, steps that claim more time than passed."""
-    begun = generations(history[0], columns_of(history[1]))
+    begun = begun_in(*history)
     found, spent = recoveries(begun), time_spent(begun)
 
     assert len(found) == len(begun) - 1

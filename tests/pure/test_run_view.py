@@ -12,7 +12,7 @@ from logged import logged
 from elastic.config.run_dir import RunDir
 from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import view_of
-from elastic.observe.series import Thinned
+from elastic.observe.series import thinned
 
 NODES = ["n1", "n2"]
 KILLED = [
@@ -98,24 +98,12 @@ def test_values_without_a_number_have_no_curve(tmp_path):
     assert (curves.without_number, curves.logged[1].gaps, curves.logged[1].first_gap) == (["note"], 9, 1)
 
 
-@given(
-    st.lists(st.floats(-3, 3) | st.just(float("nan")), min_size=1, max_size=300),
-    st.lists(st.integers(1, 40), min_size=1, max_size=20),
-)
-def test_a_curve_is_the_same_however_many_points_come_at_once(values, sizes):
-    """Its lowest and highest values and its gaps are those of all points."""
-    at, points = np.arange(1, len(values) + 1), np.array(values)
-    parts, whole, begin = Thinned(12), Thinned(12), 0
-    while begin < len(values):
-        end = begin + sizes[begin % len(sizes)]
-        parts.add(at[begin:end], points[begin:end])
-        begin = end
-    whole.add(at, points)
-    found = parts.series("x")
-    assert found == whole.series("x")
-    assert len(found.at) <= 13
-    assert found.at[-1] == len(values)
+@given(st.lists(st.floats(-3, 3) | st.just(math.nan), min_size=1, max_size=300))
+def test_a_curve_keeps_its_extremes_its_gaps_and_its_end(values):
+    found = thinned("x", np.arange(1, len(values) + 1), np.array(values), 12)
+    assert len(found.at) <= 13 and found.at[-1] == len(values)
     known = [value for value in values if not math.isnan(value)]
     shown = [value for value in found.values if value is not None]
     assert (min(known, default=0), max(known, default=0)) == (min(shown, default=0), max(shown, default=0))
     assert found.gaps == len(values) - len(known)
+    assert (found.first_gap in found.at) == bool(found.gaps)

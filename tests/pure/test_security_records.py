@@ -29,7 +29,7 @@ from elastic.errors import CheckpointDamaged, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, progress_line
 from elastic.observe.log import read_events
-from elastic.observe.step_columns import batch_of
+from elastic.observe.step_columns import StepBatch
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -251,7 +251,7 @@ def test_any_events_are_reported_without_control_characters(logs, lines, noise):
         newest = metrics.newest(folder / "metrics")
     view = viewed(found, counted, newest=newest, beats={"n": 1.0}, now=100.0)
     chains = StepChains()
-    chains.add(batch_of(counted))
+    chains.add(StepBatch(lines=counted))
     end = ComparedRun.of(found, chains)
     difference = compare(end, chains, end, chains)
     json.dumps([report_json(view), status_json(view), difference], default=asdict)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from logged import logged
 from steps import NoPage
 
-from elastic.observe.step_columns import Tally, batch_of, columns_of, slow_ranks
+from elastic.observe import step_columns
+from elastic.observe.step_columns import columns_of, slow_ranks
 from elastic.observe.step_line import StepLine, parse
 from elastic.reduce.tree import span
 from elastic.system.clock import SystemClock
@@ -25,9 +26,7 @@ def line(step, own_s, generation=1, shards=None):
 
 
 def costs_s(lines):
-    tally = Tally()
-    tally.add(batch_of([*lines]))
-    return tally.costs_s()
+    return step_columns.costs_s(columns_of(lines))
 
 
 @given(st.integers(2, 16), st.integers(0, 2**32), st.floats(0.0, 0.5))
@@ -60,13 +59,15 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
     ]
     lines = [line(n, [1.0, 2.0]) for n in range(1, 101)]
     lines += [line(n, [1.0, 1.001] if n % 2 else [1.001, 1.0], 2) for n in range(101, 201)]
-    (found,) = slow_ranks(started, columns_of(lines).tallies)
+    (found,) = slow_ranks(started, columns_of(lines).by_generation())
     assert (found.rank, found.node) == (1, "b")
     assert found.share == pytest.approx(100 / sum(each.seconds for each in lines))
 
 
 def test_a_run_of_one_worker_has_no_slow_rank():
-    assert slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).tallies) == []
+    assert (
+        slow_ranks([], columns_of(StepLine(step=n, seconds=1.0) for n in range(1, 100)).by_generation()) == []
+    )
     assert slowest_of([], []) == slowest_of([1.0], [4]) == {}
 
 

@@ -11,8 +11,8 @@ from logged import logged
 from elastic.events import Event
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.run_view import Record, view_of
-from elastic.observe.series import CurvesOfRun
-from elastic.observe.step_columns import columns_of, with_values
+from elastic.observe.series import LoggedValues
+from elastic.observe.step_columns import StepBatch, columns_of
 from elastic.observe.step_line import StepLine
 from elastic.report.page import page_of
 
@@ -35,15 +35,15 @@ def drawn(
     events: Logged, lines: Sequence[StepLine], *, name: str = "runs/x", now_s: float = math.inf
 ) -> dict[str, Any]:
     """The page of a run that is only values. now_s: where the run goes on, seconds since 1970."""
-    curves = CurvesOfRun()
-    curves.add(with_values(lines))
+    steps, logged = columns_of(lines), LoggedValues()
+    logged.add(StepBatch(lines=lines, values=[line.values for line in lines]))
     seen_s = [each.time for each in events] + [each.time or 0.0 for each in lines]
     record = Record(
         events=events,
-        steps=columns_of(lines),
+        steps=steps,
         newest=lines[-1] if lines else None,
         age_s=min(now_s - max(seen_s, default=0.0), 1e7),
-        curves=curves.curves(),
+        curves=logged.curves(steps),
     )
     return page_of(name, view_of(record, {"alive": 1.0} if now_s < math.inf else {}))
 

@@ -15,7 +15,7 @@ from elastic.observe.step_line import StepLine
 
 def viewed(
     events: Events,
-    lines: Sequence[StepLine] | StepColumns = (),
+    lines: Sequence[StepLine] = (),
     *,
     newest: StepLine | None = None,
     beats: Mapping[str, float] | None = None,
@@ -23,11 +23,10 @@ def viewed(
     parent: Parent | None = None,
 ) -> RunView:
     """now: by the clock of the records; None for the time of the newest of them."""
-    steps = lines if isinstance(lines, StepColumns) else columns_of(lines)
-    last = newest if newest or isinstance(lines, StepColumns) or not lines else lines[-1]
+    last = newest if newest or not lines else lines[-1]
     times = [*(each.time for each in events), *([last.time] if last and last.time is not None else [])]
     age_s = 0.0 if now is None else now - max(times, default=0.0)
-    record = Record(events=events, steps=steps, newest=last, age_s=age_s)
+    record = Record(events=events, steps=columns_of(lines), newest=last, age_s=age_s)
     return view_of(record, beats, parent)
 
 
