@@ -3,17 +3,15 @@
 `dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in
 this process or in a data-loading process alike; where an epoch draws a sample several times, each
 draw has a key of its own. Tensors in memory (a TensorDataset itself, no subclass, and without an
-own collate) draw nothing and are indexed whole. It does not reach generators that a dataset keeps
-for itself: their draws depend on what was loaded before. So the samples of a run's first shard are
-loaded again, in another order (`_check_memory`). A cache of augmented samples, or labels that get
-numbers as they come, are alike both times there: an audit or a rehearsal sees those.
+own collate) draw nothing and are indexed whole. It does not reach what a dataset keeps for itself,
+such as a generator, a cache of augmented samples or labels that get numbers as they come: an audit
+or a rehearsal, which load again, see those.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, tee
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +19,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import TensorDataset
 
-from elastic.data.fingerprint import fingerprint
 from elastic.data.loading_processes import KeyedBatches, default_collate, load_in_processes, slices_ahead
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
-from elastic.errors import UsageError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,20 +75,10 @@ class BatchLoader:
     collate: Callable[[list[Any]], Any] | None
     ahead: int = 1
 
-    def batches(self, slices: Iterator[Slice], first: Slice | None = None) -> Iterator[Batch]:
-        """One batch of each slice, in order. Loading processes take slices ahead of their use.
-
-        first: is loaded twice before. Raises UsageError if the dataset remembers its samples.
-        """
+    def batches(self, slices: Iterator[Slice]) -> Iterator[Batch]:
+        """One batch of each slice, in order. Loading processes take slices ahead of their use."""
         slices, ahead = tee(slices)
-        loading = self._load(ahead)  # its processes have begun, with the dataset as it is
-        if first is not None:
-            try:
-                self._check_memory(first)
-            except UsageError:
-                del loading  # its processes end at once, and the garbage collector would wait for them
-                raise
-        for each, data in zip(slices, loading, strict=True):
+        for each, data in zip(slices, self._load(ahead), strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
     def again(self, one: Slice) -> Batch:
@@ -103,37 +89,6 @@ class BatchLoader:
     def is_whole(self) -> bool:
         """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
         return type(self.dataset) is TensorDataset and self.collate is None
-
-    def _check_memory(self, first: Slice) -> None:
-        """A sample is a function of (seed, epoch, sample) alone, or it depends on which samples
-        a process loaded before, and so on the number of workers.
-
-        In this process the samples of one slice are loaded in their order, then the other way
-        round, and under other random streams in between, so that data which are changed in place
-        show. Each rank looks by itself, and none waits for another. Raises UsageError.
-        """
-        if self.is_whole:
-            return
-        collate = self.collate or default_collate
-
-        def loaded(order: list[int], epoch: int) -> str:
-            def in_own_order(samples: list[Any]) -> Any:
-                return collate(
-                    [sample for _, sample in sorted(zip(order, samples, strict=True), key=itemgetter(0))]
-                )
-
-            one = Slice(epoch, first.shard, first.indices[order], first.streams[order])
-            return fingerprint(replace(self, collate=in_own_order).again(one).data)
-
-        places = list(range(len(first.indices)))
-        before = loaded(places, first.epoch)
-        loaded(places, -1)
-        # The last stays the last: what collate draws follows from its stream.
-        if loaded([*places[-2::-1], places[-1]], first.epoch) != before:
-            raise UsageError(
-                "expected a dataset that gives the same samples at any time, found other ones at a second load: it, or collate, counts, draws from its own generator, "
-                "or writes into its data; change copies"
-            )
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -167,25 +122,20 @@ class Loader:
         """
         return slices_ahead(self.workers, shards) if self.workers else 0
 
-    def steps_of(
-        self, shards_of: Callable[[int], range], first_step: int, *, check_first: bool = False
-    ) -> Iterator[list[Batch]]:
+    def steps_of(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[list[Batch]]:
         """The batches of the shards of each step, in order, from `first_step` to the last.
 
-        shards_of: called with a step; a step has the same shards each time. check_first: raises
-        UsageError if the dataset remembers its first samples.
+        shards_of: called with a step; a step has the same shards each time.
         """
-        at_first = shards_of(first_step)
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
             device=self.device,
             workers=self.workers,
             collate=self.collate,
-            ahead=len(at_first),  # while a step computes, the whole next one is loaded
+            ahead=len(shards_of(first_step)),  # while a step computes, the whole next one is loaded
         )
-        looked_at = next(self._slices(lambda _step: at_first, first_step)) if check_first else None
-        batches = loader.batches(self._slices(shards_of, first_step), looked_at)
+        batches = loader.batches(self._slices(shards_of, first_step))
         for number in range(first_step, self.order.steps + 1):
             yield list(islice(batches, len(shards_of(number))))
 

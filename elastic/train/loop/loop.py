@@ -37,7 +37,6 @@ from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
 from elastic.train.step.balancing import balancing_of, is_held_off
-from elastic.train.step.contract import compute_again
 from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step, WatchesStep
 
@@ -129,7 +128,6 @@ class Loop:
         resumed = resume(parts, self.stopped, parts.again.look())
         point = self._began = resumed.point
         parts.again.restored(point.step, is_doubtful=point.divergence is not None)
-        compute_again(parts.state.submodules())
         self._agreement = Agreement(
             comparison=parts.comparison,
             page=parts.page,
@@ -207,7 +205,7 @@ class Loop:
                 return exchange.own_shards[::-1]
             return own if balancing is None else balancing.own_shards(step)
 
-        return parts.loader.steps_of(shards_of, first, check_first=first == 1)
+        return parts.loader.steps_of(shards_of, first)
 
     # One step.
 
@@ -254,7 +252,6 @@ class Loop:
         outcome = step.outcome or step.end_by_hand()
         self._of_steps.contract.end_step()
         step.fault_point("optimizer")
-        compute_again(self._of_steps.contract.parts.modules)
         saving.after_update()
         requests = remaining(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
@@ -333,7 +330,6 @@ class Loop:
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
         parts, began, last, output = self.parts, self._began, self._last, self.parts.output
-        compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
