@@ -28,7 +28,7 @@ from elastic.check.plan import (
     Launch,
     launches,
 )
-from elastic.check.runs import LIMIT_S, Ended, News, Runs
+from elastic.check.runs import LIMIT_S, Ended, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.proof.evidence import Evidence, FirstGradient, TraceLine, differences
@@ -46,21 +46,13 @@ class RecipeFailed(ElasticError):  # noqa: N818
 
 
 class Result(StrEnum):
-    """The outcome of one proof."""
+    """The outcome of one proof, or of the whole check."""
 
     EXACT = "exact"
     DIFFERS = "differs"
     FAILED = "failed"
-    NOT_RUN = "not run"
-
-
-class Verdict(StrEnum):
-    """The outcome of the whole check."""
-
-    EXACT = "exact"
-    DIFFERS = "differs"
-    FAILED = "failed"
-    REFUSED = "refused"
+    NOT_RUN = "not run"  # of a proof
+    REFUSED = "refused"  # of a check, as the next one
     STOPPED = "stopped"
 
 
@@ -99,7 +91,7 @@ class Checked:
     """
 
     recipe: str
-    result: Verdict
+    result: Result
     exit_code: int
     steps: int = 0
     steps_of_run: int = 0
@@ -111,15 +103,15 @@ class Checked:
     error: str | None = None
 
 
-def check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> Checked:
-    """tell: is given each proof as soon as it is known. news: of `signals_as_news`.
+def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
+    """tell: is given each proof as soon as it is known.
 
-    Raises UsageError or RecipeFailed where the calm run by one worker does not come through, and
-    CheckStopped at a signal. In any case its processes and its folder are gone.
+    Raises UsageError or RecipeFailed where the calm run by one worker does not come through. In any
+    case its processes and its folder are gone.
     """
     temporary = tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True)
     # Left in the opposite order: the processes go before their folder.
-    with temporary as folder, Runs(options, Path(folder), news) as runs:
+    with temporary as folder, Runs(options, Path(folder)) as runs:
         calm = _calm(options, runs)
         steps, of_run = calm.lines[-1].step, _steps_of_run(calm)
         note = f"the first {steps} of {of_run} steps, with which the others are compared"
@@ -131,7 +123,7 @@ def check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> C
 
 def _calm(options: CheckOptions, runs: Runs) -> Ended:
     least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-    (calm,) = runs.ended(runs.begin([Launch(proof=CALM, workers=1, gradient=True)], least, seconds))
+    (calm,) = runs.begin([Launch(proof=CALM, workers=1, gradient=True)], least, seconds).result()
     assert calm is not None, "no command is before it"
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
@@ -166,7 +158,7 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
     begun = [runs.begin(chain, most) for chain in chains]
     ignored = frozenset[str]()
     for chain, running in zip(chains, begun, strict=True):
-        for launch, ended in zip(chain, runs.ended(running), strict=True):
+        for launch, ended in zip(chain, running.result(), strict=True):
             if ended is None:
                 add(
                     Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=_RUN_BEFORE)
@@ -177,11 +169,10 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
             add(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
     bad = next((each for each in proofs if each.is_bad), None)
     differs = next((each for each in proofs if each.result is Result.DIFFERS), None)
-    verdict = Verdict.EXACT if bad is None else Verdict(bad.result)
     return Checked(
         recipe=options.recipe,
-        result=verdict,
-        exit_code=EXIT_COMPLETE if verdict is Verdict.EXACT else EXIT_FAILED,
+        result=Result.EXACT if bad is None else bad.result,
+        exit_code=EXIT_COMPLETE if bad is None else EXIT_FAILED,
         steps=steps,
         steps_of_run=_steps_of_run(calm),
         proofs=proofs,

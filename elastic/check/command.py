@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from elastic.agent.preflight import imports_library
-from elastic.check.check import Checked, Proof, Result, Verdict, check
+from elastic.check.check import Checked, Proof, Result, check
 from elastic.check.plan import GRADIENT
-from elastic.check.runs import CheckStopped, signals_as_news
+from elastic.check.runs import CheckStopped, stopped_by_signals
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
@@ -29,7 +29,7 @@ def run_check(options: CheckOptions) -> int:
             _say(row(proof))
 
     # Before the first line: a user who has seen it is told what a signal ended.
-    with signals_as_news() as news:
+    with stopped_by_signals():
         if not options.as_json:
             _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
         try:
@@ -37,7 +37,7 @@ def run_check(options: CheckOptions) -> int:
                 raise UsageError(
                     f"expected a recipe that imports elastic, found that {options.recipe} does not, so that nothing can be compared"
                 )
-            found = check(options, tell, news)
+            found = check(options, tell)
         except ElasticError as error:
             if options.as_json:
                 print(_document(_broken_off(options, error, told)))
@@ -51,10 +51,10 @@ def _document(found: Checked) -> str:
 
 
 def _broken_off(options: CheckOptions, error: ElasticError, told: list[Proof]) -> Checked:
-    result = Verdict.REFUSED if error.exit_code == EXIT_USAGE else Verdict.FAILED
+    result = Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED
     return Checked(
         recipe=options.recipe,
-        result=Verdict.STOPPED if isinstance(error, CheckStopped) else result,
+        result=Result.STOPPED if isinstance(error, CheckStopped) else result,
         exit_code=error.exit_code,
         proofs=told,
         error=str(error),
@@ -83,7 +83,7 @@ def _result(proof: Proof) -> str:
             return _failed(proof)
         case Result.NOT_RUN:
             return f"{'NOT COMPARED' if proof.proof == GRADIENT else 'NOT RUN'}{note}"
-        case Result.EXACT:
+        case _:
             # The calm run says what the others are compared with, the gradient how close it is.
             return proof.note or "exact"
 
@@ -110,13 +110,8 @@ def verdict(found: Checked) -> str:
 
 
 def _conclusion(found: Checked) -> str:
-    same = f"every run left the same state behind at each of the {found.steps} steps"
-    match found.result:
-        case Verdict.EXACT if any(
-            each.proof == GRADIENT and each.result is not Result.EXACT for each in found.proofs
-        ):
-            return f"exact, but the first gradient was not compared: {same}"
-        case Verdict.EXACT:
-            return f"exact: {same}"
-        case _:
-            return "not exact" if found.cause is None else f"not exact: {found.cause}"
+    if found.result is not Result.EXACT:
+        return "not exact" if found.cause is None else f"not exact: {found.cause}"
+    is_whole = all(each.result is Result.EXACT for each in found.proofs if each.proof == GRADIENT)
+    but = "" if is_whole else ", but the first gradient was not compared"
+    return f"exact{but}: every run left the same state behind at each of the {found.steps} steps"

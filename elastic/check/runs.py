@@ -1,9 +1,8 @@
 """The commands of a check run in the background, and nothing of them outlasts it.
 
-Each is a process of its own, whose run directory and temporary files are in the check's folder. A
-signal that asks the check to stop is news like the end of a command, so that it never interrupts
-what the check is doing. At the end, however it comes, every process that a command left behind is
-killed: they become children of this process when their parents die.
+Each is a process of its own, whose run directory and temporary files are in the check's folder. At
+the end, however it comes, every process that a command left behind is killed: they become children
+of this process when their parents die.
 """
 
 import os
@@ -16,10 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from elastic.check.plan import Launch
 from elastic.config import environment
@@ -69,36 +67,34 @@ class Ended:
     stopped: str | None
 
 
-# None where a chain of commands ended; or what ends the check.
-News = SimpleQueue[CheckStopped | None]
-
-
 @contextmanager
-def signals_as_news() -> Iterator[News]:
-    """Within it, signals that would end this process end the check in order.
-
-    One that is ignored, as `nohup` does with SIGHUP, stays ignored.
+def stopped_by_signals() -> Iterator[None]:
+    """Within it, a signal that would end this process raises CheckStopped, and no later one
+    disturbs the end of the check. One that is ignored, as `nohup` does with SIGHUP, stays so.
     """
-    news: News = SimpleQueue()  # which a signal handler may put into
-    before = {
-        number: signal.signal(number, lambda number, _: news.put(CheckStopped(number)))
-        for number in SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
+        raise CheckStopped(number)
+
+    for number in taken:
+        signal.signal(number, stop)
     try:
-        yield news
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 class Runs:
     """As a context: the commands that were begun in it are gone when it is left."""
 
-    def __init__(self, options: CheckOptions, root: Path, news: News) -> None:
+    def __init__(self, options: CheckOptions, root: Path) -> None:
         self._options = options
         self._root = root
-        self._news = news
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._lock = Lock()
         self._running: set[subprocess.Popen[bytes]] | None = set()  # None once nothing may begin
@@ -127,16 +123,7 @@ class Runs:
         The answer has None for each command after a failed one: it would
         resume something else. steps, seconds: how far each of them trains (CheckRequest).
         """
-        chains = self._pool.submit(self._run_chain, chain, steps, seconds)
-        chains.add_done_callback(lambda _: self._news.put(None))
-        return chains
-
-    def ended(self, chain: "Future[list[Ended | None]]") -> list[Ended | None]:
-        """Waits for a chain that was begun. Raises CheckStopped when a signal comes first."""
-        while not chain.done():
-            if stopped := self._news.get():
-                raise stopped
-        return chain.result()
+        return self._pool.submit(self._run_chain, chain, steps, seconds)
 
     def _run_chain(self, chain: Sequence[Launch], steps: int, seconds: float) -> list[Ended | None]:
         found: list[Ended | None] = []

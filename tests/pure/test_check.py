@@ -13,7 +13,6 @@ from elastic.check.check import (
     Proof,
     RecipeFailed,
     Result,
-    Verdict,
     first_difference,
     gradient_proof,
     unsteady_values,
@@ -131,7 +130,7 @@ def proof(**changes):
 def found(*proofs, **changes):
     whole = Checked(
         recipe="r.py",
-        result=Verdict.EXACT,
+        result=Result.EXACT,
         exit_code=0,
         steps=2,
         steps_of_run=9,
@@ -155,7 +154,7 @@ def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
     assert command.row(proof(**FAILED)).endswith("instead of exit code 75: ValueError: no")
     assert command.row(refused).endswith("instead of exit code 75: expected a number")
     assert len(command.row(proof(**FAILED | {"failure": "one number " * 99}))) < 400
-    lines = command.verdict(found(proof(**FAILED), result=Verdict.FAILED)).splitlines()
+    lines = command.verdict(found(proof(**FAILED), result=Result.FAILED)).splitlines()
     assert lines[0] == "a killed worker, 2 workers: exit code 1 instead of exit code 75:"
     assert "not exact" in lines
     assert lines[-1] == "not compared: the steps after step 2; files"
@@ -184,7 +183,7 @@ def test_a_check_that_breaks_off_prints_one_json_document_too(
     recipe = tmp_path / "r.py"
     recipe.write_text("import elastic")
 
-    def breaks_off(_options, tell, _news):
+    def breaks_off(_options, tell):
         tell(proof())
         raise error
 

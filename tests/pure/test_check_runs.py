@@ -2,18 +2,18 @@
 
 import os
 import signal
-import tempfile
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
-from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from elastic.check import check as module
 from elastic.check import command, plan
-from elastic.check.check import RecipeFailed, Result, Verdict, check
+from elastic.check.check import RecipeFailed, Result, check
 from elastic.check.plan import Launch
-from elastic.check.runs import CheckStopped, Ended, Runs, signals_as_news
+from elastic.check.runs import Ended, Runs, stopped_by_signals
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.proof.evidence import FirstGradient, TraceLine
@@ -48,29 +48,18 @@ def checks(monkeypatch):
     """Checks a recipe whose runs end as they should, but for those that are given by proof."""
 
     def checked(others, trained=8, **calm):
-        class Scripted:
-            def __init__(self, *_):
-                pass
+        def begin(chain, steps, *_):
+            if chain[0].proof != plan.CALM:
+                checked.steps.add(steps)
+            found = [others.get(each.proof, ended(each.ends[0], trained, **calm)) for each in chain]
+            bad = [number for number, each in enumerate(chain) if each.proof in others]
+            running = Future()
+            running.set_result(found[: bad[0] + 1] + [None] * (len(found) - bad[0] - 1) if bad else found)
+            return running
 
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *_):
-                pass
-
-            def begin(self, chain, steps, *_):
-                if chain[0].proof != plan.CALM:
-                    checked.steps.add(steps)
-                found = [others.get(each.proof, ended(each.ends[0], trained, **calm)) for each in chain]
-                bad = [number for number, each in enumerate(chain) if each.proof in others]
-                return found[: bad[0] + 1] + [None] * (len(found) - bad[0] - 1) if bad else found
-
-            def ended(self, chain):
-                return chain
-
-        monkeypatch.setattr(module, "Runs", Scripted)
+        monkeypatch.setattr(module, "Runs", lambda *_: nullcontext(SimpleNamespace(begin=begin)))
         rows, checked.steps = [], set()
-        return check(OPTIONS, rows.append, SimpleQueue()), rows
+        return check(OPTIONS, rows.append), rows
 
     return checked
 
@@ -92,13 +81,13 @@ def test_a_failed_run_leaves_a_row_for_each_run_it_kept_off(checks):
     assert [each.result for each in rows[-3:]] == [Result.FAILED, Result.NOT_RUN, Result.NOT_RUN]
     assert (rows[-3].ended, rows[-3].failure) == ("exit code 1 instead of exit code 75", ERROR)
     assert "the run before it" in rows[-1].note
-    assert (found.result, found.exit_code, found.proofs) == (Verdict.FAILED, 1, rows[1:])
+    assert (found.result, found.exit_code, found.proofs) == (Result.FAILED, 1, rows[1:])
 
 
 def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
     found, rows = checks({}, stopped="the recipe left the loop")
 
-    assert (found.result, found.steps, found.steps_of_run) == (Verdict.EXACT, 8, 8)
+    assert (found.result, found.steps, found.steps_of_run) == (Result.EXACT, 8, 8)
     assert checks.steps == {9}  # a run that does not end itself must not be cut off where the calm one ended
     assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
     assert not any("the steps after" in part for part in found.not_compared)
@@ -120,7 +109,7 @@ def test_a_run_that_ends_elsewhere_than_the_calm_one_fails(checks, others, calm,
     killed = next(each for each in rows if each.proof == plan.KILLED)
     assert says in killed.ended
     assert "step.number" in killed.failure
-    assert (found.result, found.exit_code) == (Verdict.FAILED, 1)
+    assert (found.result, found.exit_code) == (Result.FAILED, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,46 +138,9 @@ def test_a_run_directory_is_removed_as_soon_as_its_runs_ended(tmp_path):
             assert folder.parent == self._root
             return ended(0)
 
-    runs = Written(OPTIONS, tmp_path, SimpleQueue())
-    assert runs.ended(runs.begin([Launch(proof=plan.AGAIN, workers=1)], 8))[0].code == 0
+    runs = Written(OPTIONS, tmp_path)
+    assert runs.begin([Launch(proof=plan.AGAIN, workers=1)], 8).result()[0].code == 0
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("moment", ["first line", "folder"])
-def test_a_signal_ends_a_check_in_order_from_its_first_line_on(
-    tmp_path, monkeypatch, capsys, request, moment
-):
-    """Right after the first line was printed, and right after the temporary folder was made."""
-    number = signal.SIGHUP
-    recipe = tmp_path / "r.py"
-    recipe.write_text("import elastic")
-    folders = tmp_path / "temporary"
-    folders.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folders))
-    monkeypatch.setattr(Runs, "begin", lambda *_: Future())
-
-    def then_the_signal(function):
-        def called(*arguments, **others):
-            result = function(*arguments, **others)
-            os.kill(os.getpid(), number)
-            return result
-
-        return called
-
-    # SIGHUP is ignored where the tests run under nohup, and a check leaves it so.
-    outside = signal.signal(number, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(number, outside))
-    before = signal.getsignal(number)
-    if moment == "folder":
-        monkeypatch.setattr(tempfile, "mkdtemp", then_the_signal(tempfile.mkdtemp))
-    else:
-        monkeypatch.setattr(command, "_say", then_the_signal(command._say))
-    with pytest.raises(CheckStopped, match=f"^{number.name} stopped the check"):
-        command.run_check(replace(OPTIONS, recipe=str(recipe)))
-
-    assert "trained again and again" in capsys.readouterr().out
-    assert list(folders.iterdir()) == []
-    assert signal.getsignal(number) is before
 
 
 def test_a_script_without_the_library_is_refused(tmp_path):
@@ -202,10 +154,9 @@ def test_a_check_under_nohup_outlives_its_terminal():
     """nohup has SIGHUP ignored, and a handler would undo that."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_as_news() as news:
+        with stopped_by_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert news.empty()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
