@@ -10,7 +10,7 @@ Feistel network on the two digits of a number, of bases a and b, where a * b is 
 of one digit to the other, modulo its base, which can be taken back: so the network is a permutation
 of a * b numbers, whatever the hash. What it puts at n or above goes through it again until it comes
 out below n; fewer than one number in sqrt(n) does. Four rounds are told from a random permutation
-by a chi-square test, and five are not (test_permutation.py); it has eight. Of a few numbers it
+by a chi-square test, and five are not (decision 0026); it has eight. Of a few numbers it
 gives some permutations more often than others, so small data sets are sorted by keyed hashes
 instead (order.py).
 """

@@ -140,33 +140,6 @@ def test_a_recipe_that_remembers_is_named_in_the_first_step(ranks, kind, world_s
     assert {tuple(each[2:]) for each in events} == {(first, "recipe", None)}
 
 
-class Momentum(nn.Module):
-    """MoCo's encoders as published: the second one follows the first inside forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
-        self.follows = False
-
-    def forward(self, x):
-        if self.follows:
-            self.key.weight.data.mul_(0.9).add_(self.query.weight.data, alpha=0.1)
-        return self.query(x) * self.key(x)
-
-
-def test_weights_moved_past_autograd_are_found_in_any_step():
-    """What a forward does to parameters is compared in the first step of a process; in later ones
-    a write through .data is seen by its effect alone. The warm-up here ends after step 1.
-    """
-    net = seeded(Momentum)
-    optimizer, coming = begun(ALONE, net)
-    next(coming).mean_loss(lambda batch: net(batch.data[0]).square().mean())
-    optimizer.step()
-    net.follows = True
-    with pytest.raises(RecipeNotExact, match="a queue or momentum update"):
-        next(coming).mean_loss(lambda batch: net(batch.data[0]).square().mean())
-
-
 def test_a_redo_that_fails_again_is_the_recipe():
     """A layer that does something else at its very first call: three of four computations agree,
     and after a restart it is at its first call again.

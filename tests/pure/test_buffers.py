@@ -35,12 +35,12 @@ def holding(**tensors):
 
 def holder(forms):
     """A module with a buffer of each of these (dtype, numbers)."""
-    module = nn.Module()
-    for index, (dtype, numbers) in enumerate(forms):
+
+    def values(index, numbers):
         draw = torch.Generator().manual_seed(index)
-        values = torch.randint(0, 7, (numbers,), generator=draw).to(torch.float64) / 3
-        module.register_buffer(f"b{index}", values.to(dtype))
-    return module
+        return torch.randint(0, 7, (numbers,), generator=draw).to(torch.float64) / 3
+
+    return holding(**{f"b{i}": values(i, numbers).to(dtype) for i, (dtype, numbers) in enumerate(forms)})
 
 
 def changed(value, by):
@@ -106,10 +106,7 @@ def plain(module, shards, forward):
     opening = {name: buffer.clone() for name, buffer in module.named_buffers()}
     left = []
     for shard in range(shards):
-        alone = nn.Module()
-        for name, value in opening.items():
-            alone.register_buffer(name, value.clone())
-        forward(alone, shard)
+        forward(alone := holding(**{name: value.clone() for name, value in opening.items()}), shard)
         left.append(dict(alone.named_buffers()))
     for name, value in opening.items():
         values = [of_shard[name] for of_shard in left]

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from committed import commit_in
-from long_run import IDENTITY, write_long_run
+from drawn_runs import IDENTITY, write_whole
 from torch import nn
 
 from elastic.agent.run_directory import has_recorded_end
@@ -57,7 +57,7 @@ def write(run: Path, name: str, *, age_s: float = 0.0) -> None:
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Finished, in three generations, with two committed states and what such runs leave."""
-    folder = write_long_run(tmp_path / "run", 120)
+    folder = write_whole(tmp_path / "run", 120)
     for step in (60, 120):
         commit_in(folder, IDENTITY, step, State(model=nn.Linear(3, 1)))
     for name in GONE | STAYING:
@@ -153,7 +153,7 @@ def test_a_run_that_began_under_the_name_meanwhile_stays_whole(run, monkeypatch)
 
     def agrees(_files):
         run.rename(aside)
-        write_long_run(run, 10)
+        write_whole(run, 10)
         for name in GONE:
             write(run, name, age_s=DAY_S)
         return True

@@ -63,18 +63,6 @@ def test_other_choices_than_before_are_refused_or_said(before, now, step):
     assert has_same_steps(record_of(there, 0), record_of(here, 0)) == is_same
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "step", "end"),
-    [
-        ({"epochs": 2}, {"epochs": 4}, 3, 12),
-        ({"epochs": 4}, {"steps": 5}, 3, 5),
-        ({"epochs": 4}, {"epochs": 2}, 7, 7),
-    ],
-)
-def test_another_length_is_said_and_goes_on(before, now, step, end):
-    assert f"ends after step {end}" in resumes(beside(order_of(**before), step), order_of(**now), step)
-
-
 def test_a_state_trained_on_nothing_goes_on_with_any_data():
     """Step 0 of a run that began from another one's state, and was corrected before it trained."""
     assert resumes(record_of(order_of(epochs=2), 0), order_of(samples=9, steps=1), 0) == ""

@@ -207,16 +207,21 @@ class ManyParts(nn.Module):
 
 
 def mean_form(step, net):
-    """Frozen layers come and go; the modes are set inside, and differ from those of the body."""
+    """Frozen layers come and go. As in TRADES, the function leaves the evaluation mode in which it
+    computed clean outputs: else only the first shard of each rank would have dropout.
+    """
     net.body[0].requires_grad_(step.number != LATE)
-    net.train(step.number == LATE)
+    net.train(step.number != LATE)
 
     def loss(batch):
-        net.train()
-        return F.cross_entropy(net(batch.data[0], step=step.number, is_rare=batch.shard == 2), batch.data[1])
+        outputs = net(batch.data[0], step=step.number, is_rare=batch.shard == 2)
+        net.eval()
+        with torch.no_grad():
+            clean = net(batch.data[0])
+        return F.cross_entropy(outputs, batch.data[1]) + (outputs - clean).square().mean()
 
     step.mean_loss(loss)
-    assert net.training and net.body.training
+    assert not net.training and not net.body.training
 
 
 def sum_form(step, net):
@@ -268,36 +273,6 @@ def parts_and_modes():
     return State(net=net, optimizer=optimizer), body
 
 
-@recipe()
-def robust():
-    """TRADES: the loss in training mode, then the clean outputs in evaluation mode, which the
-    function leaves: only the first shard of each rank would have dropout.
-    """
-    net = perceptron(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def loss(batch):
-        inputs, labels = batch.data
-        outputs = net(inputs)
-        net.eval()
-        with torch.no_grad():
-            clean = net(inputs)
-        return F.cross_entropy(outputs, labels) + (net(inputs + 0.1) - clean).square().mean()
-
-    def body(step):
-        net.train(step.number != 3)
-        if step.number % 2:
-            step.mean_loss(loss)
-        else:
-            total = step.sum(loss) + step.sum(lambda batch: net.train()(batch.data[0]).square().mean())
-            assert net.training
-            net.train(step.number == 2)
-            step.backward(total / step.shards)
-        optimizer.step()
-
-    return State(net=net, optimizer=optimizer), body
-
-
 class OwnUpdate:
     """An optimizer that derives from nothing, and has none of torch's hooks."""
 
@@ -342,11 +317,10 @@ class Trainer:
     def __init__(self):
         self.net = perceptron(nn.BatchNorm1d(WIDTH))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
-        self.parts = {"scheduler": schedules.StepLR(self.optimizer, 2)}
-        self.scaler = torch.amp.GradScaler("cpu")
+        self.parts = {"scheduler": schedules.StepLR(self.optimizer, 2), "scaler": torch.amp.GradScaler("cpu")}
 
     def state_dict(self):
-        held = {"net": self.net, "optimizer": self.optimizer, "scaler": self.scaler, **self.parts}
+        held = {"net": self.net, "optimizer": self.optimizer, **self.parts}
         return {name: copy.deepcopy(each.state_dict()) for name, each in held.items()}
 
     def load_state_dict(self, state):
@@ -359,9 +333,9 @@ def trainer():
     mine = Trainer()
 
     def body(step):
-        step.mean_loss(entropy(mine.net), mine.scaler)
-        mine.scaler.step(mine.optimizer)
-        mine.scaler.update()
+        step.mean_loss(entropy(mine.net), mine.parts["scaler"])
+        mine.parts["scaler"].step(mine.optimizer)
+        mine.parts["scaler"].update()
         mine.parts["scheduler"].step()
 
     return State(trainer=mine), body

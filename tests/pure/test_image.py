@@ -15,9 +15,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastic.errors import CheckpointDamaged, StateNotSavable, StoreFailed
+from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import checksum, image, image_hash, safetensors_header
-from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageChecksum
+from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES
 from elastic.snapshot.image_hash import ImageHash, in_memory
 from elastic.system.parallel import run_all
 
@@ -308,37 +308,6 @@ def test_bytes_that_belong_to_no_tensor_are_damage(places):
         hashes_by(in_memory(body), len(body))
 
 
-def test_a_header_that_cannot_be_there_is_not_collected():
-    """A bit that flips in the length word: `verify` has no memory for the whole payload."""
-    body, read = written({"x": torch.zeros(100_000)}, {"state": {}}), []
-    body[5] ^= 1
-
-    def pieces(start, end):
-        for at in range(start, end, 1000):
-            read.append(at)
-            yield body[at : min(at + 1000, end)]
-
-    with pytest.raises(CheckpointDamaged, match=f"is announced, {len(body)} bytes are there in all"):
-        ImageHash(pieces, len(body))
-    assert read == [0]
-
-
-def test_a_source_that_fails_on_one_thread_ends_the_others(monkeypatch):
-    """A store that does not answer: the error comes out, and the other tensors are not read on."""
-    body, asked = written({f"x{n}": torch.zeros(1000) for n in range(40)}, {"state": {}}), []
-
-    def pieces(start, end):
-        asked.append(start)
-        if len(asked) >= 3:
-            raise StoreFailed("no answer")
-        yield body[start:end]
-
-    monkeypatch.setattr(image_hash, "TASK_BYTES", 1)
-    with pytest.raises(StoreFailed, match="no answer"):
-        hashes_by(pieces, len(body), 2)
-    assert len(asked) < 40
-
-
 # Its checksum.
 
 
@@ -351,19 +320,6 @@ def test_one_flipped_bit_shows_and_the_address_does_not(size, shift, data):
     assert checksum.of_image(elsewhere.data) == before
     elsewhere[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert checksum.of_image(elsewhere.data) != before
-
-
-@given(st.integers(1, 3_000), st.data())
-def test_pieces_may_be_added_in_any_order(words, data):
-    """Cut anywhere between words, as tensors are."""
-    whole = np.arange(words * WORD_BYTES).astype(np.uint8)
-    cuts = sorted({0, words, *data.draw(st.lists(st.integers(0, words), max_size=5))})
-    parts = [(a * WORD_BYTES, whole[a * WORD_BYTES : b * WORD_BYTES]) for a, b in itertools.pairwise(cuts)]
-    found = ImageChecksum(whole.nbytes)
-    for offset, part in data.draw(st.permutations(parts)):
-        for at, piece in found.pieces(offset, part):
-            found.add(at, piece)
-    assert found.hexdigest() == checksum.of_image(whole.data)
 
 
 @pytest.mark.parametrize("largest", [2 * SMALL_BYTES, checksum.LARGEST_BLOCK_BYTES])

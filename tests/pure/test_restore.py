@@ -2,9 +2,6 @@
 that does not answer, and another run's state to begin from.
 """
 
-import os
-import select
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -275,8 +272,6 @@ def test_a_state_of_other_objects_ends_the_restore():
 
 # Another run's state, from which all ranks begin, or none.
 
-LEFT = "left"  # a pipe
-
 
 @pytest.fixture
 def parent(tmp_path):
@@ -285,30 +280,16 @@ def parent(tmp_path):
     return Parent(run_id=IDENTITY.run_id, url=str(tmp_path / "first"), step=40, digest=record.digest)
 
 
-class DeletesLast(LocalStore):
-    """Deletes once the other rank has left, or half a second later."""
-
-    def delete(self, name):
-        left = os.open(self._root / LEFT, os.O_RDONLY | os.O_NONBLOCK)
-        select.select([left], [], [], 0.5)
-        os.close(left)
-        super().delete(name)
-
-
 def begins(member, written, own, widths):
     """What a rank begins with, whose own model has this width; or why it does not, and whether the
     run directory is still claimed when it leaves.
     """
     parent, mine = decode(Parent, written, what="parent"), model(-1.0 - member.rank, widths[member.rank])
-    inheritance = Inheritance(parent=parent, run_store=DeletesLast(Path(own)))
+    inheritance = Inheritance(parent=parent, run_store=LocalStore(Path(own)))
     try:
         found = restorer(member, inheritance=inheritance).restore(State(model=mine))
     except UsageError as error:
-        is_claimed = Path(own, identity.NAME).exists()
-        if member.rank == 1:
-            with suppress(OSError):
-                os.write(os.open(Path(own, LEFT), os.O_WRONLY | os.O_NONBLOCK), b"left")
-        return [str(error), is_claimed]
+        return [str(error), Path(own, identity.NAME).exists()]
     return [found.step, found.source, found.chain, mine.weight[0, 0].item()]
 
 
@@ -326,7 +307,6 @@ def test_where_one_rank_cannot_take_it_all_refuse(ranks, tmp_path, parent, width
     given back; else the corrected command would be refused.
     """
     own = begin_run(tmp_path / "own", IDENTITY)
-    os.mkfifo(own / LEFT)
     first, second = ranks.run(2, begins, encode(parent), str(own), widths)
     assert first == second and not first[1]
     assert "model.weight is float32 [1, 2] there and float32 [1, 3] here" in first[0]

@@ -106,18 +106,6 @@ def test_the_order_is_that_of_a_walk_down_the_steps(found):
         assert all((each.step, STORED) in seen for each in (*of_rank.records, *of_rank.damaged))
 
 
-def test_a_shared_older_snapshot_comes_before_a_checkpoint():
-    """One node's newest snapshot is wrong; both still have the one before it."""
-    found = [
-        AvailableStates(snapshots=(snapshot(9, "a"), snapshot(8, "c")), records=(record(5),)),
-        AvailableStates(snapshots=(snapshot(9, "b"), snapshot(8, "c"))),
-    ]
-    candidates, rejected = order_candidates(found)
-    assert [(c.step, c.is_stored, c.ranks) for c in candidates] == [(8, MEMORY, (0, 1)), (5, STORED, (0,))]
-    assert [(r.step, r.is_suspect) for r in rejected] == [(9, True)]
-    assert "0 | 1" in rejected[0].reason
-
-
 @pytest.mark.parametrize(("again", "steps"), [(0, [9, 8, 5]), (9, [8, 9, 5]), (8, [9, 8, 5])])
 def test_the_state_before_a_step_that_is_done_again_comes_first(again, steps):
     """If that step's own is the newest."""

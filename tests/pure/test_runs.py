@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from long_run import IDENTITY, write_long_run
+from drawn_runs import IDENTITY, write_whole
 
 from elastic.cli import main
 from elastic.events import GenerationStarted
@@ -35,13 +35,13 @@ def listed(tmp_path, capsys):
 def test_runs_at_every_depth_are_listed(tmp_path, listed):
     """A run within a run, one that was set aside, and folders that have only something of one."""
     for name in ("a", "a/inner", "deep/er/b", "c.aside-20261126-101112"):
-        write_long_run(tmp_path / name, 3)
+        write_whole(tmp_path / name, 3)
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb/run.json").write_text("{}")
     (tmp_path / "wandb/logs").mkdir()
     (tmp_path / "party/events").mkdir(parents=True)
-    write_long_run(tmp_path / ".hidden/d", 3)
-    write_long_run(tmp_path / "a/checkpoints/no", 3)
+    write_whole(tmp_path / ".hidden/d", 3)
+    write_whole(tmp_path / "a/checkpoints/no", 3)
 
     found, by_name = listed(str(tmp_path))
 
@@ -50,14 +50,14 @@ def test_runs_at_every_depth_are_listed(tmp_path, listed):
 
 
 def test_the_folder_may_be_a_run_itself_and_the_default_is_runs(tmp_path, listed, monkeypatch):
-    write_long_run(tmp_path / "runs/a", 3)
+    write_whole(tmp_path / "runs/a", 3)
     assert list(listed(str(tmp_path / "runs/a"))[1]) == ["."]
     monkeypatch.chdir(tmp_path)
     assert list(listed()[1]) == ["a"]
 
 
 def test_a_line_says_where_the_run_stands(tmp_path, listed):
-    for file in write_long_run(tmp_path / "done", 1200).rglob("*.jsonl"):
+    for file in write_whole(tmp_path / "done", 1200).rglob("*.jsonl"):
         os.utime(file, (1000.0, 1000.0))
     log = EventLog(tmp_path / "young/events/n1.jsonl", node="n1", clock=CLOCK)
     log.generation = 1
@@ -75,11 +75,11 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
 
 def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, listed):
     """`metrics.jsonl` has two names, and a link leads to a large file elsewhere."""
-    run = write_long_run(tmp_path / "runs/a", 100)
+    run = write_whole(tmp_path / "runs/a", 100)
     before = listed(str(tmp_path / "runs"))[1]["a"]["size_bytes"]
     (tmp_path / "large").write_bytes(os.urandom(2**20))
     (run / "link").symlink_to(tmp_path / "large")
-    write_long_run(run / "inner", 5000)
+    write_whole(run / "inner", 5000)
     (run / "own.bin").write_bytes(os.urandom(2**16))
     os.link(run / "own.bin", run / "second-name")
 
@@ -97,8 +97,8 @@ def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, listed):
     ],
 )
 def test_a_damaged_run_says_so_and_the_others_are_listed(text, tmp_path, listed, capsys):
-    (write_long_run(tmp_path / "a", 3) / "run.json").write_bytes(text)
-    write_long_run(tmp_path / "b", 3)
+    (write_whole(tmp_path / "a", 3) / "run.json").write_bytes(text)
+    write_whole(tmp_path / "b", 3)
     _, by_name = listed(str(tmp_path))
     assert {name: each["state"] for name, each in by_name.items()} == {"a": "damaged", "b": "finished"}
     assert "run.json" in by_name["a"]["reason"]
@@ -109,7 +109,7 @@ def test_a_damaged_run_says_so_and_the_others_are_listed(text, tmp_path, listed,
 def test_whatever_is_wrong_with_a_run_is_a_word_in_its_own_line(tmp_path, listed, monkeypatch):
     """A script without the library is no damage. The tests run as root, who may read everything."""
     for name in ("lost", "unread", "plain", "gone"):
-        write_long_run(tmp_path / name, 3)
+        write_whole(tmp_path / name, 3)
     for name in ("lost", "plain"):
         (tmp_path / name / "run.json").unlink()
     (tmp_path / "lost/checkpoints").mkdir()
@@ -130,7 +130,7 @@ def test_whatever_is_wrong_with_a_run_is_a_word_in_its_own_line(tmp_path, listed
 
 def test_no_link_is_followed(tmp_path, listed):
     """A run on another disk, a link to what lies above, and one that leads nowhere."""
-    write_long_run(tmp_path / "disk/a", 3)
+    write_whole(tmp_path / "disk/a", 3)
     (tmp_path / "runs").mkdir()
     for name, target in (("a", "disk/a"), ("up", "."), ("gone", "gone")):
         (tmp_path / "runs" / name).symlink_to(tmp_path / target)
@@ -140,7 +140,7 @@ def test_no_link_is_followed(tmp_path, listed):
 
 
 def test_what_was_not_looked_into_is_said(tmp_path, listed, monkeypatch, capsys):
-    write_long_run(tmp_path / "a", 3)
+    write_whole(tmp_path / "a", 3)
     (tmp_path / "locked").mkdir()
     original = os.scandir
 

@@ -189,16 +189,6 @@ def test_a_writer_killed_in_its_copy_leaves_the_one_before():
     slots.close()
 
 
-def test_what_was_invalidated_is_never_the_name_of_other_bytes():
-    """A lease that is held names a slot and a number: no later snapshot may have both."""
-    slots = SnapshotSlots.create(PAGE, 1)
-    first = slots.publish(slots.begin(), size_bytes=1, info=info(1))
-    slots.invalidate(first.slot)
-    second = slots.publish(slots.begin(), size_bytes=1, info=info(2))
-    assert not slots.is_whole(first.slot, first.seq)
-    assert slots.is_whole(second.slot, second.seq)
-
-
 def test_memory_is_there_sealed_and_outlives_its_closing():
     """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a
     copy. A process that cut the file would kill every process that reads behind its new end. A

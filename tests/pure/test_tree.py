@@ -93,19 +93,6 @@ def test_blocks_are_what_a_stack_is_left_with(start, length):
     assert sorted(left) == list(blocks(own))
 
 
-@given(st.integers(0, 64), st.integers(1, 64))
-def test_blocks_are_aligned_subtrees_that_cover_the_span(start, length):
-    """A block whose start its size does not divide is no subtree; two siblings side by side would
-    be one more vector to send.
-    """
-    own = range(start, start + length)
-    found = blocks(own)
-    assert [leaf for b in found for leaf in range(b.start, b.start + b.size)] == list(own)
-    assert all(b.size & (b.size - 1) == 0 and b.start % b.size == 0 for b in found)
-    siblings = {Block(b.start ^ b.size, b.size) for b in found}
-    assert not siblings & set(found)
-
-
 @given(st.integers(1, 64))
 def test_a_stack_holds_few_vectors_at_once(length):
     """Memory: a rank with n leaves must never hold more than one partial sum for each level of the

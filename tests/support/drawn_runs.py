@@ -1,14 +1,21 @@
-"""Run directories for pictures: of any length, with faults or hostile names, and never trained."""
+"""Run directories of any length, with faults or hostile names, that were never trained.
+
+`python tests/support/drawn_runs.py FOLDER` writes one of a million steps, with 20 restarts.
+"""
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from logged import logged
 
+from elastic.config.identity import Identity
 from elastic.events import Event
+from elastic.observe import metrics_files
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.run_view import Record, view_of
 from elastic.observe.series import LoggedValues
@@ -18,6 +25,17 @@ from elastic.report.page import page_of
 
 BEGAN = 1_790_000_000.0
 STEP_S = 0.25
+IDENTITY = Identity(
+    recipe="long.py",
+    recipe_sha256="0" * 64,
+    arguments=(),
+    seed=0,
+    global_batch=64,
+    shards=8,
+    torch="2.11.0",
+    device="cpu",
+    threads=1,
+)
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028<!--"
 
 Logged = list[LoggedEvent[Event]]
@@ -149,3 +167,17 @@ def hostile() -> tuple[Logged, list[StepLine]]:
     lines = [line(step, BEGAN + step, 1, **{name: float(step)}) for step in range(1, 4)]
     lines += [line(4, BEGAN + 4, 1, **{name: float("nan")}, loss=None), line(5, BEGAN + 5, 1, loss=1e99)]
     return events, lines
+
+
+def write_whole(folder: Path, steps: int, *, most_each: int = 50_000) -> Path:
+    """A finished run with all that `clean` and `runs` look at. most_each: steps of a generation."""
+    generations = -(-steps // most_each)
+    write(folder, *of_generations(generations, steps // generations, num_nodes=1))
+    (folder / "run.json").write_bytes(IDENTITY.to_json())
+    (folder / "uid").write_text("long")
+    os.link(folder / "metrics.jsonl", metrics_files.own_file(folder / "metrics.jsonl", generations))
+    return folder
+
+
+if __name__ == "__main__":
+    write_whole(Path(sys.argv[1]), 1_000_000)
