@@ -143,7 +143,7 @@ def short_and_long(tmp_path_factory):
 @pytest.mark.parametrize("command", ["report {} --html {}.html", "status {}", "diff {} {}"])
 def test_a_long_run_needs_no_memory_for_its_lines(command, short_and_long):
     """The most that the process ever had, beside that of a short run: 100 000 lines take 19 MB as
-    text, and far more as objects.
+    text, and 150 MB as objects.
     """
     most = []
     for run in short_and_long:
