@@ -5,7 +5,7 @@ say so. Each source has a thread that asks it again and again, so that none dela
 another. An existing file is a notice even if it is empty. That a source gives no answer is said
 once, and it is asked again; nothing else happens.
 
-A cloud is a row of a table: the request, and how the answer is read. Its service is asked
+A cloud is a row of a table: its name, its address, and a function that looks. Its service is asked
 directly, at an address that only its machines reach: a proxy would ask the service of its own
 machine. No redirect is followed. A time in an answer is only shown (docs/decisions/0023).
 """
@@ -141,67 +141,56 @@ def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | 
 # The clouds.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cloud:
-    """variable: of the environment, names another address, for the clouds' own programs too.
-
-    first: method, path and headers of a request whose short answer goes into the `{}` of the
-    headers, and to `read`. read: given the answer as well, why this machine is taken away; None
-    where it is not. none_status: how the service says that there is no notice, beside an answer.
-    """
-
-    name: str
-    variable: str
-    path: str
-    headers: Mapping[str, str]
-    read: Callable[[str, str], str | None]
-    first: tuple[str, str, Mapping[str, str]] | None = None
-    none_status: int | None = None
-
-    def ask(self, host: str) -> str | None:
-        first = ""
-        if self.first is not None:
-            status, first = _request(host, *self.first)
-            if status != HTTPStatus.OK or not fits(first, _SHORT_TEXT):
-                raise ValueError(f"HTTP {status} for {self.first[1]}")
-        headers = {name: value.format(first) for name, value in self.headers.items()}
-        status, text = _request(host, "GET", self.path, headers)
-        if status == self.none_status:
-            return None
-        if status != HTTPStatus.OK:
-            raise ValueError(f"HTTP {status}")
-        reason = self.read(text, first)
-        return None if reason is None else f"{self.name}: {reason}"
-
-
 def cloud_source(name: CloudName, environ: Mapping[str, str]) -> Source:
-    cloud = CLOUDS[name]
-    host = environ.get(cloud.variable, "").strip().removeprefix("http://").strip("/") or ADDRESS
-    named = f"the metadata service of {cloud.name} at {host}"
-    return Source(name=named, ask=partial(cloud.ask, host), every_s=CLOUD_EVERY_S)
+    title, variable, ask = CLOUDS[name]
+    # The variable names another address, for the clouds' own programs too.
+    host = environ.get(variable, "").strip().removeprefix("http://").strip("/") or ADDRESS
+
+    def asked() -> str | None:
+        reason = ask(host)
+        return None if reason is None else f"{title}: {reason}"
+
+    return Source(name=f"the metadata service of {title} at {host}", ask=asked, every_s=CLOUD_EVERY_S)
 
 
-def _request(host: str, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """The status and the text of the answer."""
+def _answer(host: str, path: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
     with closing(HTTPConnection(host, timeout=ANSWER_S)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         body = answer.read(ANSWER_LIMIT_BYTES + 1)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise FileNotFoundError(f"HTTP {HTTPStatus.NOT_FOUND:d} for {path}")
+    if answer.status != HTTPStatus.OK:
+        raise ValueError(f"HTTP {answer.status} for {path}")
     if len(body) > ANSWER_LIMIT_BYTES:
         raise ValueError(f"an answer of more than {ANSWER_LIMIT_BYTES} bytes")
-    return answer.status, body.decode(errors="replace").strip()
+    return body.decode(errors="replace").strip()
 
 
-def _read_aws(text: str, _token: str) -> str | None:
+def _short(text: str) -> str:
+    if not fits(text, _SHORT_TEXT):
+        raise ValueError(f"expected a short text, found {text!r:.80}")
+    return text
+
+
+def _ask_aws(host: str) -> str | None:
     """Two minutes ahead. The recommendation to rebalance is no notice: the instance may live on."""
+    # IMDSv2, which every instance answers: each look has a new token.
+    header, lifetime = "X-aws-ec2-metadata-token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    token = _short(_answer(host, "/latest/api/token", lifetime, method="PUT"))
+    try:
+        text = _answer(host, "/latest/meta-data/spot/instance-action", {header: token})
+    except FileNotFoundError:
+        return None
     found = parse_json(text)
     if not isinstance(found, dict) or not fits(found.get("action"), _SHORT_TEXT):
         raise ValueError(f"expected an action in spot/instance-action, found {text!r:.80}")
     return f"{found['action']} at {_shown(found.get('time')) or 'an unknown time'}"
 
 
-def _read_gcp(text: str, _first: str) -> str | None:
+def _ask_gcp(host: str) -> str | None:
     """Thirty seconds ahead."""
+    text = _answer(host, "/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
     if text.upper() not in ("TRUE", "FALSE"):
         raise ValueError(f"expected TRUE or FALSE in instance/preempted, found {text!r:.80}")
     return "preempted" if text.upper() == "TRUE" else None
@@ -219,13 +208,19 @@ class AzureEvents:
     Events: tuple[AzureEvent, ...]
 
 
-def _read_azure(text: str, machine: str) -> str | None:
+def _ask_azure(host: str) -> str | None:
     """An event of type Preempt or Terminate that names this VM, thirty seconds ahead. None is
     acknowledged, which would let the VM be taken before its last step is saved.
+
+    The first request of a VM switches its events on; those of the next two minutes may get no
+    answer in time.
     """
+    headers, name = {"Metadata": "true"}, "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+    machine = _short(_answer(host, name, headers)).casefold()
+    text = _answer(host, "/metadata/scheduledevents?api-version=2020-07-01", headers)
     for event in decode(AzureEvents, text, what="scheduledevents", exact=False).Events:
         # Freeze, Reboot and Redeploy leave the VM where it is.
-        is_here = machine.casefold() in map(str.casefold, event.Resources)
+        is_here = machine in map(str.casefold, event.Resources)
         if is_here and event.EventType in ("Preempt", "Terminate"):
             when = _shown(event.NotBefore)  # empty where it has begun
             return event.EventType + (f", not before {when}" if when else "")
@@ -236,37 +231,9 @@ def _shown(value: Any) -> str:
     return value if fits(value, _SHORT_TEXT) else ""
 
 
-_TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
-CLOUDS: dict[CloudName, Cloud] = {
-    # IMDSv2, which every instance answers: each look has a new token.
-    "aws": Cloud(
-        name="AWS",
-        variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
-        first=("PUT", "/latest/api/token", {f"{_TOKEN}-ttl-seconds": "60"}),
-        path="/latest/meta-data/spot/instance-action",
-        headers={_TOKEN: "{}"},
-        none_status=HTTPStatus.NOT_FOUND,
-        read=_read_aws,
-    ),
-    "gcp": Cloud(
-        name="Google Cloud",
-        variable="GCE_METADATA_HOST",
-        path="/computeMetadata/v1/instance/preempted",
-        headers={"Metadata-Flavor": "Google"},
-        read=_read_gcp,
-    ),
-    # The first request of a VM switches its events on; those of the next two minutes may get no
-    # answer in time.
-    "azure": Cloud(
-        name="Azure",
-        variable="AZURE_METADATA_SERVICE_ENDPOINT",
-        first=(
-            "GET",
-            "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
-            {"Metadata": "true"},
-        ),
-        path="/metadata/scheduledevents?api-version=2020-07-01",
-        headers={"Metadata": "true"},
-        read=_read_azure,
-    ),
+# The title, the variable of an environment that names its address, and the look.
+CLOUDS: dict[CloudName, tuple[str, str, Callable[[str], str | None]]] = {
+    "aws": ("AWS", "AWS_EC2_METADATA_SERVICE_ENDPOINT", _ask_aws),
+    "gcp": ("Google Cloud", "GCE_METADATA_HOST", _ask_gcp),
+    "azure": ("Azure", "AZURE_METADATA_SERVICE_ENDPOINT", _ask_azure),
 }
