@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from elastic.snapshot import image
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.uploader.client import UploaderClient, UploaderProcess
+from elastic.uploader.client import UploaderProcess, offer
 from elastic.uploader.protocol import UploaderConfig
 
 CHUNK_BYTES = 1 << 22
@@ -167,11 +167,10 @@ class Bench:
             os.fsync(file.fileno())
 
     def _save(self, snapshot: Snapshot) -> float:
-        with closing(UploaderClient(self.process.socket_path)) as client:
-            began_s = time.perf_counter()
-            client.offer(self.slots, snapshot, resumed_from=None, final=False)
-            result = client.wait(snapshot.info.step, LIMIT_S)
-            ended_s = time.perf_counter()
+        began_s = time.perf_counter()
+        path = self.process.socket_path
+        result = offer(path, self.slots, snapshot, resumed_from=None, final=False).wait(LIMIT_S)
+        ended_s = time.perf_counter()
         assert result is not None, "no answer"
         assert result.state == "committed", result
         self.window = began_s, ended_s

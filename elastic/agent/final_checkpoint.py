@@ -29,7 +29,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import READ_LIMIT_S
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
-from elastic.uploader.client import FINAL_OFFER_S, UploaderClient, UploaderProcess
+from elastic.uploader.client import FINAL_OFFER_S, Handover, UploaderProcess, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
@@ -74,11 +74,10 @@ class FinalCheckpoint:
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
         if (newest := self.memory.newest) is not None:
-            with closing(UploaderClient(self.uploader.socket_path)) as uploader:
-                try:
-                    self._offer(uploader, newest, FINAL_OFFER_S)
-                except StoreFailed as error:
-                    self.report(f"the newest state is not saved: {error}")
+            try:
+                self._offer(newest, FINAL_OFFER_S).close()
+            except StoreFailed as error:
+                self.report(f"the newest state is not saved: {error}")
 
     def ensure_committed(self, *, others: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Return once a checkpoint holds the newest step in memory, or the time for it is over.
@@ -181,19 +180,19 @@ class FinalCheckpoint:
     ) -> SaveResult:
         """Offer the newest snapshot, and wait for its result until `is_over`."""
         step, problem = newest.info.step, "its save had not ended"
-        with closing(UploaderClient(self.uploader.socket_path)) as uploader:
-            try:
-                # A short time, as it is tried again: an uploader that died is started in between.
-                self._offer(uploader, newest, POLL_S)
+        try:
+            # A short time, as it is tried again: an uploader that died is started in between.
+            with closing(self._offer(newest, POLL_S)) as handover:
                 while not is_over():
-                    if (result := uploader.wait(step, POLL_S)) is not None:
+                    if (result := handover.wait(POLL_S)) is not None:
                         return result
                     meanwhile()
-            except StoreFailed as error:
-                problem = str(error)
+        except StoreFailed as error:
+            problem = str(error)
         return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
 
-    def _offer(self, uploader: UploaderClient, newest: Snapshot, within_s: float) -> None:
+    def _offer(self, newest: Snapshot, within_s: float) -> Handover:
         """Raises StoreFailed."""
-        assert self.memory.slots is not None, "a snapshot lies in a slot"
-        uploader.offer(self.memory.slots, newest, resumed_from=None, final=True, within_s=within_s)
+        path, slots = self.uploader.socket_path, self.memory.slots
+        assert slots is not None, "a snapshot lies in a slot"
+        return offer(path, slots, newest, resumed_from=None, final=True, within_s=within_s)

@@ -30,7 +30,6 @@ from elastic.train.loop.on_step import Function
 from elastic.train.misuse import public
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
-from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 
 LONGEST_REASON = 500  # it becomes a part of lines
@@ -116,10 +115,8 @@ class Run:
         if self._error is not None:
             raise self._error
         self._state = state
-        # It connects at the first offer, which is rank 0's.
-        uploader = UploaderClient(self._worker.link.uploader)
-        loop = Loop(LoopParts(self._worker, uploader, data.loader, state))
-        self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
+        loop = Loop(LoopParts(self._worker, data.loader, state))
+        self._loop_end = LoopEnd(loop, partial(self._ended, loop))
         script_end.add(self._loop_end)
         end_process_with_thread()
         return self._loop_end.steps()
@@ -260,9 +257,8 @@ class Run:
         if self._loop_end is not None:
             self._loop_end.settle()
 
-    def _ended(self, loop: Loop, uploader: UploaderClient) -> None:
+    def _ended(self, loop: Loop) -> None:
         """The last state is committed: what the recipe does now is no step."""
-        uploader.close()
         if self.is_first and is_alone(self._worker.link):
             # With an agent, the agent records and says it once the recipe has ended well.
             self._worker.log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))

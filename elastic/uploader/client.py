@@ -21,9 +21,8 @@ from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.fence import FencePage
-from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
@@ -41,113 +40,76 @@ _CLOCK = SystemClock()
 _offered_bytes: dict[str, int] = {}  # the largest state that this process has offered, by socket
 
 
-class UploaderClient:
-    """A worker's end, or the agent's, of the uploader's socket.
+def offer(
+    path: str,
+    slots: SnapshotSlots,
+    snapshot: Snapshot,
+    *,
+    resumed_from: int | None,
+    final: bool,
+    within_s: float = FINAL_OFFER_S,
+) -> "Handover":
+    """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-    It connects at the first offer, and again at the first offer after the uploader was restarted.
+    path: of the uploader's socket. resumed_from: as in `Offer`. Takes at most 1 s; a final offer
+    waits up to 15 s, or `within_s`, because the uploader may just be restarting. Raises StoreFailed
+    when no uploader takes it.
     """
-
-    def __init__(self, socket_path: str) -> None:
-        self._path = socket_path
-        self._connection: JsonLineSocket | None = None
-        self._unanswered: list[int] = []
-        self._results: list[SaveResult] = []
-
-    def offer(
-        self,
-        slots: SnapshotSlots,
-        snapshot: Snapshot,
-        *,
-        resumed_from: int | None,
-        final: bool,
-        within_s: float = FINAL_OFFER_S,
-    ) -> None:
-        """Hand over a snapshot of `slots`, which may be closed afterwards.
-
-        resumed_from: as in `Offer`. Takes at most 1 s; a final offer waits up to 15 s, or
-        `within_s`, because the uploader may just be restarting. Raises StoreFailed when no uploader
-        takes it.
-        """
-        offer = Offer(
-            step=snapshot.info.step,
-            generation=snapshot.info.generation,
-            slot=snapshot.slot,
-            seq=snapshot.seq,
-            resumed_from=resumed_from,
-            is_final=final,
-        )
-        limit_s = max(OFFER_S, min(FINAL_OFFER_S, within_s)) if final else OFFER_S
-        deadline = _CLOCK.monotonic() + limit_s
-        # First what has arrived: the end of a dead uploader's connection makes room for its
-        # successor's.
-        self._receive()
+    message = Offer(
+        step=snapshot.info.step,
+        generation=snapshot.info.generation,
+        slot=snapshot.slot,
+        seq=snapshot.seq,
+        resumed_from=resumed_from,
+        is_final=final,
+    )
+    limit_s = max(OFFER_S, min(FINAL_OFFER_S, within_s)) if final else OFFER_S
+    deadline = _CLOCK.monotonic() + limit_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            connection = self._connected(deadline, is_patient=final)
-            connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
+            connection.settimeout(max(0.001, deadline - _CLOCK.monotonic()))  # 0 would not wait at all
+            connection.connect(path)
+            socket.send_fds(connection, [json.dumps(asdict(message)).encode()], [slots.fd])
         except OSError as error:
-            self._lose(f"the uploader's connection broke: {error}")
-            raise StoreFailed(
-                f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
-                f"found none ({error}); was it killed?"
-            ) from error
-        self._unanswered.append(offer.step)
-        _offered_bytes[self._path] = max(snapshot.size_bytes, _offered_bytes.get(self._path, 0))
+            connection.close()
+            if not final or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
+                raise StoreFailed(
+                    f"expected an uploader at {path} to take step {message.step} within {limit_s:.0f} s, "
+                    f"found none ({error}); was it killed?"
+                ) from error
+            _CLOCK.sleep(RECONNECT_PAUSE_S)
+            continue
+        _offered_bytes[path] = max(snapshot.size_bytes, _offered_bytes.get(path, 0))
+        return Handover(connection, message.step)
 
-    def poll(self) -> list[SaveResult]:
-        """The results that have come since the last call."""
-        self._receive()
-        results, self._results = self._results, []
-        return results
 
-    def wait(self, step: int, timeout_s: float) -> SaveResult | None:
-        """The result for `step`, None when it does not come in time; the others stay for `poll`."""
-        deadline = _CLOCK.monotonic() + timeout_s
-        while True:
-            self._receive()
-            for result in self._results:
-                if result.step == step:
-                    self._results.remove(result)
-                    return result
-            if _CLOCK.monotonic() >= deadline or self._connection is None:
-                return None
-            self._connection.wait(_left_s(deadline))
+class Handover:
+    """An offer that the uploader has; its connection carries the result, and then ends."""
+
+    def __init__(self, connection: socket.socket, step: int) -> None:
+        self.step = step
+        self._connection = connection
+
+    def wait(self, timeout_s: float) -> SaveResult | None:
+        """The result, once; None when it does not come in time."""
+        # `select` would refuse descriptors above 1023, and a recipe may have as many files open.
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if not poll.poll(1000 * timeout_s):
+            return None
+        reason = "the uploader ended before it answered; the checkpoint may be committed all the same"
+        with self._connection as connection:
+            try:
+                if answer := connection.recv(MESSAGE_BYTES):
+                    return SaveResult.parse(answer)
+            except (OSError, ValueError) as error:
+                reason = f"the uploader's connection broke: {error}"
+        return SaveResult(step=self.step, state=SaveState.LOST, reason=reason)
 
     def close(self) -> None:
-        """Hang up; saves that were handed over go on."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _connected(self, deadline: float, *, is_patient: bool) -> JsonLineSocket:
-        while self._connection is None:
-            try:
-                self._connection = _connect(self._path, deadline)
-            except OSError:
-                if not is_patient or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
-                    raise
-                _CLOCK.sleep(RECONNECT_PAUSE_S)
-        return self._connection
-
-    def _receive(self) -> None:
-        if self._connection is None:
-            return
-        try:
-            for message in self._connection.receive():
-                self._results.append(SaveResult.parse(message))
-                self._unanswered.remove(self._results[-1].step)
-            if self._connection.has_ended:
-                self._lose(
-                    "the uploader ended before it answered; the checkpoint may be committed all the same"
-                )
-        except (OSError, ValueError) as error:
-            self._lose(f"the uploader's connection broke: {error}")
-
-    def _lose(self, reason: str) -> None:
-        self.close()
-        self._results += [
-            SaveResult(step=step, state=SaveState.LOST, reason=reason) for step in self._unanswered
-        ]
-        self._unanswered.clear()
+        """Hang up; the save goes on."""
+        self._connection.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +213,6 @@ class UploaderProcess:
         """
         output = self._process.stdout
         assert output is not None, "it is spawned with a pipe"
-        # `select` would refuse descriptors above 1023, and a recipe may have as many files open.
         poll = select.poll()
         poll.register(output, select.POLLIN)
         line = output.readline() if poll.poll(1000 * READY_LIMIT_S) else b""
@@ -336,20 +297,3 @@ def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-
-
-def _connect(path: str, deadline: float) -> JsonLineSocket:
-    """Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(_left_s(deadline))
-        connection.connect(path)
-    except OSError:
-        connection.close()
-        raise
-    return JsonLineSocket(connection)
-
-
-def _left_s(deadline: float) -> float:
-    """Seconds until `deadline`; never 0, which would make a socket non-blocking."""
-    return max(0.001, deadline - _CLOCK.monotonic())

@@ -39,9 +39,8 @@ from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
-from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.fence import Fence
-from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import OVERWRITTEN, Saver, report_problem
 
 OVERTIME_S = 5.0
@@ -50,8 +49,7 @@ METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the gra
 # thread that gets no processor may hold Python's lock, which the loop needs that takes offers: so
 # not 19.
 NICENESS = 10
-_MOST_SOURCES = 67  # 64 clients, and three of our own
-_MOST_FDS = 8  # that one client may send ahead of its offers
+_MOST_SOURCES = 67  # 64 clients that have made no offer yet, and three of our own
 _EVENTS = {
     SaveState.FAILED: CheckpointFailed,
     SaveState.DIFFERS: CheckpointDiffers,
@@ -74,10 +72,10 @@ class Job:
     offer: Offer
     slots: SnapshotSlots
     snapshot: Snapshot
-    client: JsonLineSocket
+    client: socket.socket
 
     @staticmethod
-    def accept(offer: Offer, fd: int, client: JsonLineSocket) -> "Job | None":
+    def accept(offer: Offer, fd: int, client: socket.socket) -> "Job | None":
         """Lease the slot, in the memory behind `fd`, which belongs to the job from here on.
 
         None where the slot holds something newer already. Raises ValueError or OSError when there
@@ -130,7 +128,7 @@ class Jobs:
         """How long finishing everything may take."""
         return sum(self._limit_s(job) for job in (self._in_flight, self._waiting) if job is not None)
 
-    def offer(self, offer: Offer, fd: int, client: JsonLineSocket) -> None:
+    def offer(self, offer: Offer, fd: int, client: socket.socket) -> None:
         """Raises ValueError or OSError as `Job.accept`."""
         if (job := Job.accept(offer, fd, client)) is None:
             self._report(offer, client, offer.result(SaveState.FAILED, OVERWRITTEN.format(step=offer.step)))
@@ -196,7 +194,7 @@ class Jobs:
         self._waker.send(b"x")
 
     def _report(
-        self, offer: Offer, client: JsonLineSocket, result: SaveResult, *, size_bytes: int = 0
+        self, offer: Offer, client: socket.socket, result: SaveResult, *, size_bytes: int = 0
     ) -> None:
         self._log.generation = offer.generation
         if (kind := _EVENTS.get(result.state)) is not None:
@@ -206,12 +204,8 @@ class Jobs:
                 step=result.step, size_bytes=size_bytes, seconds=result.seconds, digest=result.digest
             )
             self._log.record(event)
-        # A client that does not read is cut off: it must not hold up the saves of the others.
-        try:
-            client.send(asdict(result), timeout_s=0)
-        except OSError:
-            with suppress(OSError):
-                client.shutdown()
+        with client, suppress(OSError):  # the client may be gone
+            client.send(json.dumps(asdict(result)).encode(), socket.MSG_DONTWAIT)
 
 
 class Uploader:
@@ -264,25 +258,26 @@ class Uploader:
             self._exit_by = self._clock.monotonic() + self._jobs.finish_limit_s + OVERTIME_S
 
     def _accept(self) -> None:
-        client = JsonLineSocket(self._listener.accept()[0], most_fds=_MOST_FDS)
+        client, _ = self._listener.accept()
         if len(self._selector.get_map()) >= _MOST_SOURCES:
             client.close()
             return
         self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
 
-    def _receive(self, client: JsonLineSocket) -> None:
+    def _receive(self, client: socket.socket) -> None:
+        """Its offer, after which nothing more comes from it."""
+        self._selector.unregister(client)
+        message, descriptors = b"", list[int]()
         try:
-            for message in client.receive():
-                self._jobs.offer(Offer.parse(message), client.take_fd(), client)
-            is_over = client.has_ended
-        except ConnectionError:  # a worker that ended, or was killed, before it read its answer
-            is_over = True
-        except (ValueError, OSError) as error:
-            report_problem(f"a client of the uploader is cut off: {error}")
-            is_over = True
-        if is_over:
-            self._selector.unregister(client)
+            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 1)
+            offer = Offer.parse(message)
+            self._jobs.offer(offer, descriptors.pop(), client)
+        except (ValueError, IndexError, OSError) as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
             client.close()
+            if message:  # else it was killed before it made its offer
+                report_problem(f"a client of the uploader is cut off: {error}")
 
 
 def serve(
@@ -312,7 +307,7 @@ def serve(
 
 
 def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # A killed predecessor left its socket there; the owner never runs two uploaders on one path.
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)

@@ -3,7 +3,10 @@
 It does not promise who is at the other end: the folder and the mode of the socket decide that.
 
 client     Offer, with the descriptor of the memory that holds the snapshot
-uploader   SaveResult, one for each offer, once its save is over
+uploader   SaveResult, once its save is over
+
+Each offer has a connection of its own, of the kind SOCK_SEQPACKET: a message comes whole, with its
+descriptor, or not at all.
 """
 
 import json
@@ -11,12 +14,13 @@ import os
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from elastic.checkpoint.record import SAVE_S
 from elastic.config.run_dir import RunDir
 from elastic.system.clock import boot_wall_s
 from elastic.system.untrusted import Count, Positive, decode
+
+MESSAGE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class SaveResult:
     cpu_s: float = 0.0
 
     @staticmethod
-    def parse(message: dict[str, Any]) -> "SaveResult":
+    def parse(message: bytes) -> "SaveResult":
         """Raises ValueError that says which value is wrong."""
         return decode(SaveResult, message, what="the result")
 
@@ -113,7 +117,7 @@ class Offer:
     is_final: bool
 
     @staticmethod
-    def parse(message: dict[str, Any]) -> "Offer":
+    def parse(message: bytes) -> "Offer":
         """Raises ValueError that says which value is wrong."""
         return decode(Offer, message, what="the offer")
 

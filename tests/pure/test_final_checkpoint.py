@@ -41,7 +41,7 @@ class Node:
         self.answers = list(answers)
         self.shutdown = ShutdownRequest(LeavePage(GRACE_S), self.clock)
         self.events = tmp_path / "events"
-        monkeypatch.setattr(final_checkpoint, "UploaderClient", lambda _path: self)
+        monkeypatch.setattr(final_checkpoint, "offer", self.offer)
         monkeypatch.setattr(final_checkpoint, "open_store", lambda _url: self.store)
         self.uploader = SimpleNamespace(socket_path="")
         self.final = FinalCheckpoint(
@@ -54,15 +54,16 @@ class Node:
             clock=self.clock,
         )
 
-    def offer(self, _slots, newest, *, resumed_from, final, within_s):
+    def offer(self, _path, _slots, newest, *, resumed_from, final, within_s):
         assert final
         assert resumed_from is None
         self.offers.append(self.clock.now)
         if isinstance(answer := self.answers.pop(0), Exception):
             raise answer
         self.answer = SaveResult(step=newest.info.step, state=answer, reason=f"it {answer}")
+        return self
 
-    def wait(self, _step, timeout_s):
+    def wait(self, timeout_s):
         self.clock.now += timeout_s
         return self.answer
 

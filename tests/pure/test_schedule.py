@@ -22,6 +22,7 @@ from elastic.train.loop.schedule import (
     is_save_due,
     save_interval_s,
 )
+from elastic.train.state import saving
 from elastic.train.state.saving import Checkpointing
 from elastic.train.state.snapshotting import PublishedSnapshot
 from elastic.uploader.protocol import SaveResult, SaveState
@@ -62,25 +63,28 @@ def published(step, cost_s):
 
 
 class FakeUploader:
-    """Commits each offer at once; taking it costs the trainer `offer_s`."""
+    """Gives these results; taking an offer costs the trainer `offer_s`."""
 
-    def __init__(self, clock, offer_s):
-        self.clock, self.offer_s, self.results = clock, offer_s, []
+    def __init__(self, monkeypatch, clock, *results, offer_s=0.0):
+        self.clock, self.offer_s, self.results = clock, offer_s, list(results)
+        monkeypatch.setattr(saving, "offer", self.offer)
 
-    def offer(self, _slots, snapshot, **_how):
+    def offer(self, _path, _slots, snapshot, **_how):
         self.clock.sleep(self.offer_s)
-        committed = SaveResult(step=snapshot.info.step, state=SaveState.COMMITTED, reason="")
-        self.results.append(committed)
+        if not self.results:
+            raise StoreFailed("expected an uploader, found none")
+        self.step = snapshot.info.step
+        return self
 
-    def poll(self):
-        results, self.results = self.results, []
-        return results
+    def wait(self, _timeout_s):
+        return SaveResult(step=self.step, state=self.results.pop(0), reason="it died")
 
 
-def test_the_save_interval_counts_the_copy_into_the_slot():
+def test_the_save_interval_counts_the_copy_into_the_slot(monkeypatch):
     """A snapshot that costs 3 s and an offer that costs 1 s: the next save is due after 120 s."""
     clock = FakeClock()
-    checkpointing = Checkpointing(FakeUploader(clock, offer_s=1.0), AUTO, clock, log=None)
+    FakeUploader(monkeypatch, clock, SaveState.COMMITTED, offer_s=1.0)
+    checkpointing = Checkpointing("", AUTO, clock, log=None)
     assert checkpointing.is_due(1)
     began_s = clock.monotonic()
     checkpointing.save(published(1, cost_s=3.0), 1)
@@ -91,31 +95,24 @@ def test_the_save_interval_counts_the_copy_into_the_slot():
     assert checkpointing.is_due(2)
 
 
-class RefusingUploader(FakeUploader):
-    def offer(self, _slots, _snapshot, **_how):
-        raise StoreFailed("expected an uploader, found none")
-
-
-def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path):
+def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path, monkeypatch):
     """And one that no uploader takes, or for which there is no memory. The uploader records the
     others.
     """
     clock = FakeClock()
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
-    uploader = RefusingUploader(clock, offer_s=0.0)
-    checkpointing = Checkpointing(uploader, AUTO, clock, log)
+    FakeUploader(monkeypatch, clock, SaveState.LOST, SaveState.FAILED)
+    checkpointing = Checkpointing("", AUTO, clock, log)
+    for step in (5, 6):
+        checkpointing.save(published(step, cost_s=0.0), step)
+    checkpointing.is_due(7)
     checkpointing.save(published(7, cost_s=0.0), 7, final=True)
     assert checkpointing.wait(7) == "expected an uploader, found none"
     checkpointing.save(None, 8)
-    uploader.results = [
-        SaveResult(step=9, state=SaveState.LOST, reason="it died"),
-        SaveResult(step=10, state=SaveState.FAILED, reason="the disk is full"),
-    ]
-    checkpointing.is_due(11)
     assert [(each.event.name, each.event.step, each.event.reason) for each in read_events(tmp_path)] == [
+        ("checkpoint_failed", 5, "it died"),
         ("checkpoint_failed", 7, "expected an uploader, found none"),
         ("checkpoint_failed", 8, "there is no memory for a copy of the state"),
-        ("checkpoint_failed", 9, "it died"),
     ]
 
 

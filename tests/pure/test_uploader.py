@@ -5,10 +5,10 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import client, fence, main
-from elastic.uploader.client import UploaderClient, UploaderProcess
+from elastic.uploader.client import Handover, UploaderProcess, offer
 from elastic.uploader.fence import FencePage
 from elastic.uploader.main import End, Jobs, Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
@@ -85,11 +85,6 @@ def process(config):
 
 
 @pytest.fixture
-def uploads(config):
-    return UploaderClient(config.socket_path)
-
-
-@pytest.fixture
 def slots():
     slots = SnapshotSlots.create(LARGE_BYTES, 8)
     yield slots
@@ -118,10 +113,13 @@ def keep(slots, step, data=None, generation=1):
     return slots.publish(slot, size_bytes=len(data), info=info(step, generation))
 
 
-def hand_over(uploads, slots, step, data=None, *, final=False, generation=1):
+def hand_over(config, slots, step, data=None, *, final=False, generation=1):
     snapshot = keep(slots, step, data, generation)
-    uploads.offer(slots, snapshot, resumed_from=None, final=final)
-    return snapshot
+    return offer(config.socket_path, slots, snapshot, resumed_from=None, final=final)
+
+
+def state_of(handover):
+    return handover.wait(LIMIT_S).state
 
 
 def meta_of(step, generation=1):
@@ -181,13 +179,12 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, uploads, process, tmp_path, slots):
+def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, slots):
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     data = image_of(7, LARGE_BYTES // 2)
     digest = image_hash.digest(data)
-    hand_over(uploads, slots, 6, image_of(6))
-    hand_over(uploads, slots, 7, data, final=True)
-    result = uploads.wait(7, LIMIT_S)
+    hand_over(config, slots, 6, image_of(6))
+    result = hand_over(config, slots, 7, data, final=True).wait(LIMIT_S)
     assert (result.state, result.digest) == (SaveState.COMMITTED, digest)
     assert 0.0 < result.cpu_s < LIMIT_S
     store = open_store(config.run.checkpoints_url)
@@ -207,33 +204,32 @@ def test_an_offer_is_committed_answered_and_logged(config, uploads, process, tmp
 
 CLIENT = """
 import os, signal, sys
-from elastic.uploader.client import UploaderClient
+from elastic.uploader.client import offer
 from elastic.snapshot.slots import SnapshotSlots
 slots = SnapshotSlots.open(sys.argv[2])
-UploaderClient(sys.argv[1]).offer(slots, slots.whole()[0], resumed_from=None, final=False)
+offer(sys.argv[1], slots, slots.whole()[0], resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_offer_of_a_killed_client_is_saved(config, uploads, process, slots):
+def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
     """A process offers a snapshot in memory of another process, and kills itself at once. Then the
     owner leaves; all saves are finished.
     """
     keep(slots, 3, image_of(3, LARGE_BYTES // 2))
     command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    hand_over(uploads, slots, 4, final=True)
+    handover = hand_over(config, slots, 4, final=True)
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [4, 3]
-    assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED]
+    assert state_of(handover) is SaveState.COMMITTED
 
 
-def test_a_terminals_signals_do_not_end_it(config, uploads, process, slots):
+def test_a_terminals_signals_do_not_end_it(config, process, slots):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     for number in stop_signals.ALL:
         os.kill(process.pid, number)
-    hand_over(uploads, slots, 1)
-    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+    assert state_of(hand_over(config, slots, 1)) is SaveState.COMMITTED
 
 
 def test_an_unknown_protocol_is_reported_to_the_owner(config):
@@ -244,24 +240,24 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config, uploads, slots, rendezvous):
+def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots, rendezvous):
     """Step 1 is held before its commit record, and then by an agent that does not answer."""
     with InThread(config) as uploader:
-        hand_over(uploads, slots, 1)
+        first = hand_over(config, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        hand_over(uploads, slots, 2, final=True)
-        hand_over(uploads, slots, 3)
-        assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
+        second = hand_over(config, slots, 2, final=True)
+        third = hand_over(config, slots, 3)
+        assert state_of(second) is SaveState.DROPPED
         rendezvous.asked.clear()
         rendezvous.may_answer.clear()
         uploader.go_on.set()
         try:
             assert rendezvous.asked.wait(LIMIT_S)
-            hand_over(uploads, slots, 4)
-            assert "step 4" in uploads.wait(3, LIMIT_S).reason
+            fourth = hand_over(config, slots, 4)
+            assert "step 4" in third.wait(LIMIT_S).reason
         finally:
             rendezvous.may_answer.set()
-        assert [uploads.wait(step, LIMIT_S).state for step in (1, 4)] == [SaveState.COMMITTED] * 2
+        assert [state_of(each) for each in (first, fourth)] == [SaveState.COMMITTED] * 2
     assert committed_steps(config) == [4, 1]
 
 
@@ -272,7 +268,6 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
     3 begins without it. Only a state of generation 3 is committed then.
     """
     monkeypatch.setattr(fence, "ENTERING_S", 0.1)
-    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         for step, generation, entered, state in (
             (1, 2, 2, SaveState.COMMITTED),
@@ -280,14 +275,13 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
         ):
             uploader.reached.clear()
             uploader.go_on.clear()
-            hand_over(uploads, slots, step, generation=1)
+            handover = hand_over(config, slots, step, generation=1)
             assert uploader.reached.wait(LIMIT_S)
             rendezvous.newest = generation
             page.enter(entered)
             uploader.go_on.set()
-            assert uploads.wait(step, LIMIT_S).state is state
-        hand_over(uploads, slots, 2, generation=3)
-        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
+            assert state_of(handover) is state
+        assert state_of(hand_over(config, slots, 2, generation=3)) is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
     assert page.last_commit == (2, 2)
     assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "run" / "events")] == [
@@ -297,16 +291,16 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
     ]
 
 
-def test_the_save_of_a_dead_agent_is_committed(config, uploads, page, slots):
+def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
     """It ends during the upload. The last number counts, so that the newest state is kept."""
     config = replace(config, owner=os.getpid())  # which is not the parent of this process
     page.close()
     with InThread(config) as uploader:
-        hand_over(uploads, slots, 1)
+        handover = hand_over(config, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
         uploader.leave()
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+        assert state_of(handover) is SaveState.COMMITTED
     assert uploader.end is End.FINISHED
 
 
@@ -315,29 +309,28 @@ def test_a_save_lost_with_its_uploader_can_be_offered_again(config, slots, wait_
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess.start(replace(config, owner=os.getpid(), faults=faults))
     process.wait_ready()
-    uploads = UploaderClient(config.socket_path)
     if dies == "before it reads the offer":
         os.kill(process.pid, signal.SIGSTOP)
     if dies == "idle":
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not process.is_alive())
         with pytest.raises(StoreFailed, match="expected an uploader"):
-            hand_over(uploads, slots, 1)
+            hand_over(config, slots, 1)
     else:
-        hand_over(uploads, slots, 1, final=True)
+        handover = hand_over(config, slots, 1, final=True)
         if faults is None:
             os.kill(process.pid, signal.SIGKILL)
-        assert uploads.wait(1, LIMIT_S).state is SaveState.LOST
+        assert state_of(handover) is SaveState.LOST
     wait_until(lambda: not process.is_alive())
     assert process.revive().reason == "killed by SIGKILL"
     process.wait_ready()
     slots.release_all()
-    uploads.offer(slots, slots.whole()[0], resumed_from=None, final=True)
-    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+    again = offer(config.socket_path, slots, slots.whole()[0], resumed_from=None, final=True)
+    assert state_of(again) is SaveState.COMMITTED
     assert process.stop(LIMIT_S)
 
 
-def test_nothing_is_saved_in_another_runs_directory(config, uploads, tmp_path, slots):
+def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
     """It is moved during an upload, which goes on in a new folder; then another run has the name.
 
     No fence stops this save: as in etcd, where that run has a group of its own.
@@ -347,18 +340,18 @@ def test_nothing_is_saved_in_another_runs_directory(config, uploads, tmp_path, s
     run.mkdir()
     (run / "uid").write_text("ours")
     with InThread(config) as uploader:
-        hand_over(uploads, slots, 1)
+        handover = hand_over(config, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
         (run / "uid").unlink()
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+        assert state_of(handover) is SaveState.COMMITTED
         uploader.reached.clear()
         uploader.go_on.clear()
-        hand_over(uploads, slots, 2)
+        handover = hand_over(config, slots, 2)
         assert uploader.reached.wait(LIMIT_S)
         (run / "uid").write_text("theirs")
         uploader.go_on.set()
-        result = uploads.wait(2, LIMIT_S)
+        result = handover.wait(LIMIT_S)
     assert result.state is SaveState.FAILED and "another run has begun there" in result.reason
     assert committed_steps(config) == [1]
 
@@ -367,15 +360,11 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
     """Another launch has committed step 7. The second offer, whose client leaves at once, is not
     heard of; the third one's client learns of it.
     """
-    uploads, owner = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
     with InThread(config, holds=False):
-        hand_over(uploads, slots, 7)
-        assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
-        hand_over(owner, slots, 7, image_of(8))
-        owner.close()
+        assert state_of(hand_over(config, slots, 7)) is SaveState.COMMITTED
+        hand_over(config, slots, 7, image_of(8)).close()
         wait_until(lambda: len(run_records.events(tmp_path / "run" / "events")) == 2)
-        hand_over(uploads, slots, 8)
-        result = uploads.wait(8, LIMIT_S)
+        result = hand_over(config, slots, 8).wait(LIMIT_S)
         assert result.state is SaveState.DIFFERS
         assert "step 7 was already committed by generation 1 with another state" in result.reason
     assert committed_steps(config) == [7]
@@ -384,15 +373,13 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
     assert capfd.readouterr().err.count("with another state") == 1
 
 
-def test_a_save_that_fails_is_answered_and_logged(config, uploads, tmp_path, slots):
+def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
     """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
     (tmp_path / "run").write_text("not a folder")
     with InThread(config, holds=False):
-        hand_over(uploads, slots, 1)
-        assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
+        assert state_of(hand_over(config, slots, 1)) is SaveState.FAILED
         (tmp_path / "run").unlink()
-        hand_over(uploads, slots, 2)
-        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
+        assert state_of(hand_over(config, slots, 2)) is SaveState.COMMITTED
     assert [e["event"] for e in run_records.events(tmp_path / "run" / "events")] == [
         "checkpoint_failed",
         "checkpoint_committed",
@@ -404,18 +391,18 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
 
     Nothing may be written until the first is answered.
     """
-    slots, uploads = SnapshotSlots.create(4096, 3), UploaderClient(config.socket_path)
+    slots = SnapshotSlots.create(4096, 3)
     with InThread(config) as uploader:
-        first = hand_over(uploads, slots, 1)
+        first = hand_over(config, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        second = hand_over(uploads, slots, 2)
-        wait_until(lambda: slots._word(second.slot, _LEASES))
+        second = hand_over(config, slots, 2)
+        wait_until(lambda: slots._word(1, _LEASES))
         keep(slots, 3)
         assert slots.begin() is None
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-        assert slots.begin() == first.slot
-        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
+        assert state_of(first) is SaveState.COMMITTED
+        assert slots.begin() == 0
+        assert state_of(second) is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
 
 
@@ -423,15 +410,15 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
     """Between payload and record its lease is lost, as when the owner takes this uploader for dead,
     and the slot is written.
     """
-    slots, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
+    slots = SnapshotSlots.create(4096, 1)
     with InThread(config) as uploader:
-        hand_over(uploads, slots, 1)
+        handover = hand_over(config, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
         assert slots.begin() is None
         slots.release_all()
         keep(slots, 2)
         uploader.go_on.set()
-        result = uploads.wait(1, LIMIT_S)
+        result = handover.wait(LIMIT_S)
         assert (result.state, result.digest) == (SaveState.FAILED, "")
         assert "written over" in result.reason
     assert open_store(config.run.checkpoints_url).list() == []
@@ -440,17 +427,17 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {}])
 def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
     """The one slot is being saved, and holds another step than the offer, or held it before."""
-    slots, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
+    slots = SnapshotSlots.create(4096, 1)
     with InThread(config) as uploader:
         keep(slots, 1)
-        snapshot = hand_over(uploads, slots, 2)
+        held = hand_over(config, slots, 2)
         assert uploader.reached.wait(LIMIT_S)
-        uploads.offer(slots, replace(snapshot, info=info(3), **change), resumed_from=None, final=False)
-        result = uploads.wait(3, LIMIT_S)
+        gone = replace(slots.whole()[0], info=info(3), **change)
+        result = offer(config.socket_path, slots, gone, resumed_from=None, final=False).wait(LIMIT_S)
         assert result.state is SaveState.FAILED and "written over" in result.reason
         assert slots.begin() is None
         uploader.go_on.set()
-        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
+        assert state_of(held) is SaveState.COMMITTED
     assert committed_steps(config) == [2]
 
 
@@ -514,14 +501,6 @@ class HeldSaver:
         assert name != self._hangs_in or self.go_on.wait(LIMIT_S)
 
 
-class Listener:
-    def __init__(self):
-        self.answers = []
-
-    def send(self, message, *, timeout_s):
-        self.answers.append((message["step"], str(message["state"])))
-
-
 @pytest.mark.parametrize(
     ("hangs_in", "owner_lives", "end", "first"),
     [
@@ -536,25 +515,27 @@ def test_a_hanging_storage_fails_all_saves_and_keeps_no_uploader(
     """A second save waits. Each look at the clock is past every limit that was set before; a save
     that was committed before old checkpoints are deleted has not failed.
     """
-    held, clock, listener = HeldSaver(hangs_in), FakeClock(), Listener()
+    held, clock, clients = HeldSaver(hangs_in), FakeClock(), []
     log = EventLog(config.events, node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
     jobs.wakeup.settimeout(LIMIT_S)
     for step in (1, 2):
         snapshot = keep(slots, step)
-        offer = Offer(**meta_of(step) | {"slot": snapshot.slot, "seq": snapshot.seq})
-        jobs.offer(offer, os.dup(slots.fd), listener)
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        clients.append(Handover(ours, step))
+        message = Offer(**meta_of(step) | {"slot": snapshot.slot, "seq": snapshot.seq})
+        jobs.offer(message, os.dup(slots.fd), theirs)
     if hangs_in == "prune":
         jobs.advance()
     owner_fd, owner_end = os.pipe()
     if not owner_lives:
         os.close(owner_end)
-    with _listen(config.socket_path) as socket:
-        uploader = Uploader(jobs, socket, owner_fd, clock)
+    with _listen(config.socket_path) as listener:
+        uploader = Uploader(jobs, listener, owner_fd, clock)
         clock.monotonic = itertools.count(2000, 1000).__next__
         assert uploader.run() is end
     os.close(owner_fd)
-    assert listener.answers == [(1, first), (2, "failed")]
+    assert [state_of(each) for each in clients] == [first, "failed"]
     assert [e["step"] for e in run_records.events(tmp_path / "run" / "events")] == [1, 2]
     assert all(slots.lease(snapshot.slot, snapshot.seq) for snapshot in slots.whole())
     held.go_on.set()
@@ -570,7 +551,7 @@ def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
     assert begun == [(sys.executable, sys.orig_argv)]
 
 
-def test_an_unread_offer_is_saved_after_its_owner_left(config, uploads, tmp_path, slots):
+def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.
     """
@@ -579,25 +560,23 @@ def test_an_unread_offer_is_saved_after_its_owner_left(config, uploads, tmp_path
     jobs = Jobs(HeldSaver("nothing"), config, log, clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
-    with _listen(config.socket_path) as socket:
-        hand_over(uploads, slots, 1)
-        assert Uploader(jobs, socket, owner_fd, clock).run() is End.FINISHED
+    with _listen(config.socket_path) as listener:
+        handover = hand_over(config, slots, 1)
+        assert Uploader(jobs, listener, owner_fd, clock).run() is End.FINISHED
     os.close(owner_fd)
-    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+    assert state_of(handover) is SaveState.COMMITTED
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
-    """One client sends an offer that says nothing, the next one a file without slots; another
-    one's save is committed as if nothing had happened.
+    """One client sends an offer that says nothing, another none of the memory, a third a file
+    without slots; the next one's save is committed as if nothing had happened.
     """
-    bad, good = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
+    fd = os.memfd_create("image")
     with InThread(config, holds=False):
-        fd = os.memfd_create("image")
-        for malformed in ({"step": 1}, meta_of(1)):
-            connection = bad._connected(time.monotonic() + LIMIT_S, is_patient=True)
-            connection.send(malformed, [fd], timeout_s=LIMIT_S)
-            bad._unanswered.append(1)
-            assert bad.wait(1, LIMIT_S).state is SaveState.LOST
-        os.close(fd)
-        hand_over(good, slots, 2)
-        assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
+        for malformed, fds in (({"step": 1}, [fd]), (meta_of(1), []), (meta_of(1), [fd])):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.connect(config.socket_path)
+            socket.send_fds(connection, [json.dumps(malformed).encode()], fds)
+            assert state_of(Handover(connection, 1)) is SaveState.LOST
+        assert state_of(hand_over(config, slots, 2)) is SaveState.COMMITTED
+    os.close(fd)

@@ -41,7 +41,6 @@ from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State
-from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -74,7 +73,7 @@ class Rank0Output:
     store: Store
     events: Path
     log: EventLog
-    uploader: UploaderClient
+    uploader: str  # the path of its socket
     save_every: Every
     schedule: SnapshotSchedule
     audits: AuditSchedule
@@ -92,7 +91,7 @@ class LoopParts:
     None. stopped: where the recipe ended the run early, if it did.
     """
 
-    def __init__(self, worker: WorkerParts, uploader: UploaderClient, loader: Loader, state: State) -> None:
+    def __init__(self, worker: WorkerParts, loader: Loader, state: State) -> None:
         self.loader, self.state, self.clock = loader, state, SystemClock()
         groups, link, run = worker.groups, worker.link, worker.run_dir
         options = link.options
@@ -127,7 +126,7 @@ class LoopParts:
                 store=store,
                 events=run.events,
                 log=worker.log,
-                uploader=uploader,
+                uploader=link.uploader,
                 save_every=options.save_every,
                 schedule=SnapshotSchedule(options.snapshot_every),
                 audits=AuditSchedule(options.audit),

@@ -28,7 +28,7 @@ from elastic.train.loop.build import LoopParts
 from elastic.train.loop.schedule import is_save_due
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.snapshotting import PublishedSnapshot, layout_of
-from elastic.uploader.client import UploaderClient
+from elastic.uploader.client import Handover, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_TRIES = 3
@@ -182,7 +182,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        uploader: UploaderClient,
+        uploader: str,
         every: Every,
         clock: Clock,
         log: EventLog,
@@ -190,7 +190,8 @@ class Checkpointing:
         resumed_from: int | None = None,
         cost_s: float | None = None,
     ) -> None:
-        """resumed_from: step of the checkpoint from which training resumed, None if it was none.
+        """uploader: the path of its socket. resumed_from: step of the checkpoint from which
+        training resumed, None if it was none.
         cost_s: what a save is taken to cost training; None where the first one is due at once.
         """
         self.digest = ""  # of the state that was committed last
@@ -201,13 +202,13 @@ class Checkpointing:
         self._resumed_from = resumed_from
         self._cost_s = cost_s
         self._last_s = clock.monotonic()
-        self._under_way: int | None = None
+        self._under_way: Handover | None = None
         self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
 
     def is_due(self, step: int) -> bool:
-        self._receive_results()
+        self._receive_result()
         since_s = self._clock.monotonic() - self._last_s
         self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=self._cost_s)
         return self._is_overdue and self._under_way is None
@@ -218,15 +219,21 @@ class Checkpointing:
         published: None when there was no memory for a snapshot. final: no other save may take its
         place.
         """
-        self._receive_results()
+        self._receive_result()
         self._last_s, self._is_overdue = self._clock.monotonic(), False
         try:
             if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            self._uploader.offer(
-                published.slots, published.snapshot, resumed_from=self._resumed_from, final=final
+            handover = offer(
+                self._uploader,
+                published.slots,
+                published.snapshot,
+                resumed_from=self._resumed_from,
+                final=final,
             )
-            self._under_way, self._refusal = step, ""
+            if self._under_way is not None:  # the uploader, which goes on with it, records its end
+                self._under_way.close()
+            self._under_way, self._refusal = handover, ""
             # A save may wait for another one of the same size.
             limit_s = 2 * save_limit_s(SAVE_S, published.snapshot.size_bytes) + WAIT_S
             self._answer_by = self._clock.monotonic() + limit_s
@@ -244,11 +251,12 @@ class Checkpointing:
         Returns what went wrong, or nothing when it is committed; None after WAIT_S while it goes
         on. Raises ReplayDiffers, as `is_due` and `save`.
         """
-        if self._under_way != step:
+        if self._under_way is None or self._under_way.step != step:
             return self._refusal  # the uploader never had it
-        result = self._uploader.wait(step, WAIT_S)
+        result = self._under_way.wait(WAIT_S)
         if result is None and self._clock.monotonic() < self._answer_by:
             return None
+        self._under_way.close()
         self._under_way = None
         if result is None:
             return "the uploader has not answered in time"
@@ -258,17 +266,17 @@ class Checkpointing:
         self.digest = result.digest
         return ""
 
-    def _receive_results(self) -> None:
-        for result in self._uploader.poll():
-            if result.step == self._under_way:
-                self._under_way = None
-            self._take_up(result)
-            if result.state in (SaveState.FAILED, SaveState.LOST):
-                print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
-            elif self._cost_s is not None:
-                # If all processors of a machine are busy, training loses the uploader's seconds on
-                # one of them.
-                self._cost_s += result.cpu_s / (os.cpu_count() or 1)
+    def _receive_result(self) -> None:
+        if self._under_way is None or (result := self._under_way.wait(0.0)) is None:
+            return
+        self._under_way = None
+        self._take_up(result)
+        if result.state in (SaveState.FAILED, SaveState.LOST):
+            print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
+        elif self._cost_s is not None:
+            # If all processors of a machine are busy, training loses the uploader's seconds on
+            # one of them.
+            self._cost_s += result.cpu_s / (os.cpu_count() or 1)
 
     def _take_up(self, result: SaveResult) -> None:
         """Raises ReplayDiffers for a step that was committed before with another state."""
