@@ -6,10 +6,10 @@ Each request ends in a process, whose exit code is reported, or in a reason. The
 the agent, and its processes die with it.
 """
 
+import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe  # noqa: TID251 - bytes alone, between an agent and its child
+from multiprocessing.reduction import send_handle  # noqa: TID251 - bytes alone, between an agent and its child
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +26,6 @@ from elastic.errors import CannotStart
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.fork_protocol import Exited, FromServer, Ready, Refused, Started, StartRequest
-from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import has_exited, start_ticks
 from elastic.system.untrusted import decode, encode
 
@@ -57,10 +58,9 @@ class ServerGone(CannotStart):
 class ForkServerClient:
     """Connection to one fork server, which it also starts and ends."""
 
-    def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
+    def __init__(self, start: Callable[[Connection, IO[bytes]], subprocess.Popen[bytes]]) -> None:
         """`start` is given the server's end of the connection, and a file for the output."""
-        ours, theirs = socket.socketpair()
-        self._connection = JsonLineSocket(ours)
+        self._connection, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are started
         self._exit_codes: dict[int, int] = {}  # of workers, by pid
         self._answers: deque[Ready | Started | Refused] = deque()
@@ -83,7 +83,7 @@ class ForkServerClient:
         recipe: whose imports it imports; None for a server that imports nothing, and spawns.
         """
 
-        def start(theirs: socket.socket, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        def start(theirs: Connection, output: IO[bytes]) -> subprocess.Popen[bytes]:
             words = ["elastic.worker.fork_server", str(recipe or ""), str(theirs.fileno()), str(os.getpid())]
             return subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", *words],
@@ -103,12 +103,14 @@ class ForkServerClient:
     def start(self, start: ProcessStart, interrupted: Callable[[], bool] = never) -> "Process":
         """A process that runs by now. Raises CannotStart; ServerGone also when `interrupted()`."""
         self.wait_ready(interrupted)
-        store = [] if start.store_fd is None else [start.store_fd]
-        request = StartRequest(command=start.command, env=dict(start.env), serves_store=bool(store))
+        request = StartRequest(
+            command=start.command, env=dict(start.env), serves_store=start.store_fd is not None
+        )
         try:
-            self._connection.send(
-                encode(request), [start.stdout, start.stderr, *store], timeout_s=FORK_LIMIT_S
-            )
+            self._connection.send_bytes(json.dumps(encode(request)).encode())
+            for descriptor in (start.stdout, start.stderr, start.store_fd):
+                if descriptor is not None:
+                    send_handle(self._connection, descriptor, self.pid)
         except OSError as error:
             self.kill()
             raise ServerGone(f"it took no request ({error})") from error
@@ -173,15 +175,16 @@ class ForkServerClient:
                 # A late answer would mean a worker that no agent watches. It dies with the server.
                 self.kill()
                 raise ServerGone(f"it did not answer within {limit_s:.0f} s{self._output_tail()}")
-            self._connection.wait(min(left_s, ASK_EVERY_S))
+            self._connection.poll(min(left_s, ASK_EVERY_S))
 
     def _receive(self) -> None:
         """Take in the messages that have arrived, without waiting."""
         if self.exit_code is not None:
             return
         try:
-            for line in self._connection.receive():
-                message: FromServer = decode(FromServer, line, what="a message of the fork server")
+            while self._connection.poll():
+                data = self._connection.recv_bytes()
+                message: FromServer = decode(FromServer, data, what="a message of the fork server")
                 if isinstance(message, Exited):
                     self._exit_codes[message.pid] = message.code
                     continue
@@ -190,10 +193,7 @@ class ForkServerClient:
                     # is reaped: this worker would seem to have ended as that one did.
                     self._exit_codes.pop(message.pid, None)
                 self._answers.append(message)
-            has_ended = self._connection.has_ended
-        except (OSError, ValueError):
-            has_ended = True
-        if has_ended:
+        except (EOFError, OSError, ValueError):
             self.kill()
 
     def _output_tail(self) -> str:

@@ -1,9 +1,9 @@
 """The agent and its fork server exchange these messages and no others.
 
-Each message is one JSON object on a line of its own (system/json_lines.py). They stand here because
-neither side may own them: `elastic.agent` must not import `elastic.worker`, so that no code of a
-worker runs in the agent. Both ends run the same version of this library, so a message may change
-without regard to older ones.
+Each message is one JSON object, over a connection of multiprocessing, whose pickles are not used.
+They stand here because neither side may own them: `elastic.agent` must not import `elastic.worker`,
+so that no code of a worker runs in the agent. Both ends run the same version of this library, so a
+message may change without regard to older ones.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """All that the agent sends. The descriptors of the worker's stdout and stderr travel with it,
+    """All that the agent sends. The descriptors of the worker's stdout and stderr follow it,
     and that of the socket on which the worker serves the generation's store, if it does.
     """
 

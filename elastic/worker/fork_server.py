@@ -31,16 +31,18 @@ knows nothing of generations.
 """
 
 import gc
+import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import traceback
 import weakref
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection  # noqa: TID251 - bytes alone, between an agent and its child
+from multiprocessing.reduction import recv_handle  # noqa: TID251 - bytes alone, between an agent and its child
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,7 +57,6 @@ from elastic.system.fork_protocol import (
     Started,
     StartRequest,
 )
-from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.system.untrusted import decode, encode
 from elastic.worker.main import run_recipe
@@ -63,13 +64,12 @@ from elastic.worker.preload import Preloaded, begin, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
-REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # arguments and environment, of which Linux takes 6 MB at most
 IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class ForkServer:
-    agent: JsonLineSocket
+    agent: Connection
     preloaded: Preloaded | None  # None where nothing was imported
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
@@ -89,14 +89,15 @@ class ForkServer:
             for pidfd in self.workers.keys() & readable:
                 self._report_exit(pidfd)
             if self.agent.fileno() in readable:
-                for line in self.agent.receive():
-                    self._serve_request(decode(StartRequest, line, what="a message of the agent"))
-                if self.agent.has_ended:
+                try:
+                    message = self.agent.recv_bytes()
+                except (EOFError, OSError):
                     return
+                self._serve_request(decode(StartRequest, message, what="a message of the agent"))
 
     def _serve_request(self, request: StartRequest) -> None:
-        outputs = [self.agent.take_fd() for _ in OUTPUTS]
-        store = self.agent.take_fd() if request.serves_store else None
+        outputs = [recv_handle(self.agent) for _ in OUTPUTS]
+        store = recv_handle(self.agent) if request.serves_store else None
         self._send(self._start(request, outputs, store))
         for descriptor in outputs if store is None else [*outputs, store]:
             os.close(descriptor)
@@ -185,7 +186,7 @@ class ForkServer:
         run_recipe(recipe, arguments)
 
     def _send(self, message: FromServer) -> None:
-        self.agent.send(encode(message), timeout_s=None)
+        self.agent.send_bytes(json.dumps(encode(message)).encode())
 
 
 def fork_obstacle(preloaded: Preloaded) -> str | None:
@@ -233,10 +234,7 @@ def import_and_serve(recipe: Path | None, descriptor: int) -> None:
     stop_signals.ignore()  # its death would be the death of workers that are to finish their step
     # Importing makes many objects and drops few: collecting them takes a tenth of its time.
     gc.disable()
-    connection = socket.socket(fileno=descriptor)
-    with closing(
-        JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS) + 1)
-    ) as agent:
+    with Connection(descriptor) as agent:
         preloaded = None if recipe is None else preload(recipe)
         # A package may have set a handler of its own while it was imported. A worker that imports
         # for itself would keep it, so forked workers get it back; this process ignores the signal

@@ -44,7 +44,6 @@ from elastic.report.figures import report_json, status_json
 from elastic.report.tables import cell, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system import untrusted
-from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.testing.fakes import FakeClock
 from elastic.uploader.protocol import Offer
@@ -92,11 +91,6 @@ def decode(data: bytes) -> None:
     image_hash.digest(safetensors_header.LENGTH.pack(len(data)) + data)
 
 
-def offers(data: bytes) -> None:
-    for message in JsonLines().feed(data + b"\n"):
-        Offer.parse(message)
-
-
 def agent_link(text: str) -> environment.AgentLink:
     return environment._decode(environment.AgentLink, text, environment.AGENT, "unset it")
 
@@ -107,7 +101,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload": (image_hash.digest, CheckpointDamaged),
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
-    "uploader's socket": (offers, ValueError),
+    "uploader's socket": (Offer.parse, ValueError),
     "c10d, to its host": (lambda data: untrusted.decode(Question, data, what="question"), ValueError),
     "c10d, to a node": (lambda data: untrusted.decode(Answer, data, what="answer"), ValueError),
     "ELASTIC_AGENT": (lambda data: agent_link(data.decode(errors="replace")), UsageError),

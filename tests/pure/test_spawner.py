@@ -1,5 +1,8 @@
 """The agent's end of the connection to its fork server; real servers are in tests/process."""
 
+import json
+import os
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,6 @@ from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ForkServerClient, ProcessStart
 from elastic.rendezvous.group import RunEnd
 from elastic.system.fork_protocol import Exited, Ready, Started
-from elastic.system.json_lines import to_line
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock
@@ -49,7 +51,7 @@ class ImportingServer:
         self.kills = 0
 
     def start(self, theirs, _output):
-        self.connection = theirs.dup()
+        self.connection = Connection(os.dup(theirs.fileno()))
         return self
 
     def kill(self):
@@ -62,7 +64,8 @@ class ImportingServer:
         self.says(Ready(gpus=0))
 
     def says(self, *messages):
-        self.connection.sendall(b"".join(to_line(encode(each)) for each in messages))
+        for each in messages:
+            self.connection.send_bytes(json.dumps(encode(each)).encode())
 
 
 class Questions:

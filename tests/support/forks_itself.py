@@ -6,11 +6,11 @@ agent's fork server would take seconds in each test. test_fork_server.py spawns 
 
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +42,7 @@ def fork_or_spawn(
         return spawn(recipe)
     agent = os.getpid()
 
-    def start(theirs: socket.socket, output: IO[bytes]) -> Any:
+    def start(theirs: Connection, output: IO[bytes]) -> Any:
         pid = os.fork()
         if pid:
             return Fork(pid)
@@ -59,7 +59,7 @@ def fork_or_spawn(
                 stream = unbuffered(descriptor, getattr(sys, name))
                 setattr(sys, name, stream)
                 setattr(sys, f"__{name}__", stream)
-            fork_server.import_and_serve(recipe, theirs.detach())
+            fork_server.import_and_serve(recipe, os.dup(theirs.fileno()))
         except BaseException:
             traceback.print_exc()
         finally:
