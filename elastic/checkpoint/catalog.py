@@ -123,7 +123,7 @@ def verify(store: Store, clock: Clock, run_id: str = "") -> list[Damage]:
     A file or a link in the place of a step's folder is damage here; training passes over it.
     A payload that retention deletes meanwhile is not damage. Raises StoreFailed.
     """
-    records, damages = list_commits(store, clock)
+    records, damages = list_commits(store, clock, run_id=run_id)
     for record in records:
         try:
             check_state(store, record, clock)
@@ -135,6 +135,4 @@ def verify(store: Store, clock: Clock, run_id: str = "") -> list[Damage]:
         for entry in reading(store.list, clock, inf)
         if entry.name.isdecimal() and parse_name(entry.name)
     ]
-    foreign = list_commits(store, clock, run_id=run_id)[1] if run_id else []
-    damages += [each for each in foreign if each not in damages]
     return sorted(damages, key=lambda damage: -damage.step)

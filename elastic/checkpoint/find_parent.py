@@ -7,7 +7,7 @@ the recipe, which is seen where it is loaded (train/state/inherit.py).
 
 from collections.abc import Callable
 
-from elastic.checkpoint.catalog import MOST_LISTINGS, Damage, is_committed, list_commits
+from elastic.checkpoint.catalog import Damage, list_commits
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
@@ -114,31 +114,23 @@ def _is_same(there: Parent, origin: Origin) -> bool:
 def _chosen(
     origin: Origin, run_id: str, clock: Clock, read: Reading
 ) -> tuple[CommitRecord | None, list[int], list[Damage]]:
-    """The record, or None; with the steps that are committed, and the damage among those asked
-    for. Where records were deleted meanwhile, because the run goes on, newer ones are there now.
+    """The record, or None; with the steps that are committed, and the damage among those asked for.
 
-    Raises StoreFailed.
+    A state that the parent's retention deletes while it is read counts as damaged. Raises
+    StoreFailed.
     """
     store = open_store(origin.run_dir.checkpoints_url)
-    steps, damages = list[int](), list[Damage]()
-    for _ in range(MOST_LISTINGS):
-        records, damages = list_commits(store, clock, run_id=run_id)
-        steps, is_changing = sorted({each.step for each in records}), False
-        damages = [each for each in damages if origin.step in (None, each.step)]
-        for record in records:
-            if origin.step not in (None, record.step):
-                continue
+    records, damages = list_commits(store, clock, run_id=run_id)
+    steps = sorted({each.step for each in records})
+    damages = [each for each in damages if origin.step in (None, each.step)]
+    for record in records:
+        if origin.step in (None, record.step):
             try:
                 read(store, record, clock)
             except CheckpointDamaged as error:
-                if is_committed(store, record, clock):
-                    damages.append(Damage(step=record.step, reason=str(error)))
-                else:
-                    is_changing = True
+                damages.append(Damage(step=record.step, reason=str(error)))
             else:
                 return record, steps, damages
-        if not is_changing:
-            break
     return None, steps, damages
 
 

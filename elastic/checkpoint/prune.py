@@ -20,8 +20,10 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two save
-    deadlines; `save_deadline_s` is their part that the size does not change.
+    """Keep the newest `keep` checkpoints, at least one, of the run `run_id`.
+
+    Attempts are swept after two save deadlines; `save_deadline_s` is their part that the size does
+    not change.
     """
 
     run_id: str
@@ -48,7 +50,7 @@ class Pruner:
         """Apply the policy for `generation`, which committed `step`; the steps that were deleted,
         oldest first.
 
-        resumed_from: as in `counted`. is_newest: whether `generation` is the newest; it is asked
+        resumed_from: as in `may_count`. is_newest: whether `generation` is the newest; it is asked
         before the listing and before each deletion. Raises Fenced once it is not; StoreFailed.
         """
 
@@ -65,8 +67,8 @@ class Pruner:
         # so would counting one without its payload.
         ours = {name: each for name, each in by_name.items() if each.run_id == self._policy.run_id}
         whole = [each for each in ours.values() if (each.payload, each.size_bytes) in present]
-        counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)
-        steps = to_delete(counting, keep=self._policy.keep)
+        counting = may_count(whole, step=step, generation=generation, resumed_from=resumed_from)
+        steps = sorted(counting)[: -self._policy.keep]
         oldest_kept = min(counting - set(steps), default=0)
         names = {entry.name for entry in entries}
         # Steps all of whose records name payloads that are gone.
@@ -136,16 +138,7 @@ def _attempts_of(records: Iterable[CommitRecord]) -> set[str]:
     return {record.payload.rpartition("/")[0] for record in records}
 
 
-def to_delete(counted_steps: Iterable[int], *, keep: int) -> list[int]:
-    """Steps to delete, oldest first: all but the newest `keep`. Raises ValueError for `keep` below
-    1.
-    """
-    if keep < 1:
-        raise ValueError(f"expected to keep at least 1 checkpoint, found keep={keep}")
-    return sorted(set(counted_steps))[:-keep]
-
-
-def counted(
+def may_count(
     records: Iterable[CommitRecord], *, step: int, generation: int, resumed_from: int | None
 ) -> set[int]:
     """Steps that retention, after `step` was committed, may count among the newest, and may delete.
@@ -184,5 +177,5 @@ def to_sweep(
     return sorted(
         attempt
         for attempt, written_by in uncommitted.items()
-        if written_by < generation and now - first_seen.get(attempt, now) > 2 * save_deadline_s
+        if written_by < generation and now - first_seen[attempt] > 2 * save_deadline_s
     )

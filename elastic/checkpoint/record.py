@@ -106,10 +106,7 @@ def parse(data: bytes) -> CommitRecord:
         body = parse_json(data)
     except ValueError as error:
         raise CheckpointDamaged(f"the commit record is not JSON ({len(data)} bytes: {error})") from error
-    if not isinstance(body, dict):
-        raise CheckpointDamaged(f"the commit record is a JSON {type(body).__name__}, expected an object")
-    claimed = body.pop("self_sha256", None)
-    if claimed != _checksum(body):
+    if not isinstance(body, dict) or body.pop("self_sha256", None) != _checksum(body):
         raise CheckpointDamaged(
             "the commit record does not match its own checksum: it was changed after it was written"
         )

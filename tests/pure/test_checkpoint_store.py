@@ -9,19 +9,17 @@ import uuid
 
 import fsspec
 import pytest
-from payloads import bytes_of, hashes_of, payload_of
+from payloads import bytes_of, commit_payload, in_memory_file, payload_of
 
 from elastic.checkpoint.catalog import Damage, list_commits, verify
-from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.payload_check import check_state
-from elastic.checkpoint.record import Save, commit_name
+from elastic.checkpoint.record import commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage import local
 from elastic.storage.remote import open_store
 from elastic.storage.store import (
     CHUNK_BYTES,
     ObjectNotFound,
-    Payload,
     StoredObject,
     StoreUnavailable,
     as_store_failure,
@@ -41,52 +39,24 @@ def url(request, tmp_path):
     return f"{request.getfixturevalue('s3_bucket')}/run/checkpoints"
 
 
-@pytest.fixture
-def image():
-    fd = os.memfd_create("image")
-
-    def image_of(data):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, data, 0)
-        return Payload(fd=fd, size_bytes=len(data))
-
-    yield image_of
-    os.close(fd)
-
-
 def whole(store, name):
     return b"".join(store.read(name))
 
 
-def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
-    clock = clock or SystemClock()
-    save = Save(run_id="r", step=step, epoch=0, generation=1, world_size=1, torch="2")
-    limits = WriteLimits(deadline=clock.monotonic() + 60.0, is_fenced=lambda: False)
-    return commit(
-        store,
-        payload,
-        save,
-        limits=limits,
-        clock=clock,
-        reached=reached,
-        hashed=lambda: hashes_of(os.pread(payload.fd, payload.size_bytes, payload.offset)),
-    )
+def written(store, name, data, midway=lambda: None):
+    with in_memory_file(data) as payload:
+        return store.write(name, payload, midway)
 
 
-def test_a_written_payload_is_listed_and_read_back(url, image):
+def test_a_written_payload_is_listed_and_read_back(url):
     """A payload of three chunks and an odd byte through a fresh instance, as another process would
     see it.
     """
     data = os.urandom(1000) * (3 * CHUNK_BYTES // 1000) + b"x"
-    assert open_store(url).write("a/b/payload", image(data), lambda: None) == len(data)
+    assert written(open_store(url), "a/b/payload", data) == len(data)
     store = open_store(url)
     assert store.list() == [StoredObject(name="a/b/payload", size_bytes=len(data))]
     assert whole(store, "a/b/payload") == data
-
-
-def test_a_store_that_was_never_written_to_is_empty(url):
-    """Nothing was created, not even the folder."""
-    assert open_store(url).list() == []
 
 
 def test_an_object_is_created_once(url):
@@ -107,8 +77,11 @@ def test_a_missing_object_is_an_answer(url):
 
 
 def test_a_deleted_object_is_gone_for_who_listed_it_before(url):
-    """A listing that was kept from before would still show it; deleting twice is fine."""
+    """A listing that was kept from before would still show it; deleting twice is fine. At first not
+    even the folder is there.
+    """
     reader, writer = open_store(url), open_store(url)
+    assert reader.list() == []
     writer.create("s/one", b"1")
     writer.create("s/two", b"2")
     assert len(reader.list()) == 2
@@ -216,20 +189,21 @@ def test_another_writers_name_is_durable_once_it_is_found(tmp_path, monkeypatch)
     assert synced == [tmp_path / "1", tmp_path]
 
 
-def test_midway_comes_before_the_payload_is_complete(url, image):
+def test_midway_comes_before_the_payload_is_complete(url):
     """Looks at the store from inside the callback: the object must not be whole yet."""
     seen = []
     store = open_store(url)
-    store.write(
+    written(
+        store,
         "a/p",
-        image(b"0123456789"),
+        b"0123456789",
         lambda: seen.append({e.name: e.size_bytes for e in open_store(url).list()}),
     )
     assert len(seen) == 1
     assert seen[0].get("a/p", 0) < 10
 
 
-def test_the_size_of_a_payload_is_that_of_its_file(tmp_path, image):
+def test_the_size_of_a_payload_is_that_of_its_file(tmp_path):
     """A person moves the run away during the upload, and puts a copy of it back."""
     store, data = open_store(str(tmp_path / "run")), bytes(3 * CHUNK_BYTES)
 
@@ -237,15 +211,15 @@ def test_the_size_of_a_payload_is_that_of_its_file(tmp_path, image):
         (tmp_path / "run").rename(tmp_path / "moved")
         shutil.copytree(tmp_path / "moved", tmp_path / "run")
 
-    stored = store.write("10/a-1-f/state.safetensors", image(data), move_and_copy)
+    stored = written(store, "10/a-1-f/state.safetensors", data, move_and_copy)
     assert 0 < stored < len(data)
     assert stored == len(whole(store, "10/a-1-f/state.safetensors"))
 
 
-def rewrite(store, name, data, image):
+def rewrite(store, name, data):
     store.delete(name)
     if data is not None:
-        store.write(name, image(data), lambda: None)
+        written(store, name, data)
 
 
 HARMS = {
@@ -256,38 +230,32 @@ HARMS = {
 }
 
 
-def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image):
+def test_a_corrupted_payload_is_damage_and_is_never_returned(url):
     """Changes stored payloads behind their records' backs: each kind of damage at another step."""
     store = open_store(url)
     for step, (reason, harm) in enumerate(HARMS.items(), 1):
         data = payload_of(os.urandom(1000))
-        record = save_now(store, image(data), step).record
-        rewrite(store, record.payload, harm(data), image)
+        record = commit_payload(store, data, step).record
+        rewrite(store, record.payload, harm(data))
         for read in (bytes_of, check_state):
             with pytest.raises(CheckpointDamaged, match=reason):
                 read(store, record, SystemClock())
     assert sorted(damage.step for damage in verify(store, SystemClock())) == [1, 2, 3, 4]
 
 
-def test_a_corrupted_record_is_damage_and_the_older_is_listed(url, image):
-    """Replaces all records but the oldest; the listing must go on to the older checkpoint."""
+def test_a_corrupted_record_is_damage_and_the_older_is_listed(url):
+    """Replaces all records but the oldest, or copies one, as a person restores a backup into the
+    wrong folder; the listing must go on to the older checkpoint.
+    """
     store = open_store(url)
-    save_now(store, image(payload_of(b"one")), 1)
+    commit_payload(store, payload_of(b"one"), 1)
+    store.create(commit_name(6), whole(store, commit_name(1)))
     for step, data in enumerate([b" ", b"{}", b"\0" * 700, b"[" * 100_000], 2):
-        save_now(store, image(payload_of(b"two")), step)
-        rewrite(store, commit_name(step), data, image)
+        commit_payload(store, payload_of(b"two"), step)
+        rewrite(store, commit_name(step), data)
     records, damages = list_commits(store, SystemClock())
     assert [record.step for record in records] == [1]
-    assert sorted(damage.step for damage in damages) == [2, 3, 4, 5]
-
-
-def test_a_record_that_was_copied_to_another_step_is_damage(url, image):
-    """A person restores a backup into the wrong folder."""
-    store = open_store(url)
-    save_now(store, image(payload_of(b"one")), 1)
-    store.create(commit_name(2), whole(store, commit_name(1)))
-    _, damages = list_commits(store, SystemClock())
-    assert [damage.step for damage in damages] == [2]
+    assert sorted(damage.step for damage in damages) == [2, 3, 4, 5, 6]
 
 
 def test_an_identity_that_is_there_needs_no_room_on_the_disk(tmp_path, monkeypatch):
@@ -302,7 +270,7 @@ def test_an_identity_that_is_there_needs_no_room_on_the_disk(tmp_path, monkeypat
     assert create_or_read(store, "run.json", b"second", SystemClock()) == b"first"
 
 
-def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
+def test_an_interrupted_local_write_can_be_tried_again(tmp_path):
     """The first write breaks half-way with an I/O error; its torn file must not stand in the way of
     the second.
     """
@@ -312,9 +280,9 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
         raise OSError(errno.EIO, "Input/output error")
 
     with pytest.raises(StoreUnavailable, match="Input/output"):
-        store.write("a/p", image(b"0123456789"), broken)
+        written(store, "a/p", b"0123456789", broken)
     assert store.list() == []
-    assert store.write("a/p", image(b"0123456789"), lambda: None) == 10
+    assert written(store, "a/p", b"0123456789") == 10
 
 
 @pytest.mark.parametrize(
@@ -324,7 +292,7 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
         (errno.EACCES, "allowed to write"),
     ],
 )
-def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch, number, said):
+def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, monkeypatch, number, said):
     """Every fsync of a file answers with the error, as a full or read-only disk does at the latest
     then. The save does not pause to try again.
     """
@@ -335,13 +303,13 @@ def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch
 
     monkeypatch.setattr(local.os, "fsync", refuse)
     with pytest.raises(StoreFailed, match=said):
-        save_now(store, image(payload_of(b"state")), 1, clock=clock)
+        commit_payload(store, payload_of(b"state"), 1, clock=clock)
     assert clock.now == 1000.0
     monkeypatch.undo()
     assert list_commits(store, SystemClock()) == ([], [])
 
 
-def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
+def test_an_input_output_error_is_tried_again(tmp_path, monkeypatch):
     """The first fsync fails with EIO and the later ones work: the save succeeds after a pause."""
     store, clock, calls = open_store(str(tmp_path / "c")), FakeClock(), []
     real = os.fsync
@@ -354,7 +322,7 @@ def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
 
     monkeypatch.setattr(local.os, "fsync", flaky)
     data = payload_of(b"state")
-    record = save_now(store, image(data), 1, clock=clock).record
+    record = commit_payload(store, data, 1, clock=clock).record
     assert clock.now > 1000.0
     assert bytes_of(store, record, clock) == data
 

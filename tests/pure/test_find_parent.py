@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from records import IDENTITY, PARENT
 from torch import nn
 
 from elastic.checkpoint.find_parent import find, parent_of
-from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import commit_name, parse
 from elastic.config.parent import Origin, new_run_from
 from elastic.config.run_dir import RunDir
@@ -39,21 +37,6 @@ def first(tmp_path) -> Path:
     for step in (10, 20, 30):
         commit_in(folder, IDENTITY, step, state_of(step))
     return folder
-
-
-def test_a_state_deleted_meanwhile_makes_way_for_a_newer_one(first):
-    """The parent trains on, and keeps few checkpoints."""
-    examined = []
-
-    def check(store, record, clock):
-        if not examined:
-            shutil.rmtree(first / "checkpoints")
-            commit_in(first, IDENTITY, 40, state_of(40))
-        examined.append(record.step)
-        check_state(store, record, clock)
-
-    assert find(Origin.parse(str(first)), CLOCK, print, read=check).step == 40
-    assert examined == [30, 20, 10, 40]
 
 
 def damage(folder: Path, step: int) -> None:

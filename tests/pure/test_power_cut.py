@@ -4,16 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from payloads import bytes_of, hashes_of, payload_of
+from payloads import bytes_of, commit_payload, payload_of
 from power_cut import cuts, last_tree, read_tree, recording, write_tree
 from records import IDENTITY
 
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
-from elastic.checkpoint.record import Save
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
@@ -24,13 +22,12 @@ from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.select import wait_for
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import FAILURE
 from elastic.storage.local import LocalStore
-from elastic.storage.store import Payload, create_or_read
+from elastic.storage.store import create_or_read
 from elastic.system.files import make_folders
 from elastic.testing.fakes import FakeClock
 
@@ -45,10 +42,8 @@ class Agent:
     def __init__(self, folder: Path, name: str) -> None:
         self.run = RunDir.parse(str(folder / "run"))
         self.clock = FakeClock()
-        backend = DirectoryBackend(self.run.rendezvous)
-        wait_for(backend.read, patience_s=60.0, clock=self.clock, notify=lambda _text: None)
         self.rendezvous = Rendezvous(
-            backend,
+            DirectoryBackend(self.run.rendezvous),
             Node(id=f"{name}-1-00000000", address="h", nproc=1),
             POLICY,
             keep_alive_s=2.0,
@@ -90,30 +85,14 @@ class Agent:
         self.log.record(FirstStep(step=step))
 
     def save(self, step: int, generation: int) -> None:
-        fd = os.memfd_create("image")
-        try:
-            os.write(fd, image(step))
-            save = Save(
-                run_id=IDENTITY.run_id,
-                step=step,
-                epoch=0,
-                generation=generation,
-                world_size=1,
-                torch="2",
-            )
-            limits = WriteLimits(deadline=self.clock.monotonic() + 100, is_fenced=lambda: False)
-            payload = Payload(fd=fd, size_bytes=len(image(step)))
-            commit(
-                self.checkpoints,
-                payload,
-                save,
-                limits=limits,
-                clock=self.clock,
-                reached=lambda _point: None,
-                hashed=lambda: hashes_of(image(step)),
-            )
-        finally:
-            os.close(fd)
+        commit_payload(
+            self.checkpoints,
+            image(step),
+            step,
+            generation=generation,
+            run_id=IDENTITY.run_id,
+            clock=self.clock,
+        )
 
     def prune(self, step: int, generation: int) -> None:
         self.pruner.after_commit(step=step, generation=generation, resumed_from=None, is_newest=lambda: True)

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from payloads import bytes_of, hashes_of, payload_of
+from payloads import bytes_of, commit_payload, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
-from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
-from elastic.checkpoint.record import Save, commit_name, step_dir
+from elastic.checkpoint.record import commit_name, step_dir
 from elastic.cli import main
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import RunInterrupted
@@ -24,14 +23,15 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
-from elastic.storage.store import OutsideStore, Payload, read_small
+from elastic.storage.store import OutsideStore, read_small
 from elastic.testing.fakes import FakeClock
 
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 28
 MOST_BYTES = 32 << 20
-
-
+that_never_ends = pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
+)
 IMAGE, PRECIOUS = payload_of(b"image"), payload_of(b"precious")
 
 
@@ -57,21 +57,7 @@ def outside(tmp_path):
 
 
 def save(store, step, *, run_id="r", data=IMAGE):
-    fd = os.memfd_create("image")
-    try:
-        os.write(fd, data)
-        about = Save(run_id=run_id, step=step, epoch=0, generation=1, world_size=1, torch="2")
-        return commit(
-            store,
-            Payload(fd=fd, size_bytes=len(data)),
-            about,
-            limits=WriteLimits(deadline=CLOCK.monotonic() + 100.0, is_fenced=lambda: False),
-            clock=CLOCK,
-            reached=lambda point: None,
-            hashed=lambda: hashes_of(data),
-        )
-    finally:
-        os.close(fd)
+    return commit_payload(store, data, step, run_id=run_id, clock=CLOCK)
 
 
 def in_place_of(path, make):
@@ -202,9 +188,7 @@ def test_nothing_is_written_through_a_link_of_a_drafts_name(tmp_path, outside, m
     assert [line.step for line in metrics.read(path)] == [1]
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
-)
+@that_never_ends
 def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
     """Pipes without a writer and files without an end, under every name that is read."""
     backend = DirectoryBackend(tmp_path)
@@ -213,12 +197,10 @@ def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
         make(tmp_path / name)
     with pytest.raises(BackendFailed):
         backend.read()
-    assert backend.beats() == {}
+    assert backend.shown() == {}
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
-)
+@that_never_ends
 def test_no_file_holds_up_a_report(tmp_path, capsys, make):
     """A pipe without a writer, or a file without an end, in the place of metrics and run.json."""
     for name in ("metrics.jsonl", "run.json"):

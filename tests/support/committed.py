@@ -1,20 +1,16 @@
 """A run directory with committed states, written as a run writes them."""
 
-import os
 from pathlib import Path
 
-import torch
-from payloads import hashes_of
+from payloads import commit_payload
 
-from elastic.checkpoint.commit import WriteLimits, commit
-from elastic.checkpoint.record import CommitRecord, Save
+from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.data.record import DataRecord
 from elastic.snapshot import image
 from elastic.storage.local import LocalStore
-from elastic.storage.store import Payload, Store
-from elastic.system.clock import SystemClock
+from elastic.storage.store import Store
 from elastic.train.state.state import State
 
 DATA = DataRecord(samples=8, epochs=1, steps=8, tail="drop").to_json()
@@ -39,26 +35,4 @@ def commit_state(store: Store, run_id: str, step: int, state: State) -> CommitRe
 
 
 def commit_image(store: Store, run_id: str, step: int, data: bytearray, generation: int = 1) -> CommitRecord:
-    """As a writer without an agent, which no fence stops."""
-    clock, fd = SystemClock(), os.memfd_create("image")
-    os.write(fd, data)
-    try:
-        done = commit(
-            store,
-            Payload(fd=fd, size_bytes=len(data)),
-            Save(
-                run_id=run_id,
-                step=step,
-                epoch=0,
-                generation=generation,
-                world_size=1,
-                torch=torch.__version__,
-            ),
-            limits=WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False),
-            clock=clock,
-            reached=lambda _point: None,
-            hashed=lambda: hashes_of(data),
-        )
-    finally:
-        os.close(fd)
-    return done.record
+    return commit_payload(store, data, step, generation=generation, run_id=run_id).record

@@ -1,16 +1,19 @@
-"""Small payloads of checkpoints, and the hashes that a writer gives for them."""
+"""Small payloads of checkpoints, the hashes that a writer gives for them, and their commits."""
 
 import json
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
+from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.payload_check import read_state
-from elastic.checkpoint.record import CommitRecord, Hashes
+from elastic.checkpoint.record import CommitRecord, Hashes, Save
 from elastic.snapshot import checksum
 from elastic.snapshot.image_hash import ImageHash, in_memory
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES
-from elastic.storage.store import Store
-from elastic.system.clock import Clock
+from elastic.storage.store import Payload, Store
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.parallel import run_all
 
 
@@ -36,3 +39,41 @@ def bytes_of(store: Store, record: CommitRecord, clock: Clock) -> bytes:
     """As a restore reads them. Raises CheckpointDamaged, StoreFailed."""
     with closing(read_state(store, record, clock)) as memory:
         return bytes(memory.view())
+
+
+@contextmanager
+def in_memory_file(data: bytes | bytearray) -> Iterator[Payload]:
+    fd = os.memfd_create("image")
+    try:
+        os.write(fd, data)
+        yield Payload(fd=fd, size_bytes=len(data))
+    finally:
+        os.close(fd)
+
+
+def commit_payload(
+    store: Store,
+    data: bytes | bytearray,
+    step: int,
+    *,
+    generation: int = 1,
+    run_id: str = "r",
+    clock: Clock | None = None,
+    deadline_s: float = 100.0,
+    is_fenced: Callable[[], bool] = lambda: False,
+    reached: Callable[[str], None] = lambda _point: None,
+) -> Committed:
+    """As a writer does. Raises as `commit`."""
+    clock = clock or SystemClock()
+    save = Save(run_id=run_id, step=step, epoch=0, generation=generation, world_size=1, torch="2")
+    limits = WriteLimits(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
+    with in_memory_file(data) as payload:
+        return commit(
+            store,
+            payload,
+            save,
+            limits=limits,
+            clock=clock,
+            reached=reached,
+            hashed=lambda: hashes_of(data),
+        )

@@ -47,12 +47,20 @@ class Recorder:
         self._contents: dict[int, bytes] = {}
         self._last = ROOT
         self._names: dict[tuple[int, str], int | None] = {}
-        for name in ("open", "write", "fsync", "ftruncate", "truncate", "link", "unlink", "remove"):
-            patch.setattr(os, name, self._wrapped(getattr(os, name), getattr(self, f"_after_{name}")))
+        after: dict[str, Callable[..., None]] = {
+            **dict.fromkeys(
+                ("write", "ftruncate", "truncate"), lambda _, where, *_rest: self._changed(where)
+            ),
+            **dict.fromkeys(("unlink", "remove", "rmdir"), self._after_unlink),
+            "open": self._after_open,
+            "fsync": self._after_fsync,
+            "link": self._after_link,
+            "mkdir": self._after_mkdir,
+        }
+        for name, then in after.items():
+            patch.setattr(os, name, self._wrapped(getattr(os, name), then))
         for name in ("rename", "replace"):
             patch.setattr(os, name, self._renamed(getattr(os, name)))
-        for name in ("mkdir", "rmdir"):
-            patch.setattr(os, name, self._wrapped(getattr(os, name), getattr(self, f"_after_{name}")))
         patch.setattr(io, "open", self._wrapped(io.open, self._after_open))
 
     def mark(self, value: Any) -> None:
@@ -79,15 +87,6 @@ class Recorder:
         if not isinstance(path, int) and self._is_inside(path) and not Path(path).is_dir():
             self._see(path)
 
-    def _after_write(self, _result: int, fd: int, _data: bytes) -> None:
-        self._changed(fd)
-
-    def _after_ftruncate(self, _result: None, fd: int, _size: int) -> None:
-        self._changed(fd)
-
-    def _after_truncate(self, _result: None, path: Any, _size: int) -> None:
-        self._changed(path)
-
     def _after_fsync(self, _result: None, fd: int) -> None:
         if (node := self._known(fd)) is not None:
             self.changes.append(Change(synced=node))
@@ -99,11 +98,6 @@ class Recorder:
     def _after_unlink(self, _result: None, path: Any) -> None:
         if self._is_inside(path):
             self._name((*self._place(path), None))
-
-    _after_remove = _after_unlink
-
-    def _after_rmdir(self, _result: None, path: Any) -> None:
-        self._after_unlink(None, path)
 
     def _after_mkdir(self, _result: None, path: Any, *_: Any) -> None:
         if self._is_inside(path):
