@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from scale_servers import Bucket, Etcd, Store, Traffic, folder
 from elastic.rendezvous import rendezvous as rendezvous_module
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
@@ -190,31 +191,26 @@ class Agent:
             self.world.clock.kill(process)
 
 
-class SimulatedHeartbeat:
-    """Takes the place of the thread that sends heartbeats."""
+class SimulatedHeartbeat(Heartbeat):
+    """A process of the simulated clock takes the place of the thread that sends heartbeats."""
 
     world: World
 
-    def __init__(self, backend: Backend, node_id: str, *, keep_alive_s: float, notify: Any) -> None:
-        self.problem = ""
-        self._backend, self._node_id, self._every_s = backend, node_id, keep_alive_s / 5
-        self._is_started = self._is_stopped = False
-
     def start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            self._backend.beat(self._node_id)
+        if not self._count:
+            self._lock = nullcontext()  # type: ignore[assignment] # one process runs at a time
+            self.beat()
             clock = self.world.clock
-            self.world.nodes[self._node_id].processes.append(clock.spawn(self._run, self._node_id))
+            self.world.nodes[self._node_id].processes.append(clock.spawn(self._beats, self._node_id))
 
     def stop(self) -> None:
-        self._is_stopped = True
+        self._stopped.set()
 
-    def _run(self) -> None:
-        while not self._is_stopped:
+    def _beats(self) -> None:
+        while not self._stopped.is_set():
             self.world.clock.sleep(self._every_s)
-            if not self._is_stopped:
-                self._backend.beat(self._node_id)
+            if not self._stopped.is_set():
+                self.beat()
 
 
 def measure(kind: str, count: int, only: set[str]) -> dict[str, Any]:
@@ -280,7 +276,7 @@ def look_ms(world: World, *, first: bool) -> float:
     backend, clock = MemoryBackend(), FakeClock()
     backend.compare_and_set(None, value)
     for name in world.nodes:
-        backend.beat(name)
+        backend.show(name, "0")
     looking = Rendezvous(
         backend, node, world.policy, keep_alive_s=2.0, clock=clock, open_endpoint=lambda: "h:1"
     )
@@ -291,7 +287,7 @@ def look_ms(world: World, *, first: bool) -> float:
         clock.sleep(max(looking.poll_s, AGENT_POLL_S))
         if look % 4 == 0:
             for name in world.nodes:
-                backend.beat(name)
+                backend.show(name, str(look))
         began_s = time.thread_time()
         looking.watch()
         used_s += time.thread_time() - began_s

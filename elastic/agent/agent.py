@@ -15,7 +15,6 @@ from elastic.agent.hang_detector import HangDetector
 from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.run_directory import has_recorded_end
-from elastic.agent.store_socket import StoreSockets
 from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import NodeWorkers, worker_starts
 from elastic.errors import (
@@ -31,6 +30,7 @@ from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView
+from elastic.rendezvous.store_socket import StoreSockets
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share

@@ -29,7 +29,6 @@ from elastic.agent.set_aside import set_aside
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
-from elastic.agent.store_socket import StoreSockets
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.config import environment
 from elastic.config.options import Options
@@ -43,6 +42,7 @@ from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.reachability import Probes
+from elastic.rendezvous.store_socket import StoreSockets
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock

@@ -25,7 +25,6 @@ from math import inf
 from pathlib import Path
 
 from elastic.agent.settings import Settings
-from elastic.agent.store_socket import StoreSockets
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
 from elastic.config import environment, identity
@@ -45,6 +44,7 @@ from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.store_socket import StoreSockets
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock, SystemClock

@@ -2,11 +2,12 @@
 
 If a thousand nodes wrote themselves into the group at once, each version would have one winner, and
 all others would try again: half a million tries, each with the whole group in it. So a node of a
-wide group leaves a short request beside the group first and pauses for a random time. If its change
-is not in the group by then, the node writes it, and with it, in one version, those of all requests
-that it finds, by the transitions as they are. No node has a part of its own in this, so none is
-missed when it dies. (The idea is that of flat combining: Hendler, Incze, Shavit and Tzafrir, 2010.)
-A request names the group and generation that it is about, so that it is void in the next.
+wide group shows a short request with its heartbeats first and pauses for a random time. If its
+change is not in the group by then, the node writes it, and with it, in one version, those of all
+requests that it finds, by the transitions as they are. No node has a part of its own in this, so
+none is missed when it dies. (The idea is that of flat combining: Hendler, Incze, Shavit and
+Tzafrir, 2010.) A request names the group and generation that it is about, so that it is void in the
+next.
 
 It does not promise that a change is made once: one whose outcome is unknown is tried again, and
 transitions are such that this does no harm.
@@ -20,11 +21,11 @@ from enum import Enum
 from zlib import crc32
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.membership import GroupPolicy, width
+from elastic.rendezvous.heartbeat import request_of
+from elastic.rendezvous.membership import width
 from elastic.rendezvous.observer import GroupObserver
-from elastic.system.clock import Clock
 from elastic.system.untrusted import encode, fits, parse_number
 
 CHANGE_TRIES = 200
@@ -49,7 +50,7 @@ class Verb(Enum):
 
 
 def request_text(verb: Verb, group: Group, node: Node) -> str:
-    """Short, because some backends keep it in the name of a file."""
+    """Short: it goes out with each heartbeat."""
     return f"{verb.value} {_about(group)} {node.nproc} {node.port} {node.address}"
 
 
@@ -104,23 +105,11 @@ class GroupWriter:
     do not write at the same moment.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        me: Node,
-        policy: GroupPolicy,
-        observer: GroupObserver,
-        *,
-        keep_alive_s: float,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, observer: GroupObserver) -> None:
+        """observer: of the node that writes."""
         self.pause_s = 0.0
-        self._backend = backend
-        self._me = me
-        self._policy = policy
-        self._observer = observer
-        self._longest_s = min(LONGEST_WAIT_S, keep_alive_s * LONGEST_OF_KEEP_ALIVE)
-        self._clock = clock
+        self._observer, self._backend, self._me = observer, observer.backend, observer.me
+        self._longest_s = min(LONGEST_WAIT_S, observer.settings.keep_alive_s * LONGEST_OF_KEEP_ALIVE)
         self._lost_tries = 0  # of compare-and-set, in a row
         self._request = ""  # what this node has left, or may have left
         self._may_be_written = False  # a node that has read it may be about to write
@@ -141,7 +130,7 @@ class GroupWriter:
         with suppress(BackendFailed):
             # The next writer may be new here, and would put them into the group again.
             for name in self._observer.dead & self._requests(group).keys():
-                self._backend.request(name, "")
+                self._backend.show(name, "")
         return evicted if self.set(version, evicted) else None
 
     def join(self, version: int | None, group: Group) -> None:
@@ -149,7 +138,7 @@ class GroupWriter:
         # Heartbeat first, then the name: otherwise the others could see a node without a heartbeat
         # and count its silence.
         if not self._lost_tries and not self._request:
-            self._backend.beat(self._me.id)
+            self._observer.heartbeat.beat()
         if not self._has_asked(Verb.JOIN, group):
             self.set(version, transitions.join(self._with_others(group), self._me))
 
@@ -174,7 +163,7 @@ class GroupWriter:
             is_done = changed == group and not self._may_be_written
             verb = None if changed == group else verb_in(group)
             if verb is not None and self._has_asked(verb, group):
-                self._clock.sleep(self.pause_s)
+                self._observer.clock.sleep(self.pause_s)
                 continue
             if verb is not None:
                 changed = transition(self._with_others(group))
@@ -182,7 +171,7 @@ class GroupWriter:
                 self._may_be_written = False
                 self.take_back()
                 return changed
-            self._clock.sleep(self.pause_s)
+            self._observer.clock.sleep(self.pause_s)
         raise BackendFailed(
             f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
         )
@@ -194,7 +183,7 @@ class GroupWriter:
 
     def _cancel(self) -> None:
         if self._request:
-            self._backend.request(self._me.id, "")
+            self._observer.heartbeat.ask("")
             self._request = ""
 
     def _has_asked(self, verb: Verb, group: Group) -> bool:
@@ -202,16 +191,16 @@ class GroupWriter:
         text = request_text(verb, group, self._me)
         if not self._is_wide(group) or text == self._request:
             return False
-        began_s = self._clock.monotonic()
+        began_s = self._observer.clock.monotonic()
         # A call that fails may have left the request all the same, to be taken back.
         self._request = text
         try:
-            self._backend.request(self._me.id, text)
+            self._observer.heartbeat.ask(text)
         except BackendFailed:
             # A folder may have no room: then this node writes.
             return False
-        call_s = max(CALL_S, self._clock.monotonic() - began_s)
-        spread_s = min(width(group, self._policy) * CALLS_PER_NODE * call_s, self._longest_s)
+        call_s = max(CALL_S, self._observer.clock.monotonic() - began_s)
+        spread_s = min(width(group, self._observer.policy) * CALLS_PER_NODE * call_s, self._longest_s)
         self.pause_s = spread_s * random.random()  # noqa: S311
         return True
 
@@ -225,8 +214,9 @@ class GroupWriter:
         return granted(group, requests, dead=self._observer.dead, is_member=is_member)
 
     def _requests(self, group: Group) -> Mapping[str, str]:
-        return self._backend.requests() if self._is_wide(group) else {}
+        shown = self._backend.shown() if self._is_wide(group) else {}
+        return {name: request for name, text in shown.items() if (request := request_of(text))}
 
     def _is_wide(self, group: Group) -> bool:
         """Whether nodes combine their writes in this group."""
-        return width(group, self._policy) >= COMBINES_FROM
+        return width(group, self._observer.policy) >= COMBINES_FROM

@@ -24,7 +24,7 @@ from elastic.config import environment
 from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend, read_beats
+from elastic.rendezvous.backends.directory import DirectoryBackend, read_shown
 from elastic.rendezvous.backends.select import Kind, RendezvousConfig
 from elastic.rendezvous.shared_settings import Name
 from elastic.storage.remote import open_store
@@ -42,7 +42,7 @@ NOBODY = "nobody"  # the last one has left
 
 Text = Annotated[str, pattern("[^\x00-\x1f\x7f]{0,2000}", "an address")]
 _Seconds = Annotated[float, bounds(lowest=0, below=10**6)]
-Beats = Callable[[], Mapping[str, int]]
+Beats = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,10 @@ def beats_at(run: RunDir, place: Place) -> Beats:
         folder = Path(endpoint) if endpoint else run.rendezvous
         if place.endpoint:
             folder.stat()
-        return partial(read_beats, folder, names)
+        return partial(read_shown, folder, names)
     kind = "objects" if place.kind == ALONE else cast("Kind", place.kind)
     config = RendezvousConfig(kind=kind, endpoint=endpoint or run.rendezvous_url, group=place.group)
-    return partial(config.open(environment.variables()).beats, names)
+    return partial(config.open(environment.variables()).shown, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ It does not promise that the state is current when the caller acts on it: compar
 """
 
 from bisect import bisect_right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend
-from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
+from elastic.rendezvous.failure_detector import FailureDetector
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.heartbeat import Heartbeat
+from elastic.rendezvous.heartbeat import Heartbeat, counter_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import place, ring
 from elastic.rendezvous.reachability import PartitionDetector
@@ -39,42 +39,34 @@ SUSPECTED_AFTER = 0.5
 WATCHES_ALL_FOR = 2.0
 
 
+@dataclass(kw_only=True)
 class GroupObserver:
-    """`dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
-    `alive`: all others that the group names.
+    """One node's eyes on everything outside it.
+
+    `dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
+    `alive`: all others that the group names. `min_generation`, `has_begun`: known from the run
+    directory; see Rendezvous.
     """
 
-    def __init__(  # noqa: PLR0913 - one node's eyes on everything outside it
-        self,
-        backend: Backend,
-        me: Node,
-        policy: GroupPolicy,
-        settings: SharedSettings,
-        *,
-        heartbeat: Heartbeat,
-        clock: Clock,
-        min_generation: int,
-        has_begun: bool,
-        partition_detector: PartitionDetector | None,
-    ) -> None:
-        """`min_generation`, `has_begun`: known from the run directory; see Rendezvous."""
+    backend: Backend
+    me: Node
+    policy: GroupPolicy
+    settings: SharedSettings
+    heartbeat: Heartbeat
+    clock: Clock
+    min_generation: int
+    has_begun: bool
+    partition_detector: PartitionDetector | None
+    dead: frozenset[str] = frozenset()
+    _beats_due_s: float = float("-inf")
+    _watches_all_until_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
         self.newest = Group()
-        self.settings = settings
-        self.timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        self._backend = backend
-        self._me = me
-        self._policy = policy
-        self._heartbeat = heartbeat
-        self._clock = clock
-        self._min_generation = min_generation
-        self.has_begun = has_begun
-        self._partition_detector = partition_detector
-        self._failure_detector = FailureDetector(keep_alive_s=settings.keep_alive_s)
-        self._beats_due_s = float("-inf")
-        self._parsed: tuple[bytes, Group] = (b"", Group())
-        self._watches_all_until_s = float("-inf")
-        self.dead = frozenset[str]()
-        self.alive = frozenset({me.id})
+        self._parsed = b"", self.newest
+        self.timing = Timing(now_s=self.clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        self._failure_detector = FailureDetector(keep_alive_s=self.settings.keep_alive_s)
+        self.alive = frozenset({self.me.id})
 
     @property
     def moving(self) -> frozenset[str]:
@@ -87,28 +79,28 @@ class GroupObserver:
 
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
-        found = self._backend.read()
+        found = self.backend.read()
         version, group = (None, Group()) if found is None else (found[0], self._parse(found[1]))
         if self.is_ours(group):
-            group = transitions.count_on(group, self._min_generation, has_begun=self.has_begun)
+            group = transitions.count_on(group, self.min_generation, has_begun=self.has_begun)
             self.has_begun = self.has_begun or group.open
         # If the state is lost, this node may be the first to begin the next one.
-        self._min_generation = max(self._min_generation, group.generation)
-        now_s = self._clock.monotonic()
+        self.min_generation = max(self.min_generation, group.generation)
+        now_s = self.clock.monotonic()
         self._observe_beats(group, now_s)
-        if self._partition_detector is not None:
-            self._partition_detector.observe(group, now_s=now_s)
+        if self.partition_detector is not None:
+            self.partition_detector.observe(group, now_s=now_s)
         self.timing = transitions.update_timing(
-            self.timing, group, alive=self.alive, policy=self._policy, now_s=now_s
+            self.timing, group, alive=self.alive, policy=self.policy, now_s=now_s
         )
         self.newest = group
         return version, group
 
     def number_from(self, newest: int, group: Group) -> Group:
         """The group, whose next generation is numbered after `newest` too."""
-        self._min_generation = max(self._min_generation, newest)
+        self.min_generation = max(self.min_generation, newest)
         self.has_begun = self.has_begun or newest > 0
-        return transitions.count_on(group, self._min_generation, has_begun=self.has_begun)
+        return transitions.count_on(group, self.min_generation, has_begun=self.has_begun)
 
     def begin_wait(self) -> None:
         """From the next poll on, the time in a group that cannot form counts."""
@@ -120,12 +112,12 @@ class GroupObserver:
         return self._parsed[1]
 
     def _observe_beats(self, group: Group, now_s: float) -> None:
-        others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self.me.id}
         own_s = self.settings.keep_alive_s
         if self._suspects():
             self._watches_all_until_s = now_s + WATCHES_ALL_FOR * own_s
         is_all = now_s < self._watches_all_until_s or group.settings != self.settings
-        watched = others if is_all else watched_by(self._me.id, others)
+        watched = others if is_all else watched_by(self.me.id, others)
         # A node that is new here is alive only once it has been observed.
         if now_s >= self._beats_due_s or watched != self._failure_detector.nodes.keys():
             # A node with a longer keep-alive sends heartbeats less often.
@@ -134,20 +126,20 @@ class GroupObserver:
             if watched == others:
                 pause_s = min(pause_s, len(others) * BEATS_READ_S_PER_NODE)
             self._beats_due_s = now_s + pause_s
-            beats = self._backend.beats(watched)
+            shown = self.backend.shown(watched)
             # If this node cannot send heartbeats (the disk that they share is full), the others
             # most likely cannot either, and their silence must not count.
             self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(
-                {name: beats.get(name, NO_HEARTBEAT) for name in watched},
+                {name: counter_of(shown.get(name, "")) for name in watched},
                 now_s=now_s,
-                counts=not self._heartbeat.problem,
+                counts=not self.heartbeat.problem,
             )
         self.dead = watched - self._failure_detector.alive
-        self.alive = (others | {self._me.id}) - self.dead
+        self.alive = (others | {self.me.id}) - self.dead
 
     def _suspects(self) -> bool:
         """Whether some node gives no sign."""
-        if self._partition_detector is not None and self._partition_detector.suspects:
+        if self.partition_detector is not None and self.partition_detector.suspects:
             return True
         limit_s = SUSPECTED_AFTER * self.settings.keep_alive_s
         return any(node.silence.seconds > limit_s for node in self._failure_detector.nodes.values())

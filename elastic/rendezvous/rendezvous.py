@@ -162,24 +162,21 @@ class Rendezvous:
         self._notify = notify
         self._is_complete = is_complete
         self._newest_generation = newest_generation
-        self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
             backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
         )
         self._observer = GroupObserver(
-            backend,
-            me,
-            policy,
-            settings,
+            backend=backend,
+            me=me,
+            policy=policy,
+            settings=settings,
             heartbeat=self._heartbeat,
             clock=clock,
             min_generation=min_generation,
             has_begun=min_generation > 0 if has_begun is None else has_begun,
-            partition_detector=self._partition_detector,
+            partition_detector=None if probes is None else PartitionDetector(probes, me.id, keep_alive_s),
         )
-        self._writer = GroupWriter(
-            backend, me, policy, self._observer, keep_alive_s=keep_alive_s, clock=clock
-        )
+        self._writer = GroupWriter(self._observer)
         self._entered = 0
         self._due_close: Callable[[Group], Group] | None = None
         self._reason = ""
@@ -479,16 +476,16 @@ class Rendezvous:
         if self._is_waiting:
             self._notify_once("watching for a sign of life from the nodes of a group with other settings")
             return
-        self._backend.beat(self._me.id)
+        self._heartbeat.beat()
         taken_over = transitions.take_over(group, self._observer.settings)
         self._writer.set(version, transitions.join(taken_over, self._me))
 
     def _with_own_report(self, group: Group, step: int = 0) -> Group:
         """As the detector says, where nodes can probe each other."""
-        if self._partition_detector is None:
-            return group
         seen = self._observer
-        return self._partition_detector.with_own_report(
+        if seen.partition_detector is None:
+            return group
+        return seen.partition_detector.with_own_report(
             group, alive=seen.alive, moving=seen.moving, now_s=seen.timing.now_s, step=step
         )
 

@@ -7,7 +7,7 @@ keeps the first master address it saw, after the node of rank 0 has changed.
 
 torchrun does not tell it steps, nor the number of workers of a node. So it does not count progress
 or limit workers, and a change of membership stops the workers at once, as in torchrun. Our own
-agent does without it (agent/group_client.py, agent/store_socket.py).
+agent does without it (agent/group_client.py).
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.store_socket import StoreSockets
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST
-from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_address
+from elastic.system.addresses import HIGHEST_PORT, new_node_id, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_number
 
-MOST_TRIES = 8  # to form a generation, whose stores stay
 CONNECT_TRIES = 3
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
@@ -60,70 +60,11 @@ class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N8
     """The group's state can be reached from here, but not the TCPStores of its generations."""
 
 
-class EndpointHost:
-    """Serves TCPStores: of the generation entered last, and of those that this node has tried to
-    form since.
-
-    The store of the last generation stays until the next is entered, because `shutdown` may still
-    ask it whether all nodes succeeded. Of the tries several stay, because the outcome of a write
-    may be known late: the group may name the store of an earlier one.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._stores: dict[str, TCPStore] = {}
-
-    def open(self) -> str:
-        """Serve a fresh store on a free port of the node's address; returns "host:port".
-
-        Raises BackendFailed where there is no descriptor or thread for it: that may pass.
-        """
-        try:
-            listener = listen_on(self.address)
-            port, fd = listener.getsockname()[1], listener.detach()
-            store = TCPStore(
-                self.address,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=CONNECT_TIMEOUT,
-                master_listen_fd=fd,
-            )
-        except (OSError, RuntimeError) as error:
-            raise BackendFailed(
-                f"this node should serve the store of the next generation at {self.address}, but cannot: {error};"
-                " trying again"
-            ) from error
-        store.set_timeout(STORE_TIMEOUT)
-        endpoint = f"{self.address}:{store.port}"
-        self._stores[endpoint] = store
-        for old in list(self._stores)[1:-MOST_TRIES]:  # the first may be of the generation entered last
-            del self._stores[old]
-        return endpoint
-
-    def enter(self, endpoint: str) -> TCPStore:
-        """The store at `endpoint`, on this node or another. Stores of other generations are closed.
-
-        Raises torch's DistError, a RuntimeError; or ValueError for an endpoint of the wrong form.
-        """
-        own = self._stores.get(endpoint)
-        self._stores = {} if own is None else {endpoint: own}
-        if own is not None:
-            return own
-        host, _, text = endpoint.rpartition(":")
-        port = parse_number(text) or 0
-        if not host or not 0 < port <= HIGHEST_PORT:
-            raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
-        store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
-        store.set_timeout(STORE_TIMEOUT)
-        return store
-
-
 class ElasticRendezvous(RendezvousHandler):
-    def __init__(self, rendezvous: Rendezvous, host: EndpointHost, *, run_id: str) -> None:
-        """`host.open` must be the `open_endpoint` of `rendezvous`."""
+    def __init__(self, rendezvous: Rendezvous, sockets: StoreSockets, *, run_id: str) -> None:
+        """`sockets.open` must be the `open_endpoint` of `rendezvous`."""
         self._rendezvous = rendezvous
-        self._host = host
+        self._sockets = sockets
         self._run_id = run_id
         self._store: Store | None = None
         self.generation: Generation | None = None
@@ -149,7 +90,7 @@ class ElasticRendezvous(RendezvousHandler):
         while failures < CONNECT_TRIES:
             generation = self._join()
             try:
-                store = self._host.enter(generation.endpoint)
+                store = self._open_store(generation.endpoint)
             except (RuntimeError, ValueError) as error:
                 # Its store cannot be reached from here, and its heartbeats can. Nodes that did
                 # reach it see the close and join again. Where the place to meet does not answer
@@ -217,6 +158,27 @@ class ElasticRendezvous(RendezvousHandler):
                 cause = NODE_JOINED if view.newcomers else FAILURE
                 self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
 
+    def _open_store(self, endpoint: str) -> TCPStore:
+        """Serve the store of a generation that this node formed, or connect to the node that does.
+
+        Raises torch's DistError, a RuntimeError; or ValueError for an endpoint of the wrong form.
+        """
+        own = self._sockets.take(endpoint)
+        host, _, text = endpoint.rpartition(":")
+        port = parse_number(text) or 0
+        if not host or not 0 < port <= HIGHEST_PORT:
+            raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
+        store = TCPStore(
+            host,
+            port,
+            is_master=own is not None,
+            wait_for_workers=False,
+            timeout=CONNECT_TIMEOUT,
+            master_listen_fd=None if own is None else own.detach(),
+        )
+        store.set_timeout(STORE_TIMEOUT)
+        return store
+
     def _entered(self, generation: Generation, store: TCPStore) -> RendezvousInfo:
         self.generation = generation
         self._store = PrefixStore(f"generation-{generation.number}", store)
@@ -252,13 +214,13 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         timeout_s=float(params.get("join_timeout", 600.0)),
     )
     address = params.local_addr or node_address(environment.variables())
-    host = EndpointHost(address)
+    sockets = StoreSockets(address)
     rendezvous = Rendezvous(
         DirectoryBackend(Path(params.endpoint) / quote(params.run_id, safe="")),
         Node(id=new_node_id(), address=address, nproc=1),
         policy,
         keep_alive_s=float(params.get("keep_alive", 2.0)),
         clock=SystemClock(),
-        open_endpoint=host.open,
+        open_endpoint=sockets.open,
     )
-    return ElasticRendezvous(rendezvous, host, run_id=params.run_id)
+    return ElasticRendezvous(rendezvous, sockets, run_id=params.run_id)

@@ -39,14 +39,15 @@ agent EVICTs: the generation is closed with the cause "node lost", which uses up
 other agents see the closed generation at their next poll, kill their workers (the training state is
 in the snapshots of the nodes) and JOIN. When all live members wait, the first of them in rank order
 FORMs the next generation, whose number is one higher, with a fresh address of its own for the
-TCPStore, and all ENTER. (Where the first does not, because it can serve no store, the next does
-after a while.) If the dead machine had rank 0, the next in rank order is the first. If the machine
-was only frozen and wakes up, the generation number that it holds is too old: every transition that
-names it changes nothing, so the machine is fenced. It stops its workers and JOINs like any
-newcomer.
+TCPStore, and all ENTER. If the dead machine had rank 0, the next in rank order is the first. If the
+machine was only frozen and wakes up, the generation number that it holds is too old: every
+transition that names it changes nothing, so the machine is fenced. It stops its workers and JOINs
+like any newcomer.
 
 A transition does not promise to take effect: `Rendezvous` must get it through compare-and-set. When
-another node was faster, it reads the new state and decides again.
+another node was faster, it reads the new state and decides again. Nor does it promise a generation
+where the first node lives and cannot form one, as without a descriptor for the store: the others
+give up after `--rdzv-timeout`.
 """
 
 from collections.abc import Set as AbstractSet
@@ -70,9 +71,6 @@ FAILURE = "failure"
 DIVERGED = "ranks differed"
 REHEARSAL = "rehearsal"  # all workers are started anew, to do a step again
 LONGEST_PAUSE_S = 30.0
-# After so many times the keep-alive the next in rank order forms the generation: the first lives,
-# and can serve no store (it has no descriptor left), or hangs in a call. A dead one is evicted.
-OVERDUE_AFTER = 2.0
 PARTITIONED = "because the network between the others and me is cut"
 
 
@@ -83,7 +81,6 @@ class Timing:
     now_s: float
     closed_since_s: float | None  # the group is not open, seen by this node while it waits
     enough_since_s: float | None  # enough nodes wait for a generation
-    ready_since_s: float | None = None  # the generation can be formed
 
 
 class GroupAction(Enum):
@@ -134,13 +131,12 @@ def _next_action_forming(
         reason = f"generation {number} is formed without me, {PARTITIONED}"
     elif who := _who_is_missing(group, nodes, alive=alive, policy=policy):
         reason = who
-    elif names[0] != me.id and not _is_overdue(group, names, me, timing):
+    elif names[0] != me.id:
         reason = f"generation {number} is formed by {names[0]}"
     elif pause := _pause(group, nodes, timing=timing, policy=policy):
         reason = pause
     else:
-        late = f", and {names[0]} has not formed it" if names[0] != me.id else ""
-        reason = f"generation {number} is ready with {', '.join(names)}{late}"
+        reason = f"generation {number} is ready with {', '.join(names)}"
         return GroupDecision(action=GroupAction.FORM, reason=reason)
     if timing.now_s - _or_now(timing.closed_since_s, timing) > policy.timeout_s:
         return GroupDecision(
@@ -177,14 +173,6 @@ def _pause(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: Gro
     return ""
 
 
-def _is_overdue(group: Group, names: list[str], me: Node, timing: Timing) -> bool:
-    """Whether all before `me` in rank order have had their time to form the generation."""
-    if group.settings is None or me.id not in names:
-        return False
-    patience_s = names.index(me.id) * OVERDUE_AFTER * group.settings.keep_alive_s
-    return timing.now_s - _or_now(timing.ready_since_s, timing) > patience_s
-
-
 def _or_now(since_s: float | None, timing: Timing) -> float:
     return timing.now_s if since_s is None else since_s
 
@@ -207,18 +195,11 @@ def update_timing(
     is_closed = not group.open and group.ended is None
     nodes = membership.next_members(group, alive=alive, policy=policy)
     is_enough = len(nodes) >= policy.min_nodes
-    timing = Timing(
+    return Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
         enough_since_s=_since(last.enough_since_s, holds=is_enough, now_s=now_s),
     )
-    # The first node in rank order may form the next generation.
-    is_ready = (
-        is_closed
-        and not _who_is_missing(group, nodes, alive=alive, policy=policy)
-        and not _pause(group, nodes, timing=timing, policy=policy)
-    )
-    return replace(timing, ready_since_s=_since(last.ready_since_s, holds=is_ready, now_s=now_s))
 
 
 def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:

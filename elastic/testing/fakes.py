@@ -86,8 +86,7 @@ class MemoryBackend:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: list[bytes] = []
-        self._beats: dict[str, int] = {}
-        self._requests: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
 
     def read(self) -> tuple[int, bytes] | None:
         with self._lock:
@@ -100,24 +99,14 @@ class MemoryBackend:
             self._values.append(value)
             return True
 
-    def beat(self, node_id: str) -> None:
+    def show(self, node_id: str, text: str) -> None:
         with self._lock:
-            self._beats[node_id] = self._beats.get(node_id, 0) + 1
+            self._shown[node_id] = text
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         with self._lock:
-            wanted = self._beats.keys() if node_ids is None else self._beats.keys() & node_ids
-            return {node_id: self._beats[node_id] for node_id in wanted}
-
-    def request(self, node_id: str, text: str) -> None:
-        with self._lock:
-            self._requests.pop(node_id, None)
-            if text:
-                self._requests[node_id] = text
-
-    def requests(self) -> dict[str, str]:
-        with self._lock:
-            return dict(self._requests)
+            wanted = self._shown.keys() if node_ids is None else self._shown.keys() & node_ids
+            return {node_id: self._shown[node_id] for node_id in wanted}
 
     def history(self) -> list[bytes]:
         """Every value that was ever set, oldest first."""

@@ -178,7 +178,7 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
 def open_store(host: str, port: int, listening_fd: int | None) -> Store:
     """Serve the generation's store on that socket, or connect to the worker that does.
 
-    The agent has bound the socket before the address was published (agent/store_socket.py). A
+    The agent has bound the socket before the address was published (rendezvous/store_socket.py). A
     worker that connects earlier waits in its queue, without limit: an agent whose node dies or is
     cut off is evicted, and the others then kill their workers.
     """

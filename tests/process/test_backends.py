@@ -81,7 +81,7 @@ def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "10s")
     drill.shut(10)
     host = HostBackend(f"127.0.0.1:{port}", "unused")
-    host.beats()
+    host.shown()
     env = drill.impatient_uploaders()
     agents = [drill.start(*OPTIONS, *where, env=env) for _ in range(2)]
     drill.stands(10, ranks=2)
@@ -104,7 +104,7 @@ def test_with_c10d_a_sleeper_learns_that_the_run_ended(drill, undisturbed):
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
     drill.shut(6)
     host = HostBackend(f"127.0.0.1:{port}", "unused")
-    host.beats()
+    host.shown()
     env = drill.impatient_uploaders()
     for _ in range(2):
         drill.start(*OPTIONS, *where, env=env)

@@ -40,8 +40,8 @@ def everything(backend, version, value):
         assert (None if found is None else found[0]) == version
     found = backend.read()
     assert found is not None and found[1] == value
-    backend.beat("n")
-    assert backend.beats()["n"] > 0
+    backend.show("n", "1")
+    assert backend.shown() == {"n": "1"}
     return found[0]
 
 
@@ -87,14 +87,12 @@ def test_the_outcome_of_an_unanswered_call_is_read(etcd):
         found = backend.read()
         assert found is not None and found[1] == b"mine"
         assert backend.compare_and_set(found[0], b"next")
-        backend.beat("n")
-        before = backend.beats()["n"]
         proxy.fail(Deed.LOSE, lambda method, path: path.endswith("/kv/put"))
         with pytest.raises(BackendFailed, match="did not answer"):
-            backend.beat("n")
+            backend.show("n", "1")
         proxy.heal()
-        backend.beat("n")
-        assert backend.beats()["n"] > before
+        backend.show("n", "2")
+        assert backend.shown() == {"n": "2"}
     finally:
         proxy.close()
 
@@ -105,22 +103,22 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     """
     clock = FakeClock()
     backend = EtcdBackend(etcd.endpoints, "leases", {}, clock)
-    backend.beat("n")
+    backend.show("n", "1")
     first = backend._lease
     clock.now += NEW_LEASE_EVERY_S + 1
-    backend.beat("n")
+    backend.show("n", "1")
     etcd.post(0, "lease/revoke", {"ID": first})
-    assert EtcdBackend(etcd.endpoints, "leases", {}).beats().keys() == {"n"}
+    assert EtcdBackend(etcd.endpoints, "leases", {}).shown().keys() == {"n"}
     second = backend._lease
     left = etcd.post(0, "lease/timetolive", {"ID": second})
     assert int(left["grantedTTL"]) == LEASE_S
     etcd.post(0, "lease/revoke", {"ID": second})
-    assert EtcdBackend(etcd.endpoints, "leases", {}).beats() == {}
+    assert EtcdBackend(etcd.endpoints, "leases", {}).shown() == {}
     with pytest.raises(BackendFailed, match="lease not found"):
-        backend.beat("n")
-    backend.beat("n")
+        backend.show("n", "1")
+    backend.show("n", "1")
     assert backend._lease != second
-    assert backend.beats().keys() == {"n"}
+    assert backend.shown().keys() == {"n"}
 
 
 def test_a_missing_or_wrong_password_is_refused(tmp_path):
@@ -130,7 +128,7 @@ def test_a_missing_or_wrong_password_is_refused(tmp_path):
     servers = EtcdServers(tmp_path)
     try:
         before = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
-        before.beat("n")  # a password that the server does not ask for does no harm
+        before.show("n", "1")  # a password that the server does not ask for does no harm
         servers.ask_for_a_password("trainer", "right")
         for access, says in (
             ({}, "check ETCDCTL_USER"),
@@ -143,7 +141,7 @@ def test_a_missing_or_wrong_password_is_refused(tmp_path):
                 select.wait_for(stranger.read, patience_s=60, clock=SystemClock(), notify=print)
         known = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
         version = everything(known, None, b"1")
-        before.beat("n")
+        before.show("n", "1")
         servers.kill(0)
         servers.start(0)
         servers.wait_ready()

@@ -20,6 +20,7 @@ from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.group_writer import granted
+from elastic.rendezvous.heartbeat import request_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
 
@@ -108,7 +109,7 @@ class Place(World):
     def requests(self) -> dict[str, str]:
         """What takes effect in the group as it is."""
         group = self.group
-        found = self.slow.requests()
+        found = {name: request_of(text) for name, text in self.slow.shown().items()}
         return {
             name: each for name, each in found.items() if granted(group, {name: each}, dead=set()) != group
         }

@@ -30,10 +30,10 @@ class World(FakeClock):
         self.count = 0
         self.said: list[str] = []
 
-    def beats(self, _run: RunDir, _place: Place) -> Callable[[], Mapping[str, int]]:
-        def read() -> Mapping[str, int]:
+    def beats(self, _run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
+        def read() -> Mapping[str, str]:
             self.count += self.living()
-            return {"a": self.count}
+            return {"a": str(self.count)}
 
         return read
 
@@ -86,7 +86,7 @@ def test_one_place_has_two_addresses(world: World) -> None:
 
 
 def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
-    def fail(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, int]]:
+    def fail(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
         raise BackendFailed("no route")
 
     world.take(ELSEWHERE)
@@ -120,7 +120,7 @@ def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> Non
         place = Place(kind="dir", endpoint=f"/{number % 2}", keep_alive_s=0.2)
         barrier.wait()
         try:
-            beats = lambda _run, _place: lambda: {"a": next(counter)}  # noqa: E731
+            beats = lambda _run, _place: lambda: {"a": str(next(counter))}  # noqa: E731
             watch = Watch(run=run, clock=SystemClock(), notify=lambda _line: None, beats_of=beats)
             found.append(watch.take(place).endpoint)
         except UsageError:
@@ -162,8 +162,8 @@ def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
     """Of a process alone only its own; of a folder that is gone none, and that is no silence."""
     run = RunDir.parse(str(tmp_path / "run"))
     for token in "12":
-        alone_backend(run).beat(token)
-    assert beats_at(run, Place(kind=ALONE, token="1"))() == {"1": 1}
+        alone_backend(run).show(token, "5")
+    assert beats_at(run, Place(kind=ALONE, token="1"))() == {"1": "5"}
     assert beats_at(run, DIR)() == {}
     with pytest.raises(FileNotFoundError):
         beats_at(run, Place(kind="dir", endpoint=str(tmp_path / "gone")))

@@ -1,6 +1,5 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
-import errno
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,13 +21,13 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
-from elastic.rendezvous.torchrun import MOST_TRIES, ElasticRendezvous, EndpointHost, creator
+from elastic.rendezvous.store_socket import StoreSockets
+from elastic.rendezvous.torchrun import ElasticRendezvous, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 PAIR = GroupPolicy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 ALONE = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=120.0)
-ALONE_OR_PAIR = GroupPolicy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 KEEP_ALIVE_S = 60.0
 SHORT_S = 0.05  # a keep-alive with a heartbeat every 10 ms
 WaitUntil = Callable[[Callable[[], bool]], None]
@@ -56,15 +55,15 @@ class Nodes:
         self.pool = ThreadPoolExecutor(4)
 
     def make(
-        self, name: str, policy: GroupPolicy, nproc: int = 1, clock: SystemClock | None = None
+        self, name: str, policy: GroupPolicy, nproc: int = 1, open_endpoint: Callable[[], str] | None = None
     ) -> Rendezvous:
         rendezvous = Rendezvous(
             DirectoryBackend(self.folder),
             Node(id=name, address=name, nproc=nproc),
             policy,
             keep_alive_s=KEEP_ALIVE_S,
-            clock=clock or SystemClock(),
-            open_endpoint=lambda: f"{name}:1",
+            clock=SystemClock(),
+            open_endpoint=open_endpoint or (lambda: f"{name}:1"),
         )
         self.made.append(rendezvous)
         return rendezvous
@@ -97,12 +96,8 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     failure = WorkerFailure(node="b", rank=4, message="boom", traceback="tb")
     assert b.close(transitions.FAILURE, step=3, counts=True, failure=failure).restarts == 1
     watch = a.watch()
-    assert (watch.open, watch.fenced, watch.cause, watch.failure) == (
-        False,
-        False,
-        transitions.FAILURE,
-        failure,
-    )
+    assert not watch.open and not watch.fenced
+    assert (watch.cause, watch.failure) == (transitions.FAILURE, failure)
     second = nodes.join(a, b)
     assert [g.rank_of_node for g in second] == [g.rank_of_node for g in first]
     assert {(g.number, g.restarts, g.cause) for g in second} == {(2, 1, transitions.FAILURE)}
@@ -138,11 +133,11 @@ class FaultyBackend(MemoryBackend):
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         return not self.loses and super().compare_and_set(version, value)
 
-    def beat(self, node_id: str) -> None:
+    def show(self, node_id: str, text: str) -> None:
         if self.beat_error is not None:
             self.refused.add(node_id)
             raise self.beat_error
-        super().beat(node_id)
+        super().show(node_id, text)
         self.beaten.set()
 
 
@@ -191,9 +186,7 @@ def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
 def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
     """Four workers, and a run of two shards."""
     with pytest.raises(UsageError, match="at most 2 workers"):
-        nodes.make(
-            "a", GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0, timeout_s=1, max_workers=2), nproc=4
-        )
+        nodes.make("a", replace(ALONE, max_workers=2), nproc=4)
 
 
 def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
@@ -279,53 +272,26 @@ def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
 
 
 def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvous:
-    host = EndpointHost("127.0.0.1")
-    rendezvous = Rendezvous(
-        DirectoryBackend(nodes.folder),
-        Node(id=name, address="127.0.0.1", nproc=1),
-        policy,
-        keep_alive_s=KEEP_ALIVE_S,
-        clock=SystemClock(),
-        open_endpoint=host.open,
-    )
-    nodes.made.append(rendezvous)
-    return ElasticRendezvous(rendezvous, host, run_id="r")
+    sockets = StoreSockets("127.0.0.1")
+    return ElasticRendezvous(nodes.make(name, policy, open_endpoint=sockets.open), sockets, run_id="r")
 
 
-def test_a_node_serves_the_store_of_an_earlier_try_that_won() -> None:
-    """A write to form a generation failed, was tried again, and the first one counts. No number of
-    tries takes the store of the generation that goes on.
-    """
-    host = EndpointHost("127.0.0.1")
-    entered = host.open()
-    kept = host.enter(entered)
-    tries = [host.open() for _ in range(20)]
-    assert host.enter(entered) is kept
-    tries = [host.open() for _ in range(20)]
-    assert len(host._stores) == MOST_TRIES + 1
-    host.enter(tries[-3]).set("who", "me")
-    assert EndpointHost("127.0.0.1").enter(tries[-3]).get("who") == b"me"
-
-
-def lone_handler(backend: MemoryBackend, host: EndpointHost, endpoints: list[str]) -> ElasticRendezvous:
+def lone_handler(backend: MemoryBackend, *endpoints: str) -> ElasticRendezvous:
     """A node that names these as the stores of its first generations, and then serves its own."""
-
-    def open_endpoint() -> str:
-        return endpoints.pop(0) if endpoints else host.open()
-
-    rendezvous = lone(backend, open_endpoint=open_endpoint)
-    return ElasticRendezvous(rendezvous, host, run_id="r")
+    left, sockets = list(endpoints), StoreSockets("127.0.0.1")
+    rendezvous = lone(backend, open_endpoint=lambda: left.pop(0) if left else sockets.open())
+    return ElasticRendezvous(rendezvous, sockets, run_id="r")
 
 
 def test_a_place_that_fails_with_a_store_ends_no_agent() -> None:
     """With c10d one machine may serve both. The place to meet is back a moment later."""
-    backend, host = FaultyBackend(), EndpointHost("127.0.0.1")
-    handler = lone_handler(backend, host, ["127.0.0.1:1"])
-    enter, failures = host.enter, []
+    backend = FaultyBackend()
+    handler = lone_handler(backend, "127.0.0.1:1")
+    open_store, failures = handler._open_store, []
 
-    def entering(endpoint: str) -> Any:
+    def opening(endpoint: str) -> Any:
         if endpoint != "127.0.0.1:1":
-            return enter(endpoint)
+            return open_store(endpoint)
         backend.is_away = True
         raise RuntimeError("connection refused")
 
@@ -334,50 +300,29 @@ def test_a_place_that_fails_with_a_store_ends_no_agent() -> None:
             failures.append(aloud)
             backend.is_away = False
 
-    host.enter = entering  # type: ignore[assignment,method-assign]
+    handler._open_store = opening  # type: ignore[method-assign]
     handler._rendezvous._notify_once = notify  # type: ignore[method-assign]
     handler.next_rendezvous()
     assert failures and handler.generation is not None and handler.generation.number == 2
     handler._rendezvous.stop()
 
 
-def test_a_node_that_can_serve_no_store_for_a_moment_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a worker that cannot be started: an agent must not end by it."""
-    listen, failures = (
-        torchrun.listen_on,
-        [OSError(errno.EMFILE, "too many files"), RuntimeError("no thread")],
-    )
-
-    def listen_later(address: str) -> Any:
-        if failures:
-            raise failures.pop()
-        return listen(address)
-
-    monkeypatch.setattr(torchrun, "listen_on", listen_later)
-    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), [])
-    handler.next_rendezvous()
-    assert not failures
-    handler._rendezvous.stop()
-
-
-def test_a_node_that_can_serve_no_store_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_can_serve_no_store_says_so_once() -> None:
     """It said at each try that it forms the generation, and then that it cannot."""
     said: list[str] = []
 
     def cannot() -> str:
         raise BackendFailed("no descriptor")
 
-    rendezvous = Rendezvous(
+    rendezvous = lone(
         MemoryBackend(),
-        Node(id="a", address="127.0.0.1", nproc=1),
-        GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=1.0),
-        keep_alive_s=1.0,
+        policy=replace(ALONE, timeout_s=1.0),
         clock=FakeClock(),
         open_endpoint=cannot,
         notify=lambda reason, _aloud: said.append(reason),
     )
     with pytest.raises(BackendFailed):
-        rendezvous.join(lambda: False)
+        rendezvous.join(never)
     assert said.count("no descriptor") == 1
 
 
@@ -388,7 +333,7 @@ def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.Monk
         raise RuntimeError("errno: 24 - Too many open files\nframe 0")
 
     monkeypatch.setattr(torchrun, "TCPStore", fail)
-    handler = lone_handler(FaultyBackend(), EndpointHost("127.0.0.1"), ["127.0.0.1:1"] * 3)
+    handler = lone_handler(FaultyBackend(), *["127.0.0.1:1"] * 3)
     with pytest.raises(torchrun.HostUnreachable, match=r"Too many open files\)"):
         handler.next_rendezvous()
     handler._rendezvous.stop()
@@ -438,7 +383,7 @@ def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
     def sleep_while_b_lives(seconds: float) -> None:
         sleep(seconds)
         if lives:
-            backend.beat("b")
+            backend.show("b", f"{10 * clock.now:.0f}")
 
     clock.sleep = sleep_while_b_lives  # type: ignore[method-assign]
     if lives:
@@ -457,9 +402,9 @@ class CountingBackend(MemoryBackend):
         super().__init__()
         self.readings = 0
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         self.readings += 1
-        return super().beats(node_ids)
+        return super().shown(node_ids)
 
 
 def test_heartbeats_of_a_large_group_are_read_at_their_own_pace() -> None:

@@ -28,7 +28,7 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
     def c10d() -> Backend:
         # The first one serves the store.
         opened.append(HostBackend(f"127.0.0.1:{port}", "a group/name"))
-        opened[-1].beats()
+        opened[-1].read()
         return opened[-1]
 
     match request.param:
@@ -102,56 +102,26 @@ def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> 
     assert newest is not None and newest[1] == wins[-1][1]
 
 
-def test_every_heartbeat_moves_the_counter(open_backend: Open) -> None:
-    """A node whose id looks like a path sends three heartbeats, another node one."""
+def test_the_newest_text_of_each_node_is_shown(open_backend: Open) -> None:
+    """A node whose id looks like a path shows three, the last one for a dead node."""
     ours, theirs = open_backend(), open_backend()
-    seen = []
-    for _ in range(3):
-        ours.beat("../node a")
-        seen.append(theirs.beats()["../node a"])
-    theirs.beat("b")
-    assert len(set(seen)) == 3 and min(seen) >= 0
-    assert set(ours.beats()) == {"../node a", "b"}
+    assert not ours.shown()
+    for text in ("1", "2 join 1 ::1/x, a", "3"):
+        ours.show("../node a,b", text)
+        assert theirs.shown()["../node a,b"] == text
+    theirs.show("b", "1 leave")
+    assert ours.shown() == {"../node a,b": "3", "b": "1 leave"}
+    ours.show("b", "")
+    assert not theirs.shown(["b"]).get("b")
 
 
-def test_heartbeats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
-    """The thread of heartbeats and the thread that joins send one each at the same time."""
-    backend = open_backend()
-    count = times(backend, 50)
-    threads = [threading.Thread(target=lambda: [backend.beat("a") for _ in range(count)]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    before = backend.beats()["a"]
-    backend.beat("a")
-    assert before >= 2 * count and backend.beats()["a"] > before
-
-
-def test_counters_of_named_nodes_are_read_alone(open_backend: Open) -> None:
+def test_texts_of_named_nodes_are_read_alone(open_backend: Open) -> None:
     """Forty nodes have sent a heartbeat; few or many are asked for, one of which does not exist."""
     ours, theirs = open_backend(), open_backend()
     nodes = [f"n{number}" for number in range(40)]
     for node in nodes:
-        ours.beat(node)
-    assert set(theirs.beats(["n7", "n8", "absent"])) == {"n7", "n8"}
-    assert set(theirs.beats([*nodes[:30], "absent"])) == set(nodes[:30])
-    assert theirs.beats([]) == {}
-    before = theirs.beats(["n7", "n8"])
-    ours.beat("n7")
-    after = theirs.beats(["n7", "n8", "absent"])
-    assert after["n7"] != before["n7"] and after["n8"] == before["n8"] and len(after) == 2
-
-
-def test_requests_are_read_at_once_until_taken_back(open_backend: Open) -> None:
-    """Two nodes request something, one of them something else, and then nothing."""
-    ours, theirs, reader = open_backend(), open_backend(), open_backend()
-    assert reader.requests() == {}
-    ours.request("../node a,b", "join 1 ::1/x")
-    theirs.request("b", "leave")
-    assert reader.requests() == {"../node a,b": "join 1 ::1/x", "b": "leave"}
-    ours.request("../node a,b", "join 2")
-    assert reader.requests() == {"../node a,b": "join 2", "b": "leave"}
-    ours.request("../node a,b", "")
-    ours.request("b", "")  # as of a dead node
-    assert reader.requests() == {}
+        ours.show(node, "1")
+    assert theirs.shown([*nodes[:30], "absent"]) == dict.fromkeys(nodes[:30], "1")
+    assert theirs.shown([]) == {}
+    ours.show("n7", "2")
+    assert theirs.shown(["n7", "n8", "absent"]) == {"n7": "2", "n8": "1"}

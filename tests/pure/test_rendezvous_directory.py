@@ -50,8 +50,8 @@ def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path)
     """A draft, a heartbeat and files of another program are two hours old; a heartbeat is fresh."""
     backend = DirectoryBackend(tmp_path)
     old, live = "host-1-0123abcd", "host-2-0123abcd"
-    backend.beat(old)
-    backend.beat(live)
+    backend.show(old, "1")
+    backend.show(live, "1")
     foreign = {".tmp-data", "beats/box.txt", "elastic-notes"}
     for name in (".elastic-dead", *foreign):
         (tmp_path / name).touch()
@@ -96,9 +96,9 @@ def test_a_folder_that_a_person_removed_is_made_again(tmp_path: Path) -> None:
     assert backend.compare_and_set(None, b"one")
     assert backend.read() == (1, b"one")
     shutil.rmtree(tmp_path / "r")
-    backend.beat("a")
+    backend.show("a", "1")
     shutil.rmtree(tmp_path / "r")
-    assert backend.beats() == {}
+    assert backend.shown() == {}
     assert backend.read() == (1, b"one")
     assert DirectoryBackend(tmp_path / "r").read() == (1, b"one")
 
@@ -145,14 +145,14 @@ def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> N
     value = b'{"members": "nodes"}'
     for version in (None, 1, 2):
         assert backend.compare_and_set(version, value)
-    backend.beat("a")
+    backend.show("a", "1 a request")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", full)
         for version in (3, 4, 5):
             assert backend.compare_and_set(version, value)
-            backend.beat("a")
+            backend.show("a", "2")
         assert not late.compare_and_set(3, b"{}")
         with pytest.raises(BackendFailed, match="No space"):
             backend.compare_and_set(6, value * 4)
     assert DirectoryBackend(tmp_path).read() == (6, value)
-    assert backend.beats() == {"a": 4}
+    assert backend.shown() == {"a": "2"}

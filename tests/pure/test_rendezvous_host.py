@@ -70,23 +70,21 @@ def test_a_survivor_restores_the_newest_state_to_an_empty_store(nodes):
     before the survivor polls.
     """
     host, survivor = nodes(host=True), nodes()
-    survivor.beat("s")
-    survivor.beat("s")
+    survivor.show("s", "1")
     assert survivor.compare_and_set(None, b'{"generation": 7}')
     assert survivor.compare_and_set(survivor.read()[0], b'{"generation": 7, "two": 2}')
     newest = survivor.read()
     host.close()
     assert not survivor.compare_and_set(newest[0], b"")
-    for call in (survivor.read, survivor.beats, lambda: survivor.beat("s")):
+    for call in (survivor.read, survivor.shown, lambda: survivor.show("s", "2")):
         with pytest.raises(BackendFailed, match="does the agent on that host run"):
             call()
 
     restarted = nodes(host=True)
     assert restarted.compare_and_set(None, b'{"generation": 1}')
     assert polled(survivor.read) == restarted.read() == newest
-    before = survivor.beats().get("s")
-    survivor.beat("s")
-    assert before is None and restarted.beats()["s"] > 2
+    survivor.show("s", "3")
+    assert restarted.shown() == {"s": "3"}
     assert restarted.compare_and_set(newest[0], b"three")
     assert survivor.read()[0] > newest[0] and survivor.read()[1] == b"three"
 

@@ -69,29 +69,20 @@ def test_the_newest_version_is_found_from_any_known_one(newest, known):
     assert newest > known or len(asked) == 1
 
 
-def test_a_heartbeat_that_is_no_number_is_as_good_as_missing(s3_bucket):
-    """A stranger put 5000 digits there, which `int` refuses with an error of its own."""
-    backend = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
-    backend.beat("well")
-    for name, data in {"long": b"9" * 5000, "word": b"one", "arabic": "\u0661".encode(), "none": b""}.items():
-        backend._objects.write(f"beats/{name}", data)
-    assert backend.beats() == {"well": 1}
-
-
 def test_a_backend_recovers_from_errors_of_the_store(storage):
     """Every request is answered with an error; then none."""
     backend = opened(storage)
     assert backend.compare_and_set(None, b"one")
     storage.fail(Deed.ERROR, lambda method, path: True)
     with impatient(backend):
-        for call in (backend.read, backend.beats, lambda: backend.beat("a")):
+        for call in (backend.read, backend.shown, lambda: backend.show("a", "1")):
             with pytest.raises(BackendFailed):
                 call()
         assert not backend.compare_and_set(1, b"two")
     storage.heal()
     assert backend.read() == (1, b"one")
-    backend.beat("a")
-    assert set(backend.beats()) == {"a"}
+    backend.show("a", "2")
+    assert backend.shown() == {"a": "2"}
 
 
 def test_the_outcome_of_an_unanswered_write_is_read(storage):
@@ -131,22 +122,20 @@ def test_an_old_listing_hides_no_version_and_no_node(storage):
     comes, which is alive for those who ask for it by its name.
     """
     backend, other = opened(storage), opened(storage)
-    backend.beat("a")
-    assert set(other.beats()) == {"a"}
+    backend.show("a", "0")
+    assert other.shown() == {"a": "0"}
     stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
-    counters = []
-    for _ in range(3):
-        backend.beat("a")
-        counters.append(other.beats()["a"])
-    assert len(set(counters)) == 3
+    for text in "123":
+        backend.show("a", text)
+        assert other.shown() == {"a": text}
     assert backend.compare_and_set(None, b"one")
     assert other.read() == (1, b"one")
-    backend.beat("b")
-    assert set(opened(storage).beats()) == {"a"}
-    assert other.beats({"b", "c"}) == {"b": 1}
+    backend.show("b", "1")
+    assert set(opened(storage).shown()) == {"a"}
+    assert other.shown({"b", "c"}) == {"b": "1"}
     assert stale.struck
     storage.heal()
-    assert set(opened(storage).beats()) == {"a", "b"}
+    assert set(opened(storage).shown()) == {"a", "b"}
 
 
 def test_a_node_that_asks_rarely_restores_no_old_version(s3_bucket):

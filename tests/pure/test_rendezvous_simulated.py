@@ -94,29 +94,6 @@ def test_there_are_scenarios() -> None:
     assert len(list(SCENARIOS.glob("*.txt"))) >= 7
 
 
-@pytest.mark.parametrize("storeless", [["n1"], ["n0", "n1"]], ids=str)
-def test_a_node_that_can_serve_no_store_holds_up_no_other(storeless: list[str]) -> None:
-    """The next in rank order forms the generation after twice the keep-alive, and the ranks stay;
-    after a failure, too. It held up all others until `--rdzv-timeout`.
-    """
-    world = World(policy=GroupPolicy(min_nodes=1, max_nodes=3, last_call_s=2.0, timeout_s=600.0))
-    world.storeless |= set(storeless)
-    for name in ("n0", "n1", "n2"):
-        world.start(name)
-    for number in (1, 2):
-        before_s = world.clock.now
-        while not world.group.open:
-            world.tick(POLL_S)
-        assert world.group.generation == number
-        assert [node.id for node in world.group.members] == ["n0", "n1", "n2"]
-        former = next(i for i in range(3) if f"n{i}" not in storeless)
-        assert world.group.endpoint == f"n{former}:1"
-        patience_s = former * 2 * world.keep_alive_s
-        assert patience_s <= world.clock.now - before_s <= patience_s + 5 * POLL_S
-        world.tick(POLL_S)
-        world.fail("n2", step=number)
-
-
 class Nodes(RuleBasedStateMachine):
     """Anything happens to up to five nodes in any order; each event checks the group and nodes."""
 
@@ -239,16 +216,6 @@ class Nodes(RuleBasedStateMachine):
         """From now on its workers take so many polls to stop."""
         self.world.machines[self.pick(data, list(self.world.machines))].stops_in = polls
 
-    @precondition(lambda self: self.world.machines)
-    @rule(data=st.data())
-    def lack_descriptors(self, data: st.DataObject) -> None:
-        """From now on this node can serve no store."""
-        self.world.storeless.add(self.pick(data, list(self.world.machines)))
-
-    @rule()
-    def find_descriptors(self) -> None:
-        self.world.storeless.clear()
-
     @rule(data=st.data(), step=st.integers(0, 5))
     def fail(self, data: st.DataObject, step: int) -> None:
         inside = [name for name, m in self.world.running.items() if m.generation is not None]
@@ -272,7 +239,6 @@ class Nodes(RuleBasedStateMachine):
         except spares beyond the limit, and the group is at rest.
         """
         self.heal()
-        self.find_descriptors()
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 3 * keep_alive_s + self.pause_s + 10 * POLL_S)
@@ -295,7 +261,6 @@ class Nodes(RuleBasedStateMachine):
         """Nothing changes for a while, and the network stays broken as it is: then the group is at
         rest, and no two members that once reached each other are cut off from each other.
         """
-        self.find_descriptors()
         self.all_have_left()
         keep_alive_s = self.longest_keep_alive_s
         self.world.tick(self.slowness * 6 * keep_alive_s + self.pause_s + 10 * POLL_S)
@@ -416,7 +381,7 @@ class WideNodes(Nodes):
     @rule()
     def requests_grow_old(self) -> None:
         """A listing shows from now on what it shows now."""
-        self.flaws.old_requests = MemoryBackend.requests(self.flaws)
+        self.flaws.old_texts = MemoryBackend.shown(self.flaws)
 
     @rule(refuses=st.booleans())
     def requests_are_refused(self, refuses: bool) -> None:
@@ -446,7 +411,7 @@ class WideNodes(Nodes):
             super().settle_cut()
 
     def heal_requests(self) -> None:
-        self.flaws.dies, self.flaws.lost_answers, self.flaws.old_requests = "", 0, None
+        self.flaws.dies, self.flaws.lost_answers, self.flaws.old_texts = "", 0, None
         self.flaws.lost_requests = 0
 
 

@@ -1,6 +1,5 @@
 """The group's values and transitions, each against a dumb twin or a sentence that promises it."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -45,57 +44,6 @@ def rejoined(group: Group, *names: str) -> Group:
     for name in names:
         group = transitions.join(group, node(name))
     return group
-
-
-names = st.text(alphabet="abcdef-.0", min_size=1, max_size=5)
-nodes = st.lists(names, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
-failures = st.none() | st.builds(
-    WorkerFailure,
-    node=names,
-    rank=st.integers(0, 9),
-    message=st.text(max_size=9),
-    traceback=st.text(max_size=9),
-)
-groups = st.builds(
-    Group,
-    generation=st.integers(0, 9),
-    open=st.just(False),
-    members=nodes,
-    waiting=nodes,
-    done=st.lists(names, max_size=3).map(tuple),
-    endpoint=st.none() | names,
-    cause=names,
-    restarts=st.integers(0, 9),
-    high_step=st.integers(0, 9),
-    failure=failures,
-    ended=st.none() | st.builds(RunEnd, exit_code=st.integers(0, 99), reason=names),
-    settings=st.just(SETTINGS),
-    reports=st.lists(
-        st.builds(UnreachableReport, node=names, peers=st.lists(names, max_size=3).map(tuple)), max_size=3
-    ).map(tuple),
-)
-
-
-@given(groups)
-def test_a_group_reads_back_as_the_same_value(group: Group) -> None:
-    """Any group passes through its JSON form."""
-    assert Group.parse(group.to_json()) == group
-
-
-@given(groups, st.data())
-def test_a_damaged_state_is_refused(group: Group, data: st.DataObject) -> None:
-    """The JSON is cut short anywhere, or a field is missing or has a value of a wrong type."""
-    text = group.to_json()
-    with pytest.raises(GroupDamaged, match="remove the rendezvous folder"):
-        Group.parse(text[: data.draw(st.integers(0, len(text) - 1))])
-    record = json.loads(text)
-    field = data.draw(st.sampled_from(sorted(record)))
-    with pytest.raises(GroupDamaged):
-        Group.parse(json.dumps({k: v for k, v in record.items() if k != field}).encode())
-    with pytest.raises(GroupDamaged):
-        Group.parse(json.dumps(record | {field: 1.5}).encode())
-    with pytest.raises(GroupDamaged):
-        Group.parse(json.dumps(record | {"restarts": True}).encode())
 
 
 def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
@@ -209,17 +157,6 @@ def test_members_reach_each_other_and_the_generation_stays_open(
     gone = nodes_to_exclude([name for name in members if name in alive], reports)
     stay = [name for name in members if name in alive and name not in gone]
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
-
-
-def test_the_run_is_complete_when_the_last_member_is_done() -> None:
-    """Two members; the first reports it twice."""
-    group = transitions.done(formed("a", "b"), generation=1, node_id="a")
-    group = transitions.done(group, generation=1, node_id="a")
-    assert group.ended is None and group.open
-    group = transitions.done(group, generation=1, node_id="b")
-    assert group.ended == RunEnd(exit_code=0, reason="complete") and not group.open
-    assert transitions.reopen(group) == group
-    assert transitions.join(group, node("c")) == group
 
 
 def test_a_reopened_run_goes_on_counting_generations() -> None:
@@ -441,12 +378,6 @@ def test_every_transition_follows_an_arrow_of_the_diagram(group: Group, me: str,
     for name, changed in after.items():
         assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name
         assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
-
-
-def test_a_failure_with_a_lost_node_gives_its_restart_back() -> None:
-    """The workers of a machine that is taken away die before its agent does."""
-    group = transitions.evict(closed(formed("a", "b")), alive={"a"})
-    assert (group.cause, group.restarts, group.member_ids) == (transitions.NODE_LOST, 0, {"a"})
 
 
 @pytest.mark.parametrize(

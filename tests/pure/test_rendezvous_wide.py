@@ -122,7 +122,7 @@ def test_a_newcomer_lets_no_node_go_that_may_be_the_last(few: Callable[..., Worl
     made.tick(10.0)
     for name in ("b", "c", "d"):
         made.kill(name)
-    made.backend.request("a", wish(made, "a", Verb.WITHDRAW))
+    made.backend.show("a", f"99 {wish(made, 'a', Verb.WITHDRAW)}")
     made.machines["a"].is_frozen = True
     made.start("new")
     while "new" not in made.group.waiting_ids:
@@ -137,11 +137,11 @@ def test_the_request_of_a_dead_node_brings_it_back_once(few: Callable[..., World
     """
     made = few("abc", min_nodes=9)
     made.tick(4.0)
-    made.backend.request("dead", wish(made, "dead", Verb.JOIN))
+    made.backend.show("dead", f"99 {wish(made, 'dead', Verb.JOIN)}")
     for name in ("d", "e", "f"):
         made.start(name)
         made.tick(5 * KEEP_ALIVE_S)
         assert "dead" not in made.group.waiting_ids
     there = ["dead" in parsed(value).waiting_ids for value in made.backend.history()]
     assert sum(now and not before for before, now in pairwise(there)) == 1
-    assert made.backend.requests() == {}
+    assert made.backend.shown(["dead"]) == {"dead": ""}

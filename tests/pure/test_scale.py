@@ -1,9 +1,9 @@
 """What a group of some nodes costs, on the simulated clock of benchmarks/scale.py."""
 
 import pytest
-from scale import KEEP_ALIVE_S, measure
+from scale import measure
 
-from elastic.rendezvous import group_writer, rendezvous
+from elastic.rendezvous import rendezvous
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +28,3 @@ def test_ten_nodes_at_an_object_store_start_in_a_second() -> None:
     """Where each wrote for itself that took 21 versions, and 4.2 s."""
     start = measure("objects", 10, set())["start"]
     assert start["versions"] <= 5 and start["seconds"] < 2.0
-
-
-@pytest.mark.parametrize("kind", list(KEEP_ALIVE_S))
-def test_few_nodes_may_combine_their_writes_at_every_backend(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five nodes come, one dies, one joins, and all leave. The start takes no version for each."""
-    monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
-    found = measure(kind, 5, {"kill", "join", "leave"})
-    for event in ("start", "one_killed", "one_joins", "all_leave"):
-        assert found[event]["seconds"] is not None, event
-    assert found["start"]["versions"] <= 5

@@ -35,7 +35,9 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.host import Answer, Question
+from elastic.rendezvous.failure_detector import NO_HEARTBEAT
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.heartbeat import counter_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import Timing
@@ -173,19 +175,16 @@ def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
 
 @given(junk)
 def test_any_bytes_in_rendezvous_files_are_numbers_or_failures(data):
-    """State, heartbeats and requests."""
+    """State and heartbeats, whose texts may be anything."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for sub in ("beats", "requests"):
-            (folder / sub).mkdir()
+        (folder / "beats").mkdir()
         for file in ("state-000000000001.json", "beats/x", "state-²", "state-", "beats/\udcff"):
             (folder / file).write_bytes(data)
         backend = DirectoryBackend(folder)
         with suppress(BackendFailed):
             assert backend.read() == (1, data)
-        assert all(counter >= 0 for counter in backend.beats().values())
-        (folder / "requests" / "\udcff").write_bytes(data)
-        assert set(backend.requests()) <= {"\udcff"}
+        assert all(counter_of(text) >= NO_HEARTBEAT for text in backend.shown().values())
 
 
 RIGHT = {

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from elastic.agent.store_socket import MOST_TRIES, StoreSockets
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.store_socket import MOST_TRIES, StoreSockets
 from elastic.train.groups import open_store
 
 
@@ -59,6 +59,6 @@ def test_a_node_without_a_descriptor_tries_again_later(monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("elastic.agent.store_socket.listen_on", refuse)
+    monkeypatch.setattr("elastic.rendezvous.store_socket.listen_on", refuse)
     with pytest.raises(BackendFailed, match="Too many open files; trying again"):
         StoreSockets("127.0.0.1").open()

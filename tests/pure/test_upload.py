@@ -270,7 +270,7 @@ def test_the_age_of_a_heartbeat_is_that_of_its_object(node):
 
 def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_file(tmp_path):
     backend = DirectoryBackend(tmp_path)
-    backend.beat("a b")
+    backend.show("a b", "1")
     os.utime(tmp_path / "beats" / "a%20b", (file_time_s() - 7000.0,) * 2)
     assert heartbeat_ages_s(str(tmp_path))["a b"] == pytest.approx(7000.0, abs=3600)
     assert heartbeat_ages_s(str(tmp_path / "gone")) == {}

@@ -94,6 +94,22 @@ class Network:
             self.group, alive=everyone, moving=everyone, step=1, now_s=self.now_s
         )
 
+    def generations(self, apart):
+        """Four generations without three nodes each, and without the `apart`, which wait."""
+        nodes, draw = self.group.members, random.Random(self.seed)
+        others = [node.id for node in nodes if node.id not in apart | self.busy]
+        for _ in range(4):
+            away = apart | set(draw.sample(others, 3))
+            self.group = replace(
+                self.group,
+                generation=self.group.generation + 1,
+                open=True,
+                members=tuple(node for node in nodes if node.id not in away),
+                waiting=tuple(node for node in nodes if node.id in away),
+            )
+            self.run(2 * KEEP_ALIVE_S)
+            yield
+
     def excluded(self):
         return membership.excluded(self.group, alive=frozenset(self.names))
 
@@ -201,10 +217,8 @@ def test_a_part_is_not_asked_back_while_the_network_is_cut():
     network.cut = apart(part, rest)
     network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
     network.run(2 * POLL_S)
-    everyone, policy = (
-        frozenset(network.names),
-        membership.GroupPolicy(min_nodes=1, max_nodes=1000, last_call_s=0, timeout_s=100),
-    )
+    everyone = frozenset(network.names)
+    policy = membership.GroupPolicy(min_nodes=1, max_nodes=1000, last_call_s=0, timeout_s=100)
     for node in network.group.members:
         network.group = transitions.join(network.group, node)
     network.group = transitions.form(network.group, alive=everyone, endpoint="x:1", policy=policy)
@@ -235,17 +249,7 @@ def test_nodes_that_a_cut_off_node_reports_are_not_excluded(seed):
     network.cut = apart([cut_off], [name for name in network.names if name != cut_off])
     network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
     network.run(KEEP_ALIVE_S)
-    nodes = {name: Node(id=name, address=name, nproc=1, port=1) for name in network.names}
-    for _ in range(4):
-        away = {cut_off, *draw.sample(network.names, 3)}
-        network.group = replace(
-            network.group,
-            generation=network.group.generation + 1,
-            open=True,
-            members=tuple(node for name, node in nodes.items() if name not in away),
-            waiting=tuple(node for name, node in nodes.items() if name in away),
-        )
-        network.run(2 * KEEP_ALIVE_S)
+    for _ in network.generations({cut_off}):
         links = {frozenset((report.node, peer)) for report in network.group.reports for peer in report.peers}
         assert links and all(cut_off in link for link in links)
 
@@ -257,14 +261,5 @@ def test_a_node_that_saves_is_not_taken_for_cut_off(seed):
     draw = random.Random(seed)
     network.run(2 * KEEP_ALIVE_S)
     network.busy = set(draw.sample(network.names, 2))
-    nodes, others = network.group.members, [name for name in network.names if name not in network.busy]
-    for _ in range(4):
-        away = set(draw.sample(others, 3))
-        network.group = replace(
-            network.group,
-            generation=network.group.generation + 1,
-            members=tuple(node for node in nodes if node.id not in away),
-            waiting=tuple(node for node in nodes if node.id in away),
-        )
-        network.run(2 * KEEP_ALIVE_S)
+    for _ in network.generations(set()):
         assert not network.group.reports

@@ -83,21 +83,13 @@ class Door:
             return False
         return is_set
 
-    def beat(self, node_id: str) -> None:
+    def show(self, node_id: str, text: str) -> None:
         self._answer()
-        self.hearts.beat(node_id)
+        self.hearts.show(node_id, text)
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         key = None if node_ids is None else frozenset(node_ids)
-        found: dict[str, int] = self._old(key, lambda: self.hearts.beats(node_ids))
-        return found
-
-    def request(self, node_id: str, text: str) -> None:
-        self._answer()
-        self.hearts.request(node_id, text)
-
-    def requests(self) -> dict[str, str]:
-        found: dict[str, str] = self._old("requests", self.hearts.requests)
+        found: dict[str, str] = self._old(key, lambda: self.hearts.shown(node_ids))
         return found
 
     def _answer(self) -> None:
@@ -252,7 +244,7 @@ class Storm(FakeClock):
         # As the thread of its heartbeats does.
         heartbeat = self.machines[name].rendezvous._heartbeat
         try:
-            self.machines[name].door.beat(name)
+            heartbeat.beat()
             heartbeat.problem = ""
         except BackendFailed as error:
             heartbeat.problem = str(error)

@@ -1,7 +1,7 @@
 """A simulated group: real Rendezvous objects on one fake clock, polled in turns."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import permutations
@@ -10,6 +10,7 @@ from elastic.errors import EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageErro
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
+from elastic.rendezvous.heartbeat import request_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
@@ -85,14 +86,14 @@ class WideBackend(MemoryBackend):
     """What goes wrong for nodes that combine their writes, as a test wants it.
 
     lost_answers: of so many writes, and lost_requests: of so many requests, the node learns that
-    they failed. old_requests: what is read instead of the newest requests. refuses: no request can
-    be left, or read. dies: the next writer dies before, or after, its write.
+    they failed. old_texts: what is read instead of the newest texts of all nodes. refuses: no
+    request can be left, or read. dies: the next writer dies before, or after, its write.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lost_answers = self.lost_requests = 0
-        self.old_requests: dict[str, str] | None = None
+        self.old_texts: dict[str, str] | None = None
         self.refuses = False
         self.dies = ""
         self.tries = 0
@@ -108,18 +109,19 @@ class WideBackend(MemoryBackend):
         self.lost_answers -= is_set and self.lost_answers > 0
         return is_set and not self.lost_answers
 
-    def request(self, node_id: str, text: str) -> None:
-        if self.refuses and text:
-            raise BackendFailed("no room for the name")
-        super().request(node_id, text)
-        if self.lost_requests and text:
+    def show(self, node_id: str, text: str) -> None:
+        if self.refuses and request_of(text):
+            raise BackendFailed("no room for the request")
+        super().show(node_id, text)
+        if self.lost_requests and request_of(text):
             self.lost_requests -= 1
             raise BackendFailed("no answer")
 
-    def requests(self) -> dict[str, str]:
-        if self.refuses:
-            raise BackendFailed("the folder of requests cannot be read")
-        return super().requests() if self.old_requests is None else self.old_requests
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        if node_ids is None and self.refuses:
+            raise BackendFailed("the folder cannot be listed")
+        is_old = node_ids is None and self.old_texts is not None
+        return dict(self.old_texts or {}) if is_old else super().shown(node_ids)
 
 
 class WorldClock(FakeClock):
@@ -150,7 +152,6 @@ class World:
     probes: dict[str, FakeProbes] = field(default_factory=dict)
     deaf: set[str] = field(default_factory=set)  # receives no packets
     mute: set[str] = field(default_factory=set)  # sends no packets
-    storeless: set[str] = field(default_factory=set)  # can serve no store for a generation
 
     @property
     def group(self) -> Group:
@@ -192,7 +193,7 @@ class World:
             policy,
             keep_alive_s=settings.keep_alive_s,
             clock=self.clock,
-            open_endpoint=lambda: self.endpoint_of(name),
+            open_endpoint=lambda: f"{name}:1",
             notify=lambda reason, _aloud: reasons.append(reason),
             min_generation=self.shown_generation,
             probes=self.probes[name],
@@ -200,11 +201,6 @@ class World:
             newest_generation=lambda: self.shown_generation,
         )
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
-
-    def endpoint_of(self, name: str) -> str:
-        if name in self.storeless:
-            raise BackendFailed("no descriptor is left")
-        return f"{name}:1"
 
     def kill(self, name: str) -> None:
         del self.machines[name]
@@ -268,7 +264,8 @@ class World:
         """but: a node that is in a call."""
         self.probe_all()
         for name in list(self.running):
-            self.backend.beat(name)
+            with suppress(BackendFailed):  # it is tried again
+                self.machines[name].rendezvous._heartbeat.beat()
             if name != but and name in self.machines:
                 self.poll(name)
 

@@ -1,8 +1,8 @@
-"""A backend keeps one versioned value, and of each node one counter and one text; of all writers of
-a version one wins.
+"""A backend keeps one versioned value, and one text of each node; of all writers of a version one
+wins.
 
-Its readers decide what the bytes mean and who is alive. Of a group it reads the generation alone,
-which orders two histories where a state was lost.
+Its readers decide what the bytes and texts mean, and who is alive. Of a group it reads the
+generation alone, which orders two histories where a state was lost.
 """
 
 from collections.abc import Collection
@@ -45,24 +45,18 @@ class Backend(Protocol):
         the outcome is unknown: the caller reads again and, if need be, applies its change again.
         """
 
-    def beat(self, node_id: str) -> None:
-        """Move the counter of `node_id` to a value that it did not have before."""
+    def show(self, node_id: str, text: str) -> None:
+        """Show this short text of a node, in place of the one before; may be empty.
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
-        """Counters of these nodes, None: of all nodes, by node id, not negative.
-
-        A counter that was read as one value and is now read as another has moved in between; it
-        may differ from process to process. The counter of a dead node may stay or vanish; a live
-        node's may be missing for a moment.
+        A live node calls it for a dead one, to take back what that one left.
         """
 
-    def request(self, node_id: str, text: str) -> None:
-        """Show `text` as what this node requests, in place of what it requested before; an empty
-        text: it requests nothing. A live node calls it for a dead one, to remove what it left.
-        """
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        """The texts of these nodes, None: of all nodes, by node id.
 
-    def requests(self) -> dict[str, str]:
-        """The texts by node id. It may lack new ones, and have old ones, for a moment."""
+        The text of a dead node may stay or vanish; a live node's may be missing, or an old one, for
+        a moment.
+        """
 
 
 @runtime_checkable

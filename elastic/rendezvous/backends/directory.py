@@ -1,8 +1,7 @@
 """Each version of the group is one file, linked into place whole, so one writer wins it.
 
 state-<version>.json   the newest number counts; the newest 16 are kept
-beats/<node>           the counter of one node
-requests/<node>        what one node asks the others to write for it
+beats/<node>           the text of one node
 .elastic-<unique>      being written; after an hour every node may remove it
 
 On a full disk, a new version takes the room of an older one, which is left empty, and heartbeats
@@ -17,9 +16,8 @@ it back.
 
 import contextlib
 import re
-import threading
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -37,9 +35,8 @@ from elastic.system.files import (
     read_regular,
     replace_whole,
 )
-from elastic.system.untrusted import parse_number
 
-BEATS, REQUESTS = "beats", "requests"
+BEATS = "beats"
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
@@ -48,15 +45,13 @@ _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _DRAFT = ".elastic-"
 # A draft, or of an id that addresses.new_node_id made: files of others may lie beside them.
 _OWN = re.compile(r"\.elastic-.+|.+-[0-9]+-[0-9a-f]{8}")
-_COUNTER_LIMIT_BYTES, _REQUEST_LIMIT_BYTES = 64, 65536
+_TEXT_LIMIT_BYTES = 4096
 
 
 class DirectoryBackend:
     def __init__(self, path: Path) -> None:
         """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path
-        self._lock = threading.Lock()
-        self._counters: dict[str, int] = {}
         self._newest = 0, b""  # version and value
         self._prepare()
 
@@ -90,27 +85,13 @@ class DirectoryBackend:
                 self._state(old).unlink(missing_ok=True)
             return True
 
-    def beat(self, node_id: str) -> None:
-        with self._failures("write a heartbeat"), self._lock:
-            self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            target = self._path / BEATS / quote(node_id, safe="")
-            self._replace(target, b"%d" % self._counters[node_id])
+    def show(self, node_id: str, text: str) -> None:
+        with self._failures("write a heartbeat"):
+            self._replace(self._path / BEATS / _quoted(node_id), text.encode())
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         with self._failures("read heartbeats"):
-            return read_beats(self._path, node_ids)
-
-    def request(self, node_id: str, text: str) -> None:
-        with self._failures("write a request"):
-            target = self._path / REQUESTS / quote(node_id, safe="")
-            target.unlink(missing_ok=True)  # first: on a full disk it would keep the end of the old one
-            if text:
-                self._replace(target, text.encode())
-
-    def requests(self) -> dict[str, str]:
-        with self._failures("read requests"):
-            found = _contents(self._path / REQUESTS, None, _REQUEST_LIMIT_BYTES)
-            return {node_id: text.decode(errors="replace") for node_id, text in found.items() if text}
+            return read_shown(self._path, node_ids)
 
     def _prepare(self) -> None:
         probe = self._draft()
@@ -140,7 +121,7 @@ class DirectoryBackend:
         that it was about to link is just not set.
         """
         drafts = [path for path in listing(self._path) if path.name.startswith(_DRAFT)]
-        for path in (*drafts, *listing(self._path / BEATS), *listing(self._path / REQUESTS)):
+        for path in (*drafts, *listing(self._path / BEATS)):
             with contextlib.suppress(FileNotFoundError):
                 if _OWN.fullmatch(path.name) and now_s - path.lstat().st_mtime > STALE_AFTER_S:
                     path.unlink()
@@ -205,7 +186,8 @@ class DirectoryBackend:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            overwrite(target, value)  # a number, which is never shorter than the one before
+            overwrite(target, value)
+            cut(target, len(value))
 
     def _draft(self) -> Path:
         return self._path / f"{_DRAFT}{uuid.uuid4().hex}"
@@ -222,18 +204,15 @@ class DirectoryBackend:
             ) from error
 
 
-def read_beats(path: Path, node_ids: Collection[str] | None) -> dict[str, int]:
-    """The counters of these nodes, None: of all, in a rendezvous folder. Raises OSError."""
-    names = None if node_ids is None else [quote(node_id, safe="") for node_id in node_ids]
-    found = _contents(path / BEATS, names, _COUNTER_LIMIT_BYTES)
-    counters = {node_id: parse_number(text) for node_id, text in found.items()}
-    return {node_id: counter for node_id, counter in counters.items() if counter is not None}
-
-
-def _contents(folder: Path, names: Iterable[str] | None, limit_bytes: int) -> dict[str, bytes]:
-    """What plain files hold, by node id; names None: all that are there. Raises OSError."""
-    found = {}
-    for name in [path.name for path in listing(folder)] if names is None else names:
+def read_shown(path: Path, node_ids: Collection[str] | None) -> dict[str, str]:
+    """The texts of these nodes, None: of all, in a rendezvous folder. Raises OSError."""
+    folder, found = path / BEATS, {}
+    names = [each.name for each in listing(folder)] if node_ids is None else map(_quoted, node_ids)
+    for name in names:
         with contextlib.suppress(FileNotFoundError, NotRegularFile):
-            found[unquote(name)] = read_regular(folder / name, limit_bytes)
+            found[unquote(name)] = read_regular(folder / name, _TEXT_LIMIT_BYTES).decode(errors="replace")
     return found
+
+
+def _quoted(node_id: str) -> str:
+    return quote(node_id, safe="")

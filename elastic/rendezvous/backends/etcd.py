@@ -1,13 +1,12 @@
 """The version of the group is the revision at which etcd last changed its key, so it only grows.
 
-elastic/<group>/group           the shared state
-elastic/<group>/beat/<node>     the counter of one node, under a lease of one minute
-elastic/<group>/request/<node>  what one node asks the others to write for it, under its lease
+elastic/<group>/group        the shared state
+elastic/<group>/beat/<node>  the text of one node, under a lease of one minute
 
 A write names the revision that it succeeds. A read names the revision that it knows, and gets the
-value only if there is another. The same transaction reads the heartbeats of a few nodes: the
-revisions at which their keys last changed. Reads are linearizable: every node sees what another has
-written. No training node is special, and no member of the cluster either while a majority runs.
+value only if there is another. The same transaction reads the texts of a few nodes. Reads are
+linearizable: every node sees what another has written. No training node is special, and no member
+of the cluster either while a majority runs.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
 error, and never taken for an empty group.
@@ -25,8 +24,8 @@ from elastic.system.clock import Clock, SystemClock
 
 LEASE_S = 60
 NEW_LEASE_EVERY_S = 15.0
-NAMED_AT_MOST = 16  # nodes whose counters are asked for one by one; of more all are read
-_BEAT, _REQUEST = "beat/", "request/"
+NAMED_AT_MOST = 16  # nodes whose texts are asked for one by one; of more all are read
+_BEAT = "beat/"
 
 
 class EtcdBackend:
@@ -39,17 +38,16 @@ class EtcdBackend:
         self._clock = SystemClock() if clock is None else clock
         self._etcd = EtcdHttp(endpoints, environ, self._clock)
         self._prefix = f"elastic/{quote(group, safe='')}/"  # quoted: one byte a letter
-        self._lock = threading.Lock()
-        self._counters: dict[str, int] = {}
+        self._lock = threading.RLock()
         self._lease, self._leased_s = "", float("-inf")
         self._newest = 0, b""  # revision and value
 
     def read(self) -> tuple[int, bytes] | None:
-        return self._read_with_beats(())[0]
+        return self._read_with_texts(())[0]
 
-    def _read_with_beats(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, int]]:
+    def _read_with_texts(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, str]]:
         group, seen = self._key("group"), self._newest[0]
-        beats = [_range(self._key(_BEAT + name), keys_only=True) for name in sorted(node_ids)]
+        beats = [_range(self._key(_BEAT + name)) for name in sorted(node_ids)]
         found = self._etcd.call(
             "kv/txn",
             {"compare": [_is_at(group, seen)], "success": beats, "failure": [_range(group), *beats]},
@@ -64,8 +62,7 @@ class EtcdBackend:
                     f" restored from an older copy; stop all agents of the run (SIGTERM: their last step is saved) and start them again"
                 )
             self._newest = revision, _bytes(stored.value)
-        moved = {name.removeprefix(_BEAT): int(each.mod_revision) for name, each in self._named(ranges)}
-        return self._newest if self._newest[0] else None, moved
+        return self._newest if self._newest[0] else None, self._texts(ranges)
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         key = self._key("group")
@@ -77,61 +74,42 @@ class EtcdBackend:
         except OutcomeUnknown:
             return False  # It may have won all the same. The next read finds out.
 
-    def beat(self, node_id: str) -> None:
+    def show(self, node_id: str, text: str) -> None:
+        """Under a fresh lease, which needs no keepalive. The old ones expire without a key."""
         with self._lock:
-            self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            self._put(_BEAT + node_id, str(self._counters[node_id]))
+            now_s = self._clock.monotonic()
+            if now_s - self._leased_s > NEW_LEASE_EVERY_S:
+                self._lease = self._etcd.call("lease/grant", {"TTL": str(LEASE_S)}).ID
+                self._leased_s = now_s
+            put = {"key": self._key(_BEAT + node_id), "value": _text(text.encode()), "lease": self._lease}
+            try:
+                self._etcd.call("kv/put", put)
+            except BackendFailed:
+                # The lease may have expired while the machine slept, and its monotonic clock with
+                # it: the next call takes another.
+                self._leased_s = float("-inf")
+                raise
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         if node_ids is not None and len(node_ids) <= NAMED_AT_MOST:
-            return self._read_with_beats(node_ids)[1]
-        found = {name: int(each.mod_revision) for name, each in self._below(_BEAT, keys_only=True)}
+            return self._read_with_texts(node_ids)[1]
+        # The first name after all that begin so.
+        query = {"key": self._key(_BEAT), "range_end": self._key("beat0")}
+        found = self._texts((self._etcd.call("kv/range", query).kvs,))
         return {name: found[name] for name in (found if node_ids is None else found.keys() & node_ids)}
 
-    def request(self, node_id: str, text: str) -> None:
-        with self._lock:
-            if text:
-                self._put(_REQUEST + node_id, text)
-            else:
-                self._etcd.call("kv/deleterange", {"key": self._key(_REQUEST + node_id)})
-
-    def requests(self) -> dict[str, str]:
-        return {name: _bytes(each.value).decode(errors="replace") for name, each in self._below(_REQUEST)}
-
-    def _put(self, name: str, value: str) -> None:
-        """Under a fresh lease, which needs no keepalive. The old ones expire without a key."""
-        now_s = self._clock.monotonic()
-        if now_s - self._leased_s > NEW_LEASE_EVERY_S:
-            self._lease = self._etcd.call("lease/grant", {"TTL": str(LEASE_S)}).ID
-            self._leased_s = now_s
-        try:
-            self._etcd.call(
-                "kv/put", {"key": self._key(name), "value": _text(value.encode()), "lease": self._lease}
-            )
-        except BackendFailed:
-            # The lease may have expired while the machine slept, and its monotonic clock with it:
-            # the next call takes another.
-            self._leased_s = float("-inf")
-            raise
-
-    def _below(self, begin: str, **options: Any) -> list[tuple[str, StoredKey]]:
-        """The group's keys that begin so, with the rest of their names."""
-        after = f"{begin[:-1]}{chr(ord(begin[-1]) + 1)}"  # the first name after all that begin so
-        query = {"key": self._key(begin), "range_end": self._key(after)} | options
-        found = self._named((self._etcd.call("kv/range", query).kvs,))
-        return [(name.removeprefix(begin), each) for name, each in found]
-
-    def _named(self, ranges: Iterable[tuple[StoredKey, ...]]) -> list[tuple[str, StoredKey]]:
-        """Each key with its name without the prefix."""
-        cut = len(self._prefix)
-        return [(_bytes(each.key)[cut:].decode(errors="replace"), each) for kvs in ranges for each in kvs]
+    def _texts(self, ranges: Iterable[tuple[StoredKey, ...]]) -> dict[str, str]:
+        """By node, what was found of its key."""
+        begin = len(self._prefix + _BEAT)
+        found = {_bytes(each.key)[begin:]: _bytes(each.value) for kvs in ranges for each in kvs}
+        return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
 
     def _key(self, name: str) -> str:
         return _text((self._prefix + name).encode())
 
 
-def _range(key: str, **options: Any) -> dict[str, Any]:
-    return {"request_range": {"key": key} | options}
+def _range(key: str) -> dict[str, Any]:
+    return {"request_range": {"key": key}}
 
 
 def _is_at(key: str, revision: int) -> dict[str, str]:

@@ -25,14 +25,13 @@ from typing import Annotated, Any
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
 from elastic.system.addresses import listen_on, split_endpoint
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import bounds, decode, encode, parse_number
+from elastic.system.untrusted import bounds, decode, encode
 
 DEFAULT_PORT = 29400  # torchrun's
 CONNECT_S, ANSWER_S = 0.5, 1.0
 RETRY_S = 0.5  # polls come many times a second, and each would wait for the host again
 LINE_LIMIT_BYTES = 2 * VALUE_LIMIT_BYTES
 VERSIONS_PER_GENERATION = 2**32
-_BEAT, _REQUEST = "beat/", "request/"
 
 Version = Annotated[int, bounds(lowest=0, below=2**62)]
 
@@ -55,8 +54,8 @@ class Question:
     """`op`: state, put or get; with the fields of it.
 
     state: `seen` is put back if it has its value and is greater than the present one; then `new`
-    replaces `expected`. put: `text` has the name `name` from now on; none has it if it is empty.
-    get: the texts of `names`, None: of all names that begin with `name`.
+    replaces `expected`. put: `text` is that of the node `name` from now on. get: the texts of the
+    nodes `names`, None: of all.
     """
 
     op: str
@@ -71,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """newest: without its value where it is `seen`. texts: by name."""
+    """newest: without its value where it is `seen`. texts: by node."""
 
     newest: Entry = Entry()
     texts: dict[str, str] = field(default_factory=dict)
@@ -92,14 +91,10 @@ class GroupInMemory:
                 is_known = self.newest.order == asked.seen.order
                 return Answer(newest=replace(self.newest, value="") if is_known else self.newest)
             case "put":
-                self.texts.pop(asked.name, None)
-                if asked.text:
-                    self.texts[asked.name] = asked.text
+                self.texts[asked.name] = asked.text
                 return Answer()
             case "get":
-                names = asked.names
-                if names is None:
-                    names = tuple(name for name in self.texts if name.startswith(asked.name))
+                names = tuple(self.texts) if asked.names is None else asked.names
                 return Answer(texts={name: self.texts[name] for name in names if name in self.texts})
             case other:
                 raise ValueError(f"expected a question, found {other:.40}")
@@ -159,7 +154,6 @@ class HostBackend:
         self._socket: socket.socket | None = None
         self._retry_s, self._reason = float("-inf"), ""
         self._seen = Entry()
-        self._counters: dict[str, int] = {}
 
     @property
     def is_host(self) -> bool:
@@ -208,24 +202,11 @@ class HostBackend:
                     return True
             return False
 
-    def beat(self, node_id: str) -> None:
-        with self._lock:
-            # Counted here: a new store is empty, and a counter that steps back may repeat.
-            self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            self._ask("put", name=_BEAT + node_id, text=str(self._counters[node_id]))
+    def show(self, node_id: str, text: str) -> None:
+        self._ask("put", name=node_id, text=text)
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
-        names = None if node_ids is None else tuple(_BEAT + node_id for node_id in sorted(node_ids))
-        found = self._ask("get", name=_BEAT, names=names).texts
-        counters = {name.removeprefix(_BEAT): parse_number(text) for name, text in found.items()}
-        return {name: counter for name, counter in counters.items() if counter is not None}
-
-    def request(self, node_id: str, text: str) -> None:
-        self._ask("put", name=_REQUEST + node_id, text=text)
-
-    def requests(self) -> dict[str, str]:
-        found = self._ask("get", name=_REQUEST).texts
-        return {name.removeprefix(_REQUEST): text for name, text in found.items()}
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        return self._ask("get", names=None if node_ids is None else tuple(sorted(node_ids))).texts
 
     def _ask(self, op: str, **fields: Any) -> Answer:
         """Raises BackendFailed, within CONNECT_S and ANSWER_S.

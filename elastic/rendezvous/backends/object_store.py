@@ -1,14 +1,13 @@
 """Each version of the group is an object that is created exclusively and never changed or deleted.
 
 state/<version>    the versions from 1 on, without gaps; a few for each generation, 1 or 2 kB each
-beats/<node>       the counter of one node, overwritten
-requests/<node>    what one node asks the others to write for it
+beats/<node>       the text of one node, overwritten
 exclusive          shows that this storage refuses to create an object twice
 
 The newest version is the one without a successor. It is looked for by name and never in a listing,
 because a listing may be old. So a version once seen is never unseen, and a node that slept for
-hours finds all that it missed. Counters are read by the names of nodes, too: only a caller that
-asks for those of all nodes needs a listing. A request that a listing lacks is found by the next.
+hours finds all that it missed. Texts are read by the names of nodes, too: only a caller that asks
+for those of all nodes needs a listing. A node that a listing lacks is found by the next.
 Savers are fenced by the newest version itself, read when they ask (uploader/fence.py).
 
 Requests cost time and money, so answers are used for a while; `PollIntervals` says for how long.
@@ -28,11 +27,9 @@ from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.storage.remote import Objects
 from elastic.storage.store import StoreRefused
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import parse_number
 
 _STATE = "state/"
 _BEATS = "beats/"
-_REQUESTS = "requests/"
 _PROOF = "exclusive"
 
 
@@ -41,7 +38,7 @@ class PollIntervals:
     """The shortest time between two requests, in seconds.
 
     For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
-    `beats_s` for counters of named nodes. `failed_s` after a failure.
+    `beats_s` for texts of named nodes. `failed_s` after a failure.
     """
 
     active_s: float = 0.2
@@ -77,18 +74,15 @@ class ObjectStoreBackend:
         self._objects = Objects(url)
         self._intervals = PollIntervals() if intervals is None else intervals
         self._clock = SystemClock() if clock is None else clock
-        # Three locks: while a request for the state hangs, this node's heartbeats must go on.
-        self._state_lock = threading.RLock()
-        self._beats_lock = threading.Lock()
-        self._own_lock = threading.Lock()
-        self._own: dict[str, int] = {}
+        # Two locks: while a request for the state hangs, this node's heartbeats must go on.
+        self._state_lock, self._shown_lock = threading.RLock(), threading.Lock()
         self._version, self._value = 0, b""
         self._highest = 0  # known to exist, whether its value was read or not
         self._changed_s = float("-inf")
         self._next_read_s = float("-inf")
         self._problem = ""
         self._is_exclusive = False
-        self._counters: dict[str, int] = {}  # of all nodes asked for, 0: none was found
+        self._shown: dict[str, str] = {}  # of all nodes asked for, empty: none was found
         self._next_beats_s = float("-inf")
 
     def read(self) -> tuple[int, bytes] | None:
@@ -118,43 +112,25 @@ class ObjectStoreBackend:
                 self._adopt(successor, value)
             return is_created
 
-    def beat(self, node_id: str) -> None:
-        with self._own_lock:
-            self._own[node_id] = self._own.get(node_id, 0) + 1
-            with _failures("a heartbeat"):
-                self._objects.write(_beat(node_id), str(self._own[node_id]).encode())
+    def show(self, node_id: str, text: str) -> None:
+        with _failures("a heartbeat"):
+            self._objects.write(_beat(node_id), text.encode())
 
-    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
-        with self._beats_lock, _failures("heartbeats"):
+    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        with self._shown_lock, _failures("heartbeats"):
             now_s = self._clock.monotonic()
             if node_ids is None:
                 listed = (unquote(name.removeprefix(_BEATS)) for name in self._objects.listed(_BEATS))
-                wanted = self._counters.keys() | set(listed)
+                wanted = self._shown.keys() | set(listed)
             else:
                 wanted = set(node_ids)
-            if node_ids is None or now_s >= self._next_beats_s or not wanted <= self._counters.keys():
+            if node_ids is None or now_s >= self._next_beats_s or not wanted <= self._shown.keys():
                 self._next_beats_s = now_s + self._intervals.failed_s
                 found = self._objects.read_all(_beat(node_id) for node_id in wanted)
                 self._next_beats_s = now_s + self._intervals.beats_s
                 for node_id in wanted:
-                    counter = parse_number(found.get(_beat(node_id), b""))
-                    self._counters[node_id] = counter or self._counters.get(node_id, 0)
-            return {node_id: self._counters[node_id] for node_id in wanted if self._counters[node_id]}
-
-    def request(self, node_id: str, text: str) -> None:
-        with self._own_lock, _failures("a request"):
-            if text:
-                self._objects.write(_request(node_id), text.encode())
-            else:
-                self._objects.delete(_request(node_id))
-
-    def requests(self) -> dict[str, str]:
-        with _failures("requests"):
-            found = self._objects.read_all(self._objects.listed(_REQUESTS))
-        return {
-            unquote(name.removeprefix(_REQUESTS)): text.decode(errors="replace")
-            for name, text in found.items()
-        }
+                    self._shown[node_id] = found.get(_beat(node_id), b"").decode(errors="replace")
+            return {node_id: self._shown[node_id] for node_id in wanted if self._shown[node_id]}
 
     def _refresh(self) -> None:
         self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
@@ -220,7 +196,3 @@ def _state(version: int) -> str:
 
 def _beat(node_id: str) -> str:
     return _BEATS + quote(node_id, safe="")
-
-
-def _request(node_id: str) -> str:
-    return _REQUESTS + quote(node_id, safe="")

@@ -101,11 +101,11 @@ def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:
     """
     if not isinstance(backend, MayHost) or not backend.is_host:
         return
-    last: dict[str, int] = {}
+    last: dict[str, str] = {}
     began_s = moved_s = clock.monotonic()
     while clock.monotonic() < min(began_s + 15.0, moved_s + 1.0):
         try:
-            beats = {name: count for name, count in backend.beats().items() if name != node_id}
+            beats = {name: text for name, text in backend.shown().items() if name != node_id}
         except BackendFailed:
             return
         if beats != last:

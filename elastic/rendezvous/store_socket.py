@@ -1,8 +1,9 @@
 """Each generation has a fresh store, on a socket that an agent binds before it tells the address.
 
-The store itself is torch's, and the first worker of that agent serves it (train/groups.py). Until
-then the workers of other nodes wait in the socket's queue. So the agent needs no torch, and a store
-ends with the process that serves it: peers lose a connection, as they do when any worker dies.
+The store itself is torch's, and the first worker of that agent serves it (train/groups.py); under
+torchrun its agent does (torchrun.py). Until then the others wait in the socket's queue. So our own
+agent needs no torch, and a store ends with the process that serves it: peers lose a connection, as
+they do when any worker dies.
 """
 
 import socket
