@@ -307,9 +307,12 @@ class NodeAgent:
         self._failures.generation_begins(entered.restarts)
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
             settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
-        store = self._sockets.take(entered.endpoint) if settings.imports_library else None
-        if not settings.imports_library:  # torch opens the store in rank 0 of such a script
-            self._sockets.reserve(entered.endpoint)
+        store = self._sockets.take(entered.endpoint)
+        if store is not None and not settings.imports_library:
+            # Torch opens the store there, in rank 0 of such a script. A process that takes the port
+            # before it does costs a restart.
+            store.close()
+            store = None
         workers = NodeWorkers(worker_starts(entered, parts, self._failures, store), parts)
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends

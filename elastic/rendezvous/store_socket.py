@@ -7,7 +7,6 @@ they do when any worker dies.
 """
 
 import socket
-from contextlib import suppress
 
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.system.addresses import listen_on
@@ -26,7 +25,6 @@ class StoreSockets:
     def __init__(self, address: str) -> None:
         self.address = address
         self._listening: dict[str, socket.socket] = {}  # by "host:port"
-        self._reserved: list[socket.socket] = []
 
     def open(self) -> str:
         """Listen on a free port of the node's address; returns "host:port".
@@ -50,21 +48,7 @@ class StoreSockets:
     def take(self, endpoint: str) -> socket.socket | None:
         """The socket of a generation that is entered, if this node formed it; others are closed."""
         found = self._listening.pop(endpoint, None)
-        for each in [*self._listening.values(), *self._reserved]:
+        for each in self._listening.values():
             each.close()
-        self._listening, self._reserved = {}, []
+        self._listening = {}
         return found
-
-    def reserve(self, endpoint: str) -> None:
-        """As `take`, for a process that will listen there by itself: the port is kept free for it.
-
-        Linux lets two sockets that both have SO_REUSEADDR bind one port while neither listens.
-        """
-        taken = self.take(endpoint)
-        if taken is not None:
-            taken.close()
-            reserved = socket.socket(taken.family, socket.SOCK_STREAM)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                reserved.bind((self.address, int(endpoint.rpartition(":")[2])))
-            self._reserved = [reserved]

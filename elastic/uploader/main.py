@@ -49,7 +49,6 @@ METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the gra
 # thread that gets no processor may hold Python's lock, which the loop needs that takes offers: so
 # not 19.
 NICENESS = 10
-_MOST_SOURCES = 67  # 64 clients that have made no offer yet, and three of our own
 _EVENTS = {
     SaveState.FAILED: CheckpointFailed,
     SaveState.DIFFERS: CheckpointDiffers,
@@ -259,9 +258,6 @@ class Uploader:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        if len(self._selector.get_map()) >= _MOST_SOURCES:
-            client.close()
-            return
         self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
 
     def _receive(self, client: socket.socket) -> None:
@@ -320,7 +316,7 @@ def _listen(path: str) -> socket.socket:
         ) from error
     finally:
         os.umask(before)
-    listener.listen(_MOST_SOURCES)
+    listener.listen()
     return listener
 
 

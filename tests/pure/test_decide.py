@@ -194,14 +194,6 @@ def failed(seen):
 
 
 @given(observations())
-def test_every_situation_has_a_decision_with_a_reason(seen):
-    """Also in combinations that should not occur: an agent that raises here takes its node down."""
-    decision = decide(seen)
-    assert isinstance(decision.action, Action)
-    assert decision.reason
-
-
-@given(observations())
 def test_a_restart_or_an_end_needs_a_worker_that_failed_or_hangs(seen):
     """Neither membership nor signals may count as failures: they would use up the restarts."""
     action = decide(seen).action

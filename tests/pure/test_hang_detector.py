@@ -56,18 +56,6 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
     return None, detector
 
 
-def test_what_takes_long_by_its_nature_is_not_a_hang():
-    """A thousand short steps teach a limit of ten seconds; then one evaluation, save, wait or start
-    takes 25 minutes. After the last step the recipe trains a probe for a week.
-    """
-    for phase in (Phase.BETWEEN, Phase.SAVE, Phase.WAIT, Phase.START):
-        life = Life(*steps(40), (phase, 1500.0), *steps(2))
-        hung, seen = watch({0: life}, until_s=life.end_s, every_s=0.5)
-        assert hung is None
-        assert seen.longest_step_s < 2.0
-    assert watch({0: Life(*steps(5), (Phase.AFTER, FOREVER_S))}, until_s=600_000, every_s=60.0)[0] is None
-
-
 def test_a_stopped_process_is_blamed_before_silent_workers():
     """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
     evaluating = WorkerSample(step=9, phase=Phase.BETWEEN, beats=7, is_stopped=False)

@@ -42,19 +42,6 @@ def test_a_worker_that_comes_early_waits_for_the_store(monkeypatch):
     assert served.get("who") == b"me"
 
 
-def test_a_port_is_kept_for_a_script_that_opens_the_store():
-    """torch's store sets SO_REUSEADDR, as this listener does; another socket gets another port."""
-    sockets = StoreSockets("127.0.0.1")
-    endpoint = sockets.open()
-    sockets.reserve(endpoint)
-    port = int(endpoint.rpartition(":")[2])
-    assert not connects(endpoint)
-    with socket.socket() as greedy, pytest.raises(OSError, match="in use"):
-        greedy.bind(("127.0.0.1", port))
-    with socket.create_server(("127.0.0.1", port)):
-        assert connects(endpoint)
-
-
 def test_a_node_without_a_descriptor_tries_again_later(monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
