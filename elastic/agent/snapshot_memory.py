@@ -7,8 +7,8 @@ a large state. The thread then makes one slot after another ready to be written,
 train. Where there is no room for all slots, one is better than none: without any, no checkpoint
 could be made.
 
-A state that outgrows its slots gets larger ones beside them. The old ones stay, under the path that
-the workers were given to restore from, until a snapshot in the larger ones counts.
+A state that outgrows its slots gets larger ones in place of them. Until a snapshot lies in these, a
+fault costs the steps since the newest checkpoint.
 """
 
 import os
@@ -29,12 +29,11 @@ _NICENESS = 10  # of the thread: training comes first
 
 
 class SnapshotMemory:
-    """`slots`: what counts lies in them; None until the workers have asked for memory."""
+    """`slots`: None until the workers have asked for memory."""
 
     def __init__(self, page: ControlPage, count: int, report: Callable[[str], None]) -> None:
         """count: of slots for one state each."""
         self.slots: SnapshotSlots | None = None
-        self._larger: SnapshotSlots | None = None  # the workers write there; no snapshot counts yet
         self._page = page
         self._count = count
         self._report = report
@@ -47,14 +46,18 @@ class SnapshotMemory:
     def path(self) -> str:
         """What workers open to restore from; empty while there is no memory.
 
-        It stays valid until each of them has opened it: they vote later, and agree later still.
+        It stays valid until each of them has opened it: they ask for larger slots later.
         """
         return "" if self.slots is None else self.slots.path
 
     @property
     def newest(self) -> Snapshot | None:
         """The newest snapshot whose state all ranks are known to have had."""
-        return None if self.slots is None else _newest_agreed(self.slots)
+        return next((each for each in self._whole if each.is_agreed), None)
+
+    @property
+    def _whole(self) -> list[Snapshot]:
+        return [] if self.slots is None else self.slots.whole()
 
     def keep_agreed(self, votes: Sequence[Mapping[int, int]]) -> None:
         """Once the workers are gone: keep the snapshots that count, and void the others.
@@ -63,9 +66,11 @@ class SnapshotMemory:
         were agreed on by all ranks. Where the workers died before their votes were exchanged, those
         of this node must be equal; nodes compare their snapshots when they restore one.
         """
-        whole = [(slots, each) for slots in self._both for each in slots.whole()]
-        self._compared_step = max((each.info.step for _, each in whole if each.is_agreed), default=0)
-        for slots, snapshot in whole:
+        if (slots := self.slots) is None:
+            return
+        whole = slots.whole()
+        self._compared_step = max((each.info.step for each in whole if each.is_agreed), default=0)
+        for snapshot in whole:
             step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
             if snapshot.is_agreed:
                 continue
@@ -73,23 +78,21 @@ class SnapshotMemory:
                 slots.agree(snapshot.slot, snapshot.seq)
             else:
                 slots.invalidate(snapshot.slot)
-        self._drop_outgrown()
 
     def keep_compared(self) -> None:
         """The run ends, and no restore will compare newer snapshots between nodes."""
-        for slots in self._both:
-            slots.discard_newer(self._compared_step)
+        if self.slots is not None:
+            self.slots.discard_newer(self._compared_step)
 
     def publish(self) -> None:
         """Write the descriptor of the memory to be written on the control page; what was refused is
         tried again.
         """
-        self._page.slots_fd = next((slots.fd for slots in reversed(self._both)), None)
+        self._page.slots_fd = None if self.slots is None else self.slots.fd
         self._page.refused_bytes = 0
 
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
-        self._drop_outgrown()
         if self._created is not None:
             if not self._created.done():
                 return
@@ -103,26 +106,15 @@ class SnapshotMemory:
                     "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
                 )
         wanted = self._page.wanted_bytes
-        capacity = max((slots.capacity_bytes for slots in self._both), default=0)
+        capacity = 0 if self.slots is None else self.slots.capacity_bytes
         if wanted > capacity and wanted != self._page.refused_bytes:
             self._asked_bytes = wanted
             self._created = self._calls.submit(partial(self._create, wanted))
 
     def release_leases(self) -> None:
         """The uploader died, which would have returned the slots that it read."""
-        for slots in self._both:
-            slots.release_all()
-
-    @property
-    def _both(self) -> list[SnapshotSlots]:
-        """The larger ones last."""
-        return [slots for slots in (self.slots, self._larger) if slots is not None]
-
-    def _drop_outgrown(self) -> None:
-        """An uploader that still reads the old slots has them open."""
-        if self.slots is not None and self._larger is not None and _newest_agreed(self._larger) is not None:
-            self.slots.close()
-            self.slots, self._larger = self._larger, None
+        if self.slots is not None:
+            self.slots.release_all()
 
     def _create(self, size_bytes: int) -> SnapshotSlots:
         """Allocate slots; another call makes them ready while the workers train. Raises OSError."""
@@ -134,12 +126,9 @@ class SnapshotMemory:
         return slots
 
     def _adopt(self, created: SnapshotSlots) -> None:
-        if self.slots is None:
-            self.slots = created
-        else:
-            if self._larger is not None:  # outgrown as well, before anything in it counted
-                self._larger.close()
-            self._larger = created
+        if self.slots is not None:  # an uploader that still reads the old ones has them open
+            self.slots.close()
+        self.slots = created
         self.publish()
         if created.num_slots < self._count:
             self._report(
@@ -153,7 +142,3 @@ def _prepare(slots: SnapshotSlots) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     with suppress(ValueError):  # they were outgrown meanwhile, and are closed
         slots.prepare()
-
-
-def _newest_agreed(slots: SnapshotSlots) -> Snapshot | None:
-    return next((snapshot for snapshot in slots.whole() if snapshot.is_agreed), None)

@@ -68,25 +68,6 @@ def test_a_node_that_waits_for_others_saves_before_it_leaves(drill, undisturbed)
     drill.ends_like(undisturbed, *drill.start_two(*group))
 
 
-def test_a_grace_shorter_than_a_save_ends_at_the_safe_step(drill, undisturbed):
-    """The uploader is stopped (SIGSTOP) after step 8 is committed, so that no save ends."""
-    drill.shut(5, 10)
-    agent = drill.start(*ALWAYS, "--grace", "10s")
-    drill.happens("checkpoint_committed", step=4)
-    drill.open(5)
-    drill.stands(10, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
-    os.kill(drill.uploader_of(agent), signal.SIGSTOP)
-    agent.signal(signal.SIGTERM)
-    drill.happens("drain_requested")
-    drill.open(10)
-    agent.ends_with(1)
-    assert "after step 10, but step 8 is the newest that is saved" in agent.output
-    drill.all_are_gone()
-
-    drill.ends_like(undisturbed, drill.start(*ALWAYS))
-
-
 def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
     """Step 9 was lost with its worker; the signal comes after the restore of step 8."""
     drill.shut(5, 10)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from elastic.system import files
-from elastic.system.files import NoHardLinks, create_whole, new_file, replace_whole
+from elastic.system.files import create_whole, new_file, replace_whole
 
 
 def names(folder):
@@ -41,18 +41,6 @@ def test_a_draft_with_two_names_is_ours_if_one_is_the_files(tmp_path, monkeypatc
     monkeypatch.setattr(files.os, "link", twice)
     assert create_whole(path, b"second", fsync=False) is (other == "file")
     assert path.read_bytes() == (b"second" if other == "file" else b"first")
-
-
-def test_a_file_system_without_hard_links_is_reported_as_such(tmp_path, monkeypatch):
-    """And nothing is left behind."""
-
-    def refuse(source, target):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(files.os, "link", refuse)
-    with pytest.raises(NoHardLinks):
-        create_whole(tmp_path / "file", b"x", fsync=False)
-    assert names(tmp_path) == []
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
