@@ -4,21 +4,18 @@ A signal that asks for a stop is not for them: the step under way still needs it
 """
 
 import atexit
-import builtins
 import multiprocessing
 import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from traceback import format_exception, format_exception_only
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import default_collate as torch_collate
 
-from elastic import errors
 from elastic.data import random_streams
 from elastic.errors import UsageError
 from elastic.system import forked_child, stop_signals
@@ -65,57 +62,35 @@ class KeyedBatches(Dataset[Any]):
 
 
 class LoadingError(Exception):
-    """An error of a class that is neither Python's nor this library's, by its name and words."""
+    """An error of a data-loading process, by the name of its class and its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteError:
     """An error of another process, as words: an error that is unpickled runs its class's code.
 
-    errors: class and words of the error and of those that it was raised from, or while handling,
-    which tell whether a restart may mend it.
+    is_refusal: a UsageError, which no restart mends.
     """
 
-    errors: list[tuple[str, str]]
+    is_refusal: bool
+    words: str
     trace: str
 
     @classmethod
-    def of(cls, error: BaseException) -> "RemoteError":
-        chain = [error]
-        for each in chain:  # it grows meanwhile
-            for behind in (each.__cause__, each.__context__):
-                if behind is not None and all(behind is not known for known in chain):
-                    chain.append(behind)
-        return cls(errors=[_in_words(each) for each in chain], trace="".join(format_exception(error)))
+    def of(cls, error: Exception) -> "RemoteError":
+        is_refusal = isinstance(error, UsageError)
+        words = str(error) if is_refusal else "".join(format_exception_only(error)).strip()
+        return cls(is_refusal=is_refusal, words=words, trace="".join(format_exception(error)))
 
     def again(self) -> Exception:
-        error, *behind = [_made(*each) for each in self.errors]
-        for one, cause in pairwise([error, *behind]):
-            one.__cause__ = cause
+        error = UsageError(self.words) if self.is_refusal else LoadingError(self.words)
         error.add_note(f"In a process that loads samples:\n{self.trace}")
         return error
 
 
-def _in_words(error: BaseException) -> tuple[str, str]:
-    kind = type(error)
-    if isinstance(error, Exception) and kind.__module__ in (builtins.__name__, errors.__name__):
-        with suppress(TypeError):  # other arguments
-            _made(kind.__name__, words := str(error.args[0] if len(error.args) == 1 else error))
-            return kind.__name__, words
-    return LoadingError.__name__, "".join(format_exception_only(error)).strip()
-
-
-def _made(kind: str, words: str) -> Exception:
-    made: Callable[[str], Exception] = getattr(errors, kind, getattr(builtins, kind, LoadingError))
-    return made(words)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OrErrors(Dataset[Any]):
-    """An error is handed on as a value: torch would make another one of it, with its own words.
-
-    It makes one by the class and one argument, so that some classes raise an error of their own.
-    """
+    """An error is handed on as a value: torch would make another one of it, with its own words."""
 
     batches: KeyedBatches
 
