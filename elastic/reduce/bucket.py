@@ -146,12 +146,15 @@ class Bucket:
         """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
 
         Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
-        +0.0. Two ranks that hold one shard of the pair each add it as well.
+        +0.0. Two ranks that hold one shard of the pair each add it as well. Raises UsageError where
+        the shard did give a gradient.
         """
         missing, self.missing = self.missing, set()
         for parameter in self.parameters if missing else ():
             if id(parameter) in missing:
                 view = self._views[id(parameter)]
+                if parameter.grad is not None and not self._is_second:  # autograd called no hook
+                    raise UsageError(swapped(self._names.name_of(parameter)))
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
         if self._is_second:
             for parameter in self.repeated:
@@ -210,6 +213,14 @@ def sparse(name: str) -> str:
     return (
         f"expected a dense gradient of {name}, found a sparse one, which is not summed over shards; "
         "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
+    )
+
+
+def swapped(name: str) -> str:
+    """What the user reads. name: of the parameter, behind which there is another tensor."""
+    return (
+        f"expected the tensor that {name} had when the loop began, found another one; leave torch.utils.swap_tensors out of the loop: "
+        "copy the numbers, under torch.no_grad()"
     )
 
 

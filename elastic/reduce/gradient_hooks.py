@@ -1,11 +1,6 @@
 """Autograd calls one hook at each parameter whose gradient is summed: the step's own.
 
 A hook of the recipe's at the same place would see the gradient of one shard, and change it.
-
-Torch keeps the hooks of a parameter in a dict of the Python object, and calls them from the tensor
-behind it. `torch.utils.swap_tensors` gives the object another tensor, which calls none. So swaps
-are counted, and the first computation after one attaches the dicts again. The addresses of tensors
-would not tell it: where a parameter is swapped twice, the second one may have that of the first.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,8 +8,7 @@ from itertools import compress
 from operator import attrgetter, ne
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UsageError
@@ -33,8 +27,6 @@ class GradientHooks:
         self._handles: dict[nn.Parameter, RemovableHandle] = {}
         self._parameters: Sequence[nn.Parameter] = []  # of the computation that was begun last
         self._hooks: list[dict[int, Any]] = []  # of each of them, all that it has
-        self._swaps = _count_swaps()
-        self._seen = 0  # swaps, when the dicts were attached
 
     def watch(self, parameters: Sequence[nn.Parameter]) -> None:
         """One hook for each parameter that requires a gradient; torch has none for others."""
@@ -44,11 +36,9 @@ class GradientHooks:
 
     def attach(self, parameters: Sequence[nn.Parameter]) -> None:
         """Before the backwards. parameters: of the computation, in a list that never changes."""
-        if parameters is not self._parameters or self._seen != self._swaps.count:
-            self._parameters, self._seen = parameters, self._swaps.count
+        if parameters is not self._parameters:
+            self._parameters = parameters
             self._hooks = [p._post_accumulate_grad_hooks for p in parameters]  # noqa: SLF001
-            for parameter, hooks in zip(parameters, self._hooks, strict=True):
-                parameter._post_accumulate_grad_hooks = hooks  # noqa: SLF001
 
     def check(self) -> None:
         """After the backwards. Raises UsageError for a hook of the recipe's."""
@@ -67,26 +57,6 @@ class GradientHooks:
     def remove(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
             self._handles.pop(parameter).remove()
-
-
-class _CountedSwap:
-    """In the place of torch's function. count: of swaps in this process."""
-
-    def __init__(self, swap: Callable[[Tensor, Tensor], None]) -> None:
-        self._swap = swap
-        self.count = 0
-
-    def __call__(self, one: Tensor, other: Tensor) -> None:
-        self.count += 1
-        self._swap(one, other)
-
-
-def _count_swaps() -> _CountedSwap:
-    found: Any = torch._C  # noqa: SLF001 - all swaps of torch's own code go through it
-    if not isinstance(found._swap_tensor_impl, _CountedSwap):  # noqa: SLF001
-        found._swap_tensor_impl = _CountedSwap(found._swap_tensor_impl)  # noqa: SLF001
-    counted: _CountedSwap = found._swap_tensor_impl  # noqa: SLF001
-    return counted
 
 
 def not_ours(name: str) -> str:

@@ -343,8 +343,8 @@ def trainer():
 
 @recipe(resumes=False)
 def changing():
-    """Layers are unfrozen and frozen again, the optimizer gets another group, a new head replaces
-    the old one, and another tensor takes the place of a parameter's.
+    """Layers are unfrozen and frozen again, the optimizer gets another group, and a new head
+    replaces the old one.
     """
     net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(2)), nn.Tanh(), perceptron())
     net[:2].requires_grad_(False)
@@ -365,7 +365,6 @@ def changing():
                 optimizer.param_groups[0]["params"][-2:] = list(net[3][2].parameters())
             case 5:
                 net[0].requires_grad_(False)
-                torch.utils.swap_tensors(net[1].weight, nn.Parameter(net[1].weight.detach() * 0.9))
         step.mean_loss(entropy(net))
         optimizer.step()
 

@@ -97,40 +97,6 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
     assert len(set(drawn)) == 24
 
 
-def twice(net):
-    """The second tensor may have the address of the first one, which nothing refers to any more."""
-    for factor in (0.9, 1.1):
-        torch.utils.swap_tensors(net[2].weight, nn.Parameter(net[2].weight.detach() * factor))
-
-
-def with_each_other(net):
-    torch.utils.swap_tensors(net[0].bias, net[3].bias)
-
-
-@pytest.mark.parametrize("swap", [twice, with_each_other])
-def test_a_parameter_with_a_swapped_tensor_is_trained_as_before(swap):
-    """Torch calls hooks from the tensor: the parameter lost the step's, and was trained no more.
-    The numbers are those of plain PyTorch.
-    """
-    pairs = []
-    for _ in range(2):
-        net = linear().append(nn.Linear(CLASSES, 8))
-        pairs.append((net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))
-    (net, optimizer), (plain, beside) = pairs
-    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
-        x, y = whole_batch(step)
-        expected = F.cross_entropy(plain(x), y).item()
-        assert step.mean_loss(loss_of(net)) == pytest.approx(expected, rel=1e-5)
-        optimizer.step()
-        beside.zero_grad()
-        F.cross_entropy(plain(x), y).backward()
-        beside.step()
-        if step.number == 1:
-            swap(net), swap(plain)
-    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_a_second_computation_adds_and_a_step_begins_with_none():
     """As a second backward in plain PyTorch. What is there before the loop is in no state."""
     net = linear()

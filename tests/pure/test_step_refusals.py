@@ -317,6 +317,14 @@ def a_load_that_replaces_the_parameters(r):
     r.next().mean_loss(r.loss)
 
 
+@refused(r"expected the tensor that net\.0\.weight had when the loop began")
+def another_tensor_behind_a_parameter(r):
+    """Torch calls hooks from the tensor, and the new one has none: it was trained no more."""
+    r.update(r.next())
+    torch.utils.swap_tensors(r.net[0].weight, nn.Parameter(r.net[0].weight.detach() * 0.9))
+    r.update(r.next())
+
+
 @refused("found Adam outside")
 def an_optimizer_that_is_not_in_the_state(r):
     r.update(r.holding(), torch.optim.Adam(r.net.parameters()))

@@ -36,7 +36,7 @@ from elastic.train.loop.requests import is_first_audited, remaining, requests_of
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.step.balancing import balancing_of, is_held_off
+from elastic.train.step.balancing import balancing_of
 from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step, WatchesStep
 
@@ -186,8 +186,6 @@ class Loop:
         # On GPUs a rank's own seconds lack what its host waits for; a check compares other spans.
         is_wanted = parts.link.options.balance == "auto" and parts.trace is None
         is_wanted &= parts.groups.device.type == "cpu"
-        if is_wanted and output is not None and parts.groups.world_size > 1:
-            is_wanted = not is_held_off(parts.link.generation, output.events)
         balancing = self._balancing = balancing_of(
             parts.groups,
             exchange,

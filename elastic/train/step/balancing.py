@@ -4,20 +4,15 @@ Balance (reduce/balance.py) decides from the seconds that ride in the end-of-ste
 decisions reach the exchange, when a step begins, and the loader, as far ahead as it reads. It is
 no part of the training's state: a new generation begins with equal spans.
 
-Ranks with more shards may need more memory. Where two generations in a row with moved shards ended
-with a failed worker, the next one keeps spans equal: no run fails again and again by this.
-
 It does nothing in a world of one, with `--balance off` on any node, on GPUs, where a rank's own
 seconds lack the kernels that its host waits for in a sum (Pace), and in `elastic-train check`,
 which compares runs of other spans on purpose.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from elastic.events import GenerationStarted, ShardsMoved
-from elastic.observe.log import EventLog, read_rare
-from elastic.observe.logged_event import Events, of_kind
+from elastic.events import ShardsMoved
+from elastic.observe.log import EventLog
 from elastic.reduce.balance import Balance
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import spans_of
@@ -51,26 +46,6 @@ class Balancing:
             self.log.record(ShardsMoved(step=self.balance.effective, shards=list(shards), before=before))
         if step.number + 1 == self.balance.effective:
             self.exchange.divide(spans_of(self.balance.counts(self.balance.effective)))
-
-
-def has_failed(generation: int, starts: Events, moves: Events) -> bool:
-    """Whether the two generations before this one had moved shards, and workers that failed.
-
-    starts, moves: what was recorded of the generations' beginnings, and of moved shards.
-    """
-    causes = {each.generation: each.event.cause for each in of_kind(starts, GenerationStarted)}
-    moved = {each.generation for each in moves}
-    return all(
-        causes.get(each + 1) == "failure" and each in moved for each in (generation - 1, generation - 2)
-    )
-
-
-def is_held_off(generation: int, events: Path) -> bool:
-    """Ranks with more shards need more memory, and lacked it perhaps: then spans stay equal.
-
-    Asked on rank 0.
-    """
-    return has_failed(generation, read_rare(events, GenerationStarted), read_rare(events, ShardsMoved))
 
 
 def balancing_of(
