@@ -247,7 +247,7 @@ def worker_starts(
             local_rank=local_rank,
             command=(options.recipe, *options.recipe_args),
             env=variables() | launcher_variables(entered, settings, local_rank) | link.to_env(),
-            log=settings.run.free_log(generation=entered.number, rank=entered.base_rank + local_rank),
+            log=settings.run.log(generation=entered.number, rank=entered.base_rank + local_rank),
             is_plain=not settings.imports_library,
             store_fd=store.fileno() if store is not None and not local_rank else None,
         )

@@ -30,7 +30,7 @@ from elastic.system.clock import Clock
 FOLDERS = ("checkpoints", "logs", "rendezvous", "events", "faults")
 DRAFT_S = 3600.0  # a writer needs its draft for a moment
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}|\.elastic-[0-9a-f]{32}", re.DOTALL)
-_LOG = re.compile(r"logs/([0-9]{1,18})/rank[0-9]+(?:-[0-9]+)?(?:/[0-9]{12})?\.log")
+_LOG = re.compile(r"logs/([0-9]{1,18})/rank[0-9]+(?:/[0-9]{12})?\.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

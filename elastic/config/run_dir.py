@@ -13,7 +13,6 @@ named after the URL and a hash of it, and uploads them in parts (observe/upload_
 import hashlib
 import re
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -43,7 +42,6 @@ OWN_NAMES = frozenset(
 OWN_PREFIX = ".metrics-"  # of the metrics of each generation
 
 URL_DIGITS = 8  # of the sha256 of a URL, in the name of its local folder
-MOST_LOGS = 1000  # of one rank in generations of one number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,22 +124,6 @@ class RunDir:
 
     def log(self, *, generation: int, rank: int) -> Path:
         return self.logs / f"{generation:06d}" / f"rank{rank}.log"
-
-    def free_log(self, *, generation: int, rank: int) -> Path:
-        """A name that no log has: that of an earlier generation of this number stays as it is.
-
-        Where the folder cannot be looked at, the first name: who creates the log finds out.
-        """
-        first = self.log(generation=generation, rank=rank)
-        others = (first.with_stem(f"{first.stem}-{number}") for number in range(2, MOST_LOGS))
-        return next((path for path in chain([first], others) if not _is_there(path)), first)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _name_of(url: str) -> str:

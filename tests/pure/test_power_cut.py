@@ -71,7 +71,7 @@ class Agent:
         assert create_or_read(self.store, "data.json", BEGINNING, self.clock) == BEGINNING
 
     def start_worker(self, generation: int) -> None:
-        log = self.run.free_log(generation=generation, rank=0)
+        log = self.run.log(generation=generation, rank=0)
         make_folders(log.parent)
         log.touch(exist_ok=False)
 

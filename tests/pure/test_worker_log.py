@@ -3,9 +3,6 @@
 import os
 import sys
 
-import pytest
-
-from elastic.config.run_dir import RunDir
 from elastic.worker.main import unbuffered
 
 
@@ -22,14 +19,6 @@ def test_a_line_on_a_full_disk_is_lost_and_raises_nothing():
         log.flush()
     finally:
         os.close(descriptor)
-
-
-def test_a_folder_of_logs_that_cannot_be_looked_at_ends_no_agent(tmp_path):
-    """Its path is too long for the system, which answers as one without permission does."""
-    run = RunDir(url=str(tmp_path), local=tmp_path / ("long/" * 1000))
-    with pytest.raises(OSError, match="File name too long"):
-        run.logs.stat()
-    assert run.free_log(generation=2, rank=0) == run.log(generation=2, rank=0)
 
 
 def test_what_is_printed_is_in_the_log_without_a_flush(tmp_path):
