@@ -16,7 +16,6 @@ from elastic.system.untrusted import Count, Positive, decode, exactly, parse_jso
 
 FORMAT = 3
 PAYLOAD = "state.safetensors"
-RECORD_LIMIT_BYTES = 64 * 1024
 RECORDS_PER_STEP = 8
 
 _ATTEMPT = r"a-([0-9]{6,12})-[0-9a-f]{8}"
@@ -98,10 +97,6 @@ def parse(data: bytes) -> CommitRecord:
 
     Raises CheckpointDamaged.
     """
-    if len(data) > RECORD_LIMIT_BYTES:
-        raise CheckpointDamaged(
-            f"the commit record has {len(data)} bytes, expected at most {RECORD_LIMIT_BYTES}"
-        )
     try:
         body = parse_json(data)
     except ValueError as error:

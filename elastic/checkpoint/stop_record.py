@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from elastic.errors import StoreFailed, UsageError
-from elastic.storage.store import SMALL_LIMIT_BYTES, Store, create_or_read, read_small
+from elastic.storage.store import Store, create_or_read, read_small
 from elastic.system.clock import Clock
 from elastic.system.untrusted import Count, decode, exactly
 
@@ -63,8 +63,6 @@ def create(store: Store, record: StopRecord, clock: Clock) -> None:
 def parse(data: bytes) -> StopRecord:
     """Raises UsageError for bytes that are no record."""
     try:
-        if len(data) > SMALL_LIMIT_BYTES:
-            raise ValueError(f"{NAME}: expected at most {SMALL_LIMIT_BYTES} bytes")
         return decode(StopRecord, data, what=NAME)
     except ValueError as error:
         raise UsageError(

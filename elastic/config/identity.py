@@ -8,13 +8,11 @@ recipe's text is recorded but not compared: fixing a bug and resuming is the use
 
 import hashlib
 import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from elastic.config.parent import Parent, new_run_from
 from elastic.errors import UsageError
-from elastic.system.untrusted import decode, parse_json
+from elastic.system.untrusted import decode
 
 NAME = "run.json"
 FORMAT = 2  # 1 had norms of gradients in its chain values
@@ -42,9 +40,7 @@ class Identity:
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """Without the fields that are None."""
-        values = {field: value for field, value in asdict(self).items() if value is not None}
-        return (json.dumps(values, indent=1) + "\n").encode()
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +65,12 @@ _COMPARED = {
     "format": "format of the run directory",
     "parent": "begins from",
 }
-_OPTIONAL = {field.name: None for field in fields(Identity) if field.default is None}
 
 
 def parse(text: bytes, *, remedy: str = REMEDY) -> Identity:
     """Raises UsageError, which ends with the remedy, if the text is not an identity."""
-    found: Any = text
-    with suppress(ValueError):  # `decode` finds the fault of the text
-        found = parse_json(text)
-    if isinstance(found, dict):
-        found = _OPTIONAL | found
     try:
-        return decode(Identity, found, what=NAME)
+        return decode(Identity, text, what=NAME)
     except ValueError as error:
         raise UsageError(f"{error}; {remedy}") from error
 
