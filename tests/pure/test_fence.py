@@ -4,29 +4,13 @@ import threading
 from contextlib import closing
 
 import pytest
+from shown_generation import Rendezvous
 
 from elastic.errors import StoreFailed
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import fence as module
 from elastic.uploader.fence import Fence, FencePage
-
-
-class Rendezvous:
-    """Shows `newest`, or raises it; `hang` holds up the answer."""
-
-    def __init__(self, newest):
-        self.newest = newest
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-        self.asked = threading.Event()
-
-    def __call__(self):
-        self.asked.set()
-        assert self.may_answer.wait(60)
-        if isinstance(self.newest, Exception):
-            raise self.newest
-        return self.newest
 
 
 @pytest.fixture

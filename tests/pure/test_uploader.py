@@ -14,12 +14,13 @@ from dataclasses import replace
 
 import pytest
 import run_records
-from payloads import bytes_of
+from payloads import bytes_of, payload_of
+from shown_generation import Rendezvous
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog
-from elastic.snapshot import image_hash, safetensors_header
+from elastic.snapshot import image_hash
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
@@ -35,23 +36,9 @@ LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
 
 
-class Rendezvous:
-    """Shows the newest generation, once `may_answer`."""
-
-    def __init__(self):
-        self.newest = 1
-        self.asked, self.may_answer = threading.Event(), threading.Event()
-        self.may_answer.set()
-
-    def __call__(self):
-        self.asked.set()
-        assert self.may_answer.wait(LIMIT_S)
-        return self.newest
-
-
 @pytest.fixture
 def rendezvous():
-    return Rendezvous()
+    return Rendezvous(1)
 
 
 @pytest.fixture
@@ -96,14 +83,7 @@ def info(step, generation=1):
 
 
 def image_of(step, data_bytes=64):
-    """As image.py writes it, without torch."""
-    entry = {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}
-    metadata = {
-        safetensors_header.DOCUMENT: json.dumps({"state": {"step": step}}),
-        safetensors_header.TIES: "{}",
-    }
-    header = json.dumps({"__metadata__": metadata, "x": entry}).encode()
-    return safetensors_header.LENGTH.pack(len(header)) + header + bytes([step % 256]) * data_bytes
+    return payload_of(bytes([step]) * data_bytes, step=step)
 
 
 def keep(slots, step, data=None, generation=1):
@@ -159,6 +139,11 @@ class InThread:
         self._thread.start()
         assert self._is_ready.wait(LIMIT_S)
         return self
+
+    def holds(self, handover):
+        """Before the record of its checkpoint, until `go_on`."""
+        assert self.reached.wait(LIMIT_S)
+        return handover
 
     def leave(self):
         if self._owner_end is not None:
@@ -243,8 +228,7 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
 def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots, rendezvous):
     """Step 1 is held before its commit record, and then by an agent that does not answer."""
     with InThread(config) as uploader:
-        first = hand_over(config, slots, 1)
-        assert uploader.reached.wait(LIMIT_S)
+        first = uploader.holds(hand_over(config, slots, 1))
         second = hand_over(config, slots, 2, final=True)
         third = hand_over(config, slots, 3)
         assert state_of(second) is SaveState.DROPPED
@@ -275,8 +259,7 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
         ):
             uploader.reached.clear()
             uploader.go_on.clear()
-            handover = hand_over(config, slots, step, generation=1)
-            assert uploader.reached.wait(LIMIT_S)
+            handover = uploader.holds(hand_over(config, slots, step, generation=1))
             rendezvous.newest = generation
             page.enter(entered)
             uploader.go_on.set()
@@ -296,8 +279,7 @@ def test_the_save_of_a_dead_agent_is_committed(config, page, slots):
     config = replace(config, owner=os.getpid())  # which is not the parent of this process
     page.close()
     with InThread(config) as uploader:
-        handover = hand_over(config, slots, 1)
-        assert uploader.reached.wait(LIMIT_S)
+        handover = uploader.holds(hand_over(config, slots, 1))
         uploader.leave()
         uploader.go_on.set()
         assert state_of(handover) is SaveState.COMMITTED
@@ -340,15 +322,13 @@ def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
     run.mkdir()
     (run / "uid").write_text("ours")
     with InThread(config) as uploader:
-        handover = hand_over(config, slots, 1)
-        assert uploader.reached.wait(LIMIT_S)
+        handover = uploader.holds(hand_over(config, slots, 1))
         (run / "uid").unlink()
         uploader.go_on.set()
         assert state_of(handover) is SaveState.COMMITTED
         uploader.reached.clear()
         uploader.go_on.clear()
-        handover = hand_over(config, slots, 2)
-        assert uploader.reached.wait(LIMIT_S)
+        handover = uploader.holds(hand_over(config, slots, 2))
         (run / "uid").write_text("theirs")
         uploader.go_on.set()
         result = handover.wait(LIMIT_S)
@@ -393,8 +373,7 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
     """
     slots = SnapshotSlots.create(4096, 3)
     with InThread(config) as uploader:
-        first = hand_over(config, slots, 1)
-        assert uploader.reached.wait(LIMIT_S)
+        first = uploader.holds(hand_over(config, slots, 1))
         second = hand_over(config, slots, 2)
         wait_until(lambda: slots._word(1, _LEASES))
         keep(slots, 3)
@@ -412,8 +391,7 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
     """
     slots = SnapshotSlots.create(4096, 1)
     with InThread(config) as uploader:
-        handover = hand_over(config, slots, 1)
-        assert uploader.reached.wait(LIMIT_S)
+        handover = uploader.holds(hand_over(config, slots, 1))
         assert slots.begin() is None
         slots.release_all()
         keep(slots, 2)
@@ -430,8 +408,7 @@ def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
     slots = SnapshotSlots.create(4096, 1)
     with InThread(config) as uploader:
         keep(slots, 1)
-        held = hand_over(config, slots, 2)
-        assert uploader.reached.wait(LIMIT_S)
+        held = uploader.holds(hand_over(config, slots, 2))
         gone = replace(slots.whole()[0], info=info(3), **change)
         result = offer(config.socket_path, slots, gone, resumed_from=None, final=False).wait(LIMIT_S)
         assert result.state is SaveState.FAILED and "written over" in result.reason
