@@ -71,7 +71,7 @@ soak: $(READY)
 # Random scenarios on containers; the same seed gives the same faults: make chaos SEED=7 MINUTES=10,
 # or for a night HOURS=8. The log says how to play a failed one again (SEED, PLACE, CASES=1).
 chaos: $(READY)
-	$(BIN)/python tests/cluster/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
+	$(BIN)/python tests/cluster/run.py --random $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
 	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.

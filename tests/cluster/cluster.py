@@ -6,22 +6,24 @@ on the host. What a node trains is not known here: a cluster starts commands and
 """
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 from apt import need
 from containers import Containers
-from machines import IDLE, UNPRIVILEGED, Machine, command
-from namespaces import Namespaces
+from machines import UNPRIVILEGED, Machine, Machines, command
 from oracle import AHEAD_S
 from supervised import remove
 
@@ -32,6 +34,8 @@ SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
 CLOCK = Path(__file__).parent / "clock.c"
 FIRST = {"n": 10, "e": 100}  # in the subnet: nodes, etcd's members
+MOVE = 30  # of one pod to the next of its name
+COMMAND = (str(Path(sys.prefix).resolve() / "bin" / "python"), "-m", "elastic.cli")
 END_S = 240.0
 POLL_S = 0.02
 
@@ -53,41 +57,27 @@ class Cluster(ExitStack):
     """At the end of the block all machines are gone.
 
     warm: the process of `enter.py`, which nodes are forked from.
-    memory_mib: of one node; above it the kernel kills a process of the node. None: no limit.
     shares_run: the nodes share the folder `run`; else each starts in a folder of its own.
     gateway: the address of this machine in the nodes' network.
     shared: folder that all nodes see as SHARED. node_files: what nodes print, and their own disks.
     """
 
     def __init__(
-        self,
-        machines: Containers | Namespaces,
-        warm: ForkServerClient,
-        *,
-        memory_mib: int | None,
-        shares_run: bool,
+        self, make_machines: Callable[[Path], Machines], warm: ForkServerClient, *, shares_run: bool
     ) -> None:
-        self.machines = machines
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.callback(remove, self.folder)
-        self.callback(machines.close)
+        self.machines = make_machines(self.folder)
+        self.callback(self.machines.close)
         self.shared, self.node_files = self.folder / "shared", self.folder / "nodes"
         self.launches: list[Launch] = []
         self._warm = warm
-        self._memory_mib = memory_mib
         self._start_folder = SHARED if shares_run else SCRATCH
         for folder in (self.shared, self.node_files, *([self.shared / "run"] if shares_run else [])):
-            folder.mkdir()
-            self.give(folder)
-        self._subnet = machines.open()
+            give(folder)
+        self._subnet = self.machines.open()
         self.gateway = self._subnet[1]
-
-    @staticmethod
-    def give(folder: Path) -> None:
-        """To the user that the nodes run as."""
-        folder.chmod(0o755)
-        os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
 
     # Starting.
 
@@ -96,12 +86,11 @@ class Cluster(ExitStack):
         """In the order in which they were started."""
         return list(dict.fromkeys(launch.node for launch in self.launches))
 
-    def make(self, count: int) -> None:
-        """Idle machines for so many nodes."""
-        nodes = [f"n{place}" for place in range(1, count + 1)]
-        self.machines.make([self._machine(node, memory_mib=self._memory_mib) for node in nodes])
+    def make(self, *names: str, **how: Any) -> None:
+        """Machines, which are idle unless `words` says what their first processes do."""
+        self.machines.make(*(self._machine(name, **how) for name in names))
 
-    def start(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
+    def start(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
         """Run `elastic-train WORDS` on the machine, whose name is also its host name."""
         name = f"{node}-{len(self.launches)}"
         printed, told = self.node_files / f"{name}.log", self.node_files / f"{name}.pid"
@@ -110,7 +99,7 @@ class Cluster(ExitStack):
             "ENTER_TELL": str(told),
             "ENTER_USER": str(UNPRIVILEGED),
             "ENTER_FOLDER": self._start_folder,
-        } | ({"ENTER_COLD": "yes"} if is_cold else {})
+        }
         with printed.open("xb") as out:
             process = self._warm.start(
                 ProcessStart(
@@ -123,19 +112,10 @@ class Cluster(ExitStack):
             time.sleep(POLL_S)
         self.launches.append(Launch(node=node, process=process, printed=printed, pid=int(told.read_text())))
 
-    def start_again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
-        """The same machine, with its address and its disk."""
+    def again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, elsewhere: bool) -> None:
+        """The same machine, with its address and its disk. elsewhere: of pods."""
         self.machines.revive(node)
-        self.start(node, words, env, is_cold=is_cold)
-
-    def serve(self, services: Mapping[str, Sequence[str]], programs: tuple[Path, ...] = ()) -> None:
-        """Run commands, each on a machine of its own at `address(name)`.
-
-        programs: files of this machine that the commands need besides the virtual environment.
-        """
-        self.machines.make(
-            [self._machine(name, words=tuple(words), programs=programs) for name, words in services.items()]
-        )
+        self.start(node, words, env)
 
     def address(self, name: str) -> IPv4Address:
         """Of a node (n1, n2, ...), or a member of etcd (e1, ...)."""
@@ -152,10 +132,6 @@ class Cluster(ExitStack):
         for node in nodes:
             os.kill(self.newest_launch(node).pid, signal.SIGTERM)
 
-    def kill_process(self, node: str, pid: int) -> None:
-        """SIGKILL to one process of a node. pid: in the node's own process namespace."""
-        self.inside(node, ["pid"], "sh", "-c", f"kill -{int(signal.SIGKILL)} {pid}")
-
     def cut(self, node: str, *chains: str) -> None:
         """Drop packets silently from now on: incoming ones with INPUT, outgoing ones with OUTPUT.
 
@@ -163,18 +139,11 @@ class Cluster(ExitStack):
         """
         for chain in chains:
             flag = {"INPUT": "-i", "OUTPUT": "-o"}[chain]
-            self.inside(node, ["net"], "iptables", "--wait", "-A", chain, "!", flag, "lo", "-j", "DROP")
+            rule = ("-A", chain, "!", flag, "lo", "-j", "DROP")
+            self.machines.inside(node, ["net"], "iptables", "--wait", *rule)
 
     def heal(self, node: str) -> None:
-        self.inside(node, ["net"], "iptables", "--wait", "-F")
-
-    def inside(self, node: str, namespaces: Sequence[str], *words: str) -> None:
-        """Run a command as root in some namespaces of a node. Raises RuntimeError if it fails.
-
-        namespaces: `net`; `pid`; or `mount` with `pid`, because `umount` reads mounts from /proc.
-        """
-        entered = [f"--{namespace}" for namespace in namespaces]
-        command("nsenter", "--target", str(self.machines.pid(node)), *entered, *words)
+        self.machines.inside(node, ["net"], "iptables", "--wait", "-F")
 
     # Observations.
 
@@ -188,7 +157,7 @@ class Cluster(ExitStack):
     def running(self) -> list[str]:
         return [node for node in self.nodes if self.newest_launch(node).process.poll() is None]
 
-    def wait(self, launches: Sequence[Launch]) -> list[int]:
+    def wait(self, *launches: Launch) -> list[int]:
         """Exit codes, once all have ended; 137 if the machine was killed.
 
         Raises TimeoutError after END_S.
@@ -203,27 +172,54 @@ class Cluster(ExitStack):
             time.sleep(POLL_S)
         return [code for launch in launches if (code := launch.process.poll()) is not None]
 
-    def _machine(
-        self,
-        name: str,
-        *,
-        words: tuple[str, ...] = IDLE,
-        programs: tuple[Path, ...] = (),
-        memory_mib: int | None = None,
-        has_init: bool = True,
-    ) -> Machine:
-        scratch = self.scratch(name)
-        scratch.mkdir()
-        self.give(scratch)
-        return Machine(
-            name=name,
-            address=str(self.address(name)),
-            words=words,
-            folders={self.shared: SHARED, scratch: SCRATCH},
-            programs=programs,
-            memory_mib=memory_mib,
-            has_init=has_init,
-        )
+    def _machine(self, name: str, **how: Any) -> Machine:
+        give(self.scratch(name))
+        folders = {self.shared: SHARED, self.scratch(name): SCRATCH}
+        return Machine(name=name, address=str(self.address(name)), folders=folders, **how)
+
+
+class Pods(Cluster):
+    """Each agent is the first process of its container, as a kubelet starts it.
+
+    Nothing reaps its orphans, a signal for which it has no handler does not reach it, and the image
+    cannot be written to. A pod that comes back has its name and an empty disk, and may have another
+    address. The kubelet's part is played: containers, signals, names. The API server, the scheduler
+    and controllers are not.
+    """
+
+    machines: Containers  # run.py leaves cases with pods out where none can run
+
+    def make(self, *names: str, **how: Any) -> None:
+        """A pod's container begins with its agent."""
+        self._moves: Counter[str] = Counter()
+
+    def address(self, name: str) -> IPv4Address:
+        return super().address(name) + MOVE * self._moves[name]
+
+    def start(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
+        printed = self.shared / f"printed-{node}-{len(self.launches)}"
+        # The image's home cannot be written to.
+        variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
+        # Each of these programs becomes the next one, so that the agent is process 1.
+        script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
+        whole = ("env", *variables, "sh", "-c", script, "sh", *COMMAND, *words)
+        self.machines.make(self._machine(node, words=whole, is_pod=True))
+        # The exit code of the container is that of a process which waits for it.
+        waits = f"exit $(docker wait {self.machines.container(node)} || echo 255)"
+        process = subprocess.Popen(["sh", "-c", waits])
+        pid = self.machines.pid(node)
+        self.launches.append(Launch(node=node, process=process, printed=printed, pid=pid))
+
+    def again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, elsewhere: bool) -> None:
+        """Once the container has ended it is started with an empty disk."""
+        self.wait(self.newest_launch(node))  # whose address it is until then
+        self._moves[node] += elsewhere
+        shutil.rmtree(self.scratch(node))
+        self.start(node, words, env)
+
+    def execute(self, node: str, *words: str) -> None:
+        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
+        self.machines.execute(node, *COMMAND, *words)
 
 
 class WallClocks:
@@ -252,3 +248,10 @@ class WallClocks:
 
     def _ahead(self, node: str) -> Path:
         return self._shared / f"clock-{node}"
+
+
+def give(folder: Path) -> None:
+    """Make the folder, for the user that the nodes run as."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)

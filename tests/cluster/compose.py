@@ -9,16 +9,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from apt import NotAvailable, need
-from containers import BASE, NODE
+from apt import need
+from containers import BASE, NODE, docker
 from etcd_servers import etcd_program
-from machines import ROOT, command, docker, mounts
+from gates import wait_for
+from machines import ROOT, command, mounts
 from oracle import Evidence, Injection, evidence
 from run_storage import reached
 from scenario_runner import ScenarioFailed
@@ -27,155 +28,130 @@ from supervised import sweep
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 
-RECIPE = "recipes/barlow.py"
+RECIPE = ROOT / "recipes" / "barlow.py"
 # Long enough that all three nodes train for most of the run, on a machine with two cores.
 ARGUMENTS = ("--epochs", "24")
 NODES = 3
-WAIT_LIMIT_S = 600.0  # three nodes import torch at the same time on this machine
+LIMIT_S = 600.0  # three nodes import torch at the same time on this machine
 POLL_S = 2.0  # each poll starts an interpreter
-MAIN = "docker-compose.yml"
 STORE_PORT = 9000
 ETCD_BASE = "elastic-train-etcd-base"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """services: those that are nodes, with the number of each. servers: others that run the nodes'
-    image.
+    """services: those that are nodes, the first of which has the first node. within: seconds from a
+    node's death to the end of a new step.
     """
 
+    name: str
     title: str
-    file: str = MAIN
-    services: tuple[tuple[str, int], ...] = (("node", NODES),)
-    servers: tuple[str, ...] = ()
+    services: tuple[str, ...] = ("node",)
     run: str = "/runs/barlow"
-    within_s: float = 15.0
-    needs_etcd: bool = False
+    within: int = 15
 
     @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys([MAIN, self.file]))
+    def file(self) -> str:
+        return f"docker-{self.name.replace('_', '.')}.yml"
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """As those of other scenarios (scenario.py)."""
+        return {"within": self.within, "compose": 1}
 
 
-PROFILES = {
-    "compose": Profile(
-        title="docker-compose.yml: three nodes train recipes/barlow.py, and one of them is killed."
-    ),
-    "compose_etcd": Profile(
-        title="docker-compose.etcd.yml: the same, with the rendezvous in etcd.",
-        file="docker-compose.etcd.yml",
-        needs_etcd=True,
-    ),
-    "compose_s3": Profile(
-        title="docker-compose.s3.yml: the same; the nodes share nothing but an object store.",
-        file="docker-compose.s3.yml",
-        servers=("s3",),
+PROFILES = (
+    Profile(name="compose", title="three nodes train recipes/barlow.py, and one of them is killed."),
+    Profile(name="compose_etcd", title="the same, with the rendezvous in etcd."),
+    Profile(
+        name="compose_s3",
+        title="the same; the nodes share nothing but an object store.",
         run="s3://runs/barlow",
-        within_s=60.0,
+        within=60,
     ),
-    "compose_c10d": Profile(
-        title="docker-compose.c10d.yml: the same; one node holds the rendezvous store, another one is killed.",
-        file="docker-compose.c10d.yml",
-        services=(("node", NODES - 1), ("host", 1)),
+    Profile(
+        name="compose_c10d",
+        title="the same; one node holds the rendezvous store, another one is killed.",
+        services=("node", "host"),
     ),
-}
+)
 
 
-class Compose:
-    """One compose project of a profile.
+def play(profile: Profile, run: str) -> Evidence:
+    """Train on three nodes, kill one, and let the others finish. Raises ScenarioFailed.
 
-    Use as a context manager: it removes the project at the end.
+    run: the name that all its containers begin with.
     """
+    folder = Path(tempfile.mkdtemp(prefix="elastic-compose-"))
+    try:
+        if "etcd" in profile.name:
+            _make_etcd_base(folder)
+        return _play(profile, _Project(profile, folder, f"elastic-{run}"), folder)
+    finally:
+        sweep(run)
 
-    def __init__(self, profile: Profile, run: str) -> None:
-        """run: the name that its containers begin with."""
-        self._profile = profile
-        self._words = compose_command()
-        self._folder = Path(tempfile.mkdtemp(prefix="elastic-compose-"))
-        self._project = f"elastic-{run}"
-        self._override = self._folder / "override.json"
-        volumes = [f"{folder}:{folder}:ro" for folder in mounts()]
+
+class _Project:
+    def __init__(self, profile: Profile, folder: Path, name: str) -> None:
         path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
         ours = {
-            "volumes": volumes,
+            "volumes": [f"{folder}:{folder}:ro" for folder in mounts()],
             "environment": {"PYTHONPATH": str(ROOT), "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         }
-        names = [*profile.servers, *(name for name, _ in profile.services)]
-        self._override.write_text(json.dumps({"services": dict.fromkeys(names, ours)}))
+        services = [*profile.services, *(["s3"] if "s3" in profile.name else [])]
+        override = folder / "override.json"
+        override.write_text(json.dumps({"services": dict.fromkeys(services, ours)}))
+        files = dict.fromkeys([ROOT / "docker-compose.yml", ROOT / profile.file, override])
+        self._words = [*_command(), "--project-name", name]
+        self._words += [word for file in files for word in ("--file", str(file))]
+        self._env = {
+            "BASE": ETCD_BASE if "etcd" in profile.name else BASE,
+            "TARGET": "node",
+            "IMAGE": NODE,
+            "RECIPE": " ".join([str(RECIPE), "--", *ARGUMENTS]),
+            "DOCKER_BUILDKIT": "0",
+        }
 
-    def __enter__(self) -> Self:
-        return self
+    def call(self, *words: str) -> str:
+        return command(*self._words, *words, env=self._env)
 
-    def __exit__(self, *_: object) -> None:
-        sweep(self._project.removeprefix("elastic-"))
 
-    def run(self) -> Evidence:
-        """Train on three nodes, kill one, and let the others finish. Raises ScenarioFailed."""
-        if self._profile.needs_etcd:
-            _make_etcd_base(self._folder)
-        self._compose("up", "--detach", "--build", "--scale", f"node={dict(self._profile.services)['node']}")
-        nodes = [
-            node
-            for name, _ in self._profile.services
-            for node in self._compose("ps", "--quiet", name).split()
-        ]
-        self._wait_for(lambda: self._status(nodes).get("world_size") == NODES, f"{NODES} workers")
-        status = self._status(nodes)
-        injection = Injection(
-            time=time.time(), step=int(status["step"]), generation=int(status["generation"])
-        )
-        docker("kill", nodes[0])
-        codes = docker("wait", *nodes).split()
-        if sorted(codes) != ["0", "0", "137"]:
-            raise ScenarioFailed(
-                f"expected the exit codes 0, 0 and 137, found {codes}: {self._compose('logs', '--tail', '5')}"
-            )
-        with self._readable(nodes[1]) as run:
-            return evidence(run, injections=[injection])
+def _play(profile: Profile, project: _Project, folder: Path) -> Evidence:
+    scale = f"node={NODES + 1 - len(profile.services)}"
+    project.call("up", "--detach", "--build", "--scale", scale)
+    nodes = [node for name in profile.services for node in project.call("ps", "--quiet", name).split()]
 
-    @contextmanager
-    def _readable(self, node: str) -> Iterator[RunDir]:
-        """The run as a folder: read from the object store, or a copy of the folder that `node`
-        sees.
-        """
-        if not self._profile.servers:
-            docker("cp", f"{node}:{self._profile.run}", str(self._folder / "run"))
-            yield RunDir.parse(str(self._folder / "run"))
-            return
-        server = self._compose("ps", "--quiet", *self._profile.servers)
-        address = docker(
-            "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", server
-        )
-        with (
-            reached(f"http://{address}:{STORE_PORT}"),
-            readable(RunDir.parse(self._profile.run)) as run,
-        ):
-            yield run
-
-    def _status(self, nodes: list[str]) -> dict[str, Any]:
-        """`status --json` of the first node that answers; empty before the run exists."""
+    def whole() -> dict[str, Any]:
+        """`status --json` of the first node that answers, once all nodes train."""
         for node in nodes:
-            answer = docker("exec", node, "elastic-train", "status", self._profile.run, "--json", check=False)
+            answer = docker("exec", node, "elastic-train", "status", profile.run, "--json", check=False)
             if answer.startswith("{"):
-                return dict(json.loads(answer))
+                found: dict[str, Any] = json.loads(answer)
+                return found if found.get("world_size") == NODES else {}
         return {}
 
-    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_LIMIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise ScenarioFailed(
-                    f"expected {what} within {WAIT_LIMIT_S:.0f} s, found none: {self._compose('logs', '--tail', '9')}"
-                )
-            time.sleep(POLL_S)
+    status = wait_for(whole, f"{NODES} workers", within_s=LIMIT_S, poll_s=POLL_S)
+    injection = Injection(time=time.time(), step=int(status["step"]), generation=int(status["generation"]))
+    docker("kill", nodes[0])
+    codes = docker("wait", *nodes).split()
+    if sorted(codes) != ["0", "0", "137"]:
+        logs = project.call("logs", "--tail", "5")
+        raise ScenarioFailed(f"expected the exit codes 0, 0 and 137, found {codes}: {logs}")
+    with _readable(profile, project, nodes[1], folder) as run:
+        return evidence(run, injections=[injection])
 
-    def _compose(self, *words: str, check: bool = True) -> str:
-        files = [*(str(ROOT / name) for name in self._profile.files), str(self._override)]
-        asked = [word for file in files for word in ("--file", file)]
-        names = {"BASE": ETCD_BASE if self._profile.needs_etcd else BASE, "TARGET": "node", "IMAGE": NODE}
-        recipe = {"RECIPE": " ".join([str(ROOT / RECIPE), "--", *ARGUMENTS]), "DOCKER_BUILDKIT": "0"}
-        where = (*asked, "--project-name", self._project)
-        return command(*self._words, *where, *words, check=check, env=names | recipe)
+
+@contextmanager
+def _readable(profile: Profile, project: _Project, node: str, folder: Path) -> Iterator[RunDir]:
+    """The run as a folder: read from the object store, or a copy of the folder that `node` sees."""
+    if not profile.run.startswith("s3:"):
+        docker("cp", f"{node}:{profile.run}", str(folder / "run"))
+        yield RunDir.parse(str(folder / "run"))
+        return
+    where = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    address = docker("inspect", "--format", where, project.call("ps", "--quiet", "s3"))
+    with reached(f"http://{address}:{STORE_PORT}"), readable(RunDir.parse(profile.run)) as run:
+        yield run
 
 
 def _make_etcd_base(folder: Path) -> None:
@@ -189,13 +165,10 @@ def _make_etcd_base(folder: Path) -> None:
     docker("build", "--tag", ETCD_BASE, str(context))
 
 
-def compose_command() -> list[str]:
-    """`docker compose` if that plugin is installed, else docker-compose. Raises ScenarioFailed."""
+def _command() -> list[str]:
+    """`docker compose` if that plugin is installed, else docker-compose. Raises NotAvailable."""
     with suppress(RuntimeError):
         docker("compose", "version")
         return ["docker", "compose"]
-    try:
-        need("docker-compose", "docker-compose")
-    except NotAvailable as error:
-        raise ScenarioFailed(str(error)) from error
+    need("docker-compose", "docker-compose")
     return ["docker-compose"]

@@ -1,4 +1,4 @@
-"""Machines that are Docker containers on one bridge; or one sentence says why none can run here.
+"""Machines that are Docker containers; or one sentence says why none can run here.
 
 If no engine runs and this process is root, an engine is installed from the distribution's packages
 and started. It ends with the run (supervised.py); installed packages stay. Nodes share folders of
@@ -13,13 +13,10 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Network
 from pathlib import Path
 
 from apt import NotAvailable, need
-from machines import ROOT, UNPRIVILEGED, Machine, command, docker, free_subnet, mounts
+from machines import ROOT, UNPRIVILEGED, Machine, Machines, command, mounts
 from supervised import sweep
 
 START_S = 60.0
@@ -30,70 +27,14 @@ PULLED = "python:3.11-slim"
 INCLUDE = "python3"
 
 
-class Containers:
-    def __init__(self, image: str, name: str) -> None:
-        self._image = image
-        self._id = name
-        self._network = f"elastic-{name}"
-        self._addresses: dict[str, str] = {}
-
-    def open(self) -> IPv4Network:
-        return free_subnet(lambda subnet: docker("network", "create", "--subnet", str(subnet), self._network))
-
-    def make(self, machines: Sequence[Machine]) -> None:
-        with ThreadPoolExecutor() as several:
-            list(several.map(self._make, machines))
-
-    def pid(self, name: str) -> int:
-        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self._name(name)))
-        if not pid:
-            raise RuntimeError(f"expected {name} to run, but it has ended")
-        return pid
-
-    def kill(self, *names: str) -> None:
-        docker("kill", *map(self._name, names))
-
-    def revive(self, *names: str) -> None:
-        docker("start", *map(self._name, names))
-
-    def remove(self, name: str) -> None:
-        docker("rm", "--force", "--volumes", self._name(name))
-
-    def execute(self, name: str, *words: str) -> None:
-        docker("exec", "--workdir", str(ROOT), self._name(name), *words)
-
-    def wait_command(self, name: str) -> str:
-        """It prints the exit code of the first process, once that has ended."""
-        return f"docker wait {self._name(name)}"
-
-    def pause(self, *names: str) -> None:
-        for name in map(self._name, names):
-            # A busy machine may be too slow for the engine's own limit.
-            for is_last in (False, False, True):
-                docker("pause", name, check=is_last)
-                if docker("inspect", "--format", "{{.State.Paused}}", name) == "true":
-                    break
-
-    def unpause(self, *names: str) -> None:
-        docker("unpause", *map(self._name, names))
-
-    def unplug(self, name: str) -> None:
-        docker("network", "disconnect", self._network, self._name(name))
-
-    def plug(self, name: str) -> None:
-        docker("network", "connect", "--ip", self._addresses[name], self._network, self._name(name))
-
-    def close(self) -> None:
-        sweep(self._id)
-
-    def _make(self, machine: Machine) -> None:
-        self._addresses[machine.name] = machine.address
+class Containers(Machines):
+    def _begin(self, machine: Machine) -> None:
+        docker("rm", "--force", "--volumes", self.container(machine.name), check=False)
         options = [
-            *("--name", self._name(machine.name), "--hostname", machine.name),
-            *("--network", self._network, "--ip", machine.address, "--network-alias", machine.name),
+            *("--name", self.container(machine.name), "--hostname", machine.name, "--network", "none"),
             *("--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
-            *("--security-opt", "no-new-privileges"),
-            "--init" if machine.has_init else "--read-only",
+            *("--security-opt", "no-new-privileges", "--volume", f"{self._hosts}:/etc/hosts:ro"),
+            *(["--read-only"] if machine.is_pod else []),
         ]
         for here, there in machine.folders.items():
             options += ["--volume", f"{here}:{there}"]
@@ -103,10 +44,30 @@ class Containers:
             # Without swap: else a node becomes slow instead of being killed.
             size = f"{machine.memory_mib}m"
             options += ["--memory", size, "--memory-swap", size]
-        docker("run", "--detach", *options, self._image, *machine.words)
+        docker("run", "--detach", *options, NODE, *machine.first)
 
-    def _name(self, name: str) -> str:
-        return f"elastic-{self._id}-{name}"
+    def pid(self, name: str) -> int:
+        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self.container(name)))
+        if not pid:
+            raise RuntimeError(f"expected {name} to run, but it has ended")
+        return pid
+
+    def kill(self, *names: str) -> None:
+        docker("kill", *map(self.container, names))
+
+    def execute(self, name: str, *words: str) -> None:
+        docker("exec", "--workdir", str(ROOT), self.container(name), *words)
+
+    def container(self, name: str) -> str:
+        return f"elastic-{self.name}-{name}"
+
+    def close(self) -> None:
+        sweep(self.name)
+
+
+def docker(*words: str, check: bool = True) -> str:
+    """The classic builder needs no plugin, and our Dockerfiles need no other."""
+    return command("docker", *words, check=check, env={"DOCKER_BUILDKIT": "0"})
 
 
 def engine() -> str:
@@ -136,16 +97,15 @@ def _version() -> str:
         return ""
 
 
-def node_image() -> str:
-    """The tag of an image that can run this machine's interpreter.
+def make_image() -> None:
+    """Build the image that can run this machine's interpreter, if it is missing.
 
-    Builds it if it is missing. Raises NotAvailable.
+    Raises NotAvailable.
     """
     if not docker("images", "--quiet", BASE):
         _make_base()
     words = ("--force-rm", "--target", "node", "--build-arg", f"BASE={BASE}", "--tag", NODE)
     docker("build", *words, str(ROOT))
-    return NODE
 
 
 def _make_base() -> None:

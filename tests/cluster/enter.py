@@ -6,8 +6,7 @@ file, and exits with the child's exit code. The child enters every namespace and
 the container, drops all capabilities and becomes the container's user, so a fault that hits the
 container hits it too. Only the engine's seccomp filter is missing. Root is needed.
 
-With ENTER_COLD the child executes a new interpreter in the container, which loads what LD_PRELOAD
-names.
+With LD_PRELOAD the child executes a new interpreter in the container, which loads what that names.
 """
 
 import ctypes
@@ -45,7 +44,7 @@ def main() -> None:
     words = sys.argv[1:]
     container = int(os.environ.pop("ENTER_CONTAINER"))
     told, user = Path(os.environ.pop("ENTER_TELL")), int(os.environ.pop("ENTER_USER"))
-    folder, is_cold = os.environ.pop("ENTER_FOLDER"), bool(os.environ.pop("ENTER_COLD", ""))
+    folder = os.environ.pop("ENTER_FOLDER")
     libc = ctypes.CDLL(None, use_errno=True)
     target = os.pidfd_open(container)
     groups = [os.open(path, os.O_WRONLY) for path in cgroups(container)]
@@ -76,7 +75,7 @@ def main() -> None:
     _check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
     os.chdir(folder)
     tempfile.tempdir = None  # that of this machine
-    if is_cold:
+    if "LD_PRELOAD" in os.environ:
         os.execve(sys.executable, [sys.executable, "-m", "elastic.cli", *words], dict(os.environ))
     forks_itself.patch()
     cli.command()

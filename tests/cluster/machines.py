@@ -1,20 +1,23 @@
 """A machine has one first process in namespaces of its own, and an address; faults hit all of it.
 
-Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`. Their `kill`
-cuts the power of all machines at once, `revive` starts their first processes again with the same
-addresses and disks, and `unplug` removes the network interface and with it all connections. All
-methods raise RuntimeError; after `close` nothing is left, even if `make` failed half-way. Either
-sees interpreter, packages and sources of this machine, read-only at their own paths: a change needs
-no new image, and no image needs a copy of torch.
+Two kinds: `containers.py` and, if no container engine runs, `namespaces.py`. Their network is the
+same: a bridge of this machine, with a cable to each of them. All methods raise RuntimeError; after
+`close` nothing is left, even if `make` failed half-way. Either kind sees interpreter, packages and
+sources of this machine, read-only at their own paths: a change needs no new image, and no image
+needs a copy of torch.
 """
 
+import itertools
 import os
 import secrets
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from ipaddress import IPv4Network
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +25,8 @@ UNPRIVILEGED = 1000
 # In the private range, and rarely used by home and company networks.
 SUBNETS = IPv4Network("10.208.0.0/12")
 NETWORK_TRIES = 20
-IDLE = ("sleep", "infinity")
+# The first process adopts orphans, and `wait` reaps them.
+IDLE = ("sh", "-c", "while :; do sleep 1000 & wait $!; done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,51 +35,122 @@ class Machine:
 
     folders: of this machine, mounted at the given paths.
     programs: files of this machine, mounted at their own paths.
-    has_init: there is a process above that of `words`, which reaps orphans. Without it the machine
-    is a pod: nothing but its folders can be written.
+    is_pod: nothing but its folders can be written.
     """
 
     name: str
     address: str
     words: tuple[str, ...] = IDLE
-    folders: Mapping[Path, str] = field(default_factory=dict)
+    folders: Mapping[Path, str]
     programs: tuple[Path, ...] = ()
     memory_mib: int | None = None
-    has_init: bool = True
+    is_pod: bool = False
+
+    @property
+    def first(self) -> list[str]:
+        """The words, once the machine has its address."""
+        waits = f'until grep -qF {self.address} /proc/net/fib_trie; do sleep 0.02; done; exec "$@"'
+        return ["sh", "-c", waits, "sh", *self.words]
 
 
-def free_subnet(take: Callable[[IPv4Network], object], tries: int = NETWORK_TRIES) -> IPv4Network:
-    """A subnet that `take` accepted; fixed addresses need a subnet of their own.
+class Machines(ABC):
+    def __init__(self, name: str, folder: Path) -> None:
+        """name: what all that is made here begins with (supervised.py)."""
+        self.name, self._bridge, self._hosts = name, f"el{name}", folder / "hosts"
+        self._made: dict[str, Machine] = {}
+        self._cables = itertools.count()
 
-    take: raises RuntimeError for a subnet that is in use.
-    """
-    start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)
-    subnet = IPv4Network((start, 24))
-    try:
-        take(subnet)
-    except RuntimeError:
-        if tries == 1:
-            raise
-        return free_subnet(take, tries - 1)
-    return subnet
+    def open(self) -> IPv4Network:
+        """The subnet that the machines have for themselves."""
+        command("ip", "link", "add", self._bridge, "type", "bridge")
+        # A container engine has the policy to forward nothing.
+        passing = ("-i", self._bridge, "-o", self._bridge, "-j", "ACCEPT")
+        command("iptables", "--wait", "-I", "FORWARD", *passing)
+        for _ in range(NETWORK_TRIES):
+            start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)
+            subnet = IPv4Network((start, 24))
+            if not command("ip", "route", "show", "root", str(subnet)):
+                command("ip", "address", "add", f"{subnet[1]}/24", "dev", self._bridge)
+                command("ip", "link", "set", self._bridge, "up")
+                return subnet
+        raise RuntimeError(f"expected a free subnet of {SUBNETS}, found {NETWORK_TRIES} in use")
+
+    def make(self, *machines: Machine) -> None:
+        """Start the first process of each; one of the same name has ended."""
+        self._made |= {machine.name: machine for machine in machines}
+        names = "".join(f"{each.address} {each.name}\n" for each in self._made.values())
+        self._hosts.write_text(f"127.0.0.1 localhost\n{names}")
+        with ThreadPoolExecutor() as several:
+            list(several.map(self._begin, machines))
+        for machine in machines:
+            self.plug(machine.name)
+
+    def revive(self, *names: str) -> None:
+        """The same machines, with their addresses and disks."""
+        self.make(*(self._made[name] for name in names))
+
+    @abstractmethod
+    def _begin(self, machine: Machine) -> None: ...
+
+    @abstractmethod
+    def pid(self, name: str) -> int:
+        """Of the first process, on this machine."""
+
+    @abstractmethod
+    def kill(self, *names: str) -> None:
+        """Cut their power; they have ended when this returns."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def inside(self, name: str, namespaces: Sequence[str], *words: str) -> None:
+        """Run a command as root in some namespaces of a machine.
+
+        namespaces: `net`; `pid`; or `mount` with `pid`, because `umount` reads mounts from /proc.
+        """
+        entered = [f"--{namespace}" for namespace in namespaces]
+        command("nsenter", "--target", str(self.pid(name)), *entered, *words)
+
+    def pause(self, *names: str) -> None:
+        self._signal(signal.SIGSTOP, names)
+
+    def unpause(self, *names: str) -> None:
+        self._signal(signal.SIGCONT, names)
+
+    def _signal(self, number: signal.Signals, names: Sequence[str]) -> None:
+        """To all processes of these machines, also to one that is being forked."""
+        for name in names:
+            # Within its namespace -1 means all processes but the first one and the sender.
+            self.inside(name, ["pid"], "sh", "-c", f"kill -{int(number)} -1")
+            os.kill(self.pid(name), number)
+
+    def unplug(self, name: str) -> None:
+        """Remove the network interface, and with it all connections."""
+        self.inside(name, ["net"], "ip", "link", "delete", "eth0")
+
+    def plug(self, name: str) -> None:
+        here, address = f"{self._bridge}.{next(self._cables)}", self._made[name].address
+        # The hardware's address stays, as others keep it in mind for a minute.
+        hardware = ":".join(["02", "42", *(f"{byte:02x}" for byte in IPv4Address(address).packed)])
+        peer = ("peer", "name", "eth0", "address", hardware, "netns", str(self.pid(name)))
+        command("ip", "link", "add", here, "type", "veth", *peer)
+        command("ip", "link", "set", here, "master", self._bridge, "up")
+        self.inside(name, ["net"], "ip", "link", "set", "lo", "up")
+        self.inside(name, ["net"], "ip", "address", "add", f"{address}/24", "dev", "eth0")
+        self.inside(name, ["net"], "ip", "link", "set", "eth0", "up")
 
 
-def command(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+def command(*words: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
     """Raises RuntimeError if it fails and `check`, and if there is no such command."""
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env=os.environ | (env or {})
+            words, capture_output=True, text=True, check=False, env=os.environ | dict(env or {})
         )
     except OSError as error:
         raise RuntimeError(f"{words[0]}: {error}") from error
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr.strip()}")
     return done.stdout.strip()
-
-
-def docker(*words: str, check: bool = True) -> str:
-    """The classic builder needs no plugin, and our Dockerfiles need no other."""
-    return command("docker", *words, check=check, env={"DOCKER_BUILDKIT": "0"})
 
 
 def mounts() -> list[Path]:

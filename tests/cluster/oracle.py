@@ -263,10 +263,6 @@ def on_this_clock(events: Sequence[Record]) -> list[Record]:
     return sorted(there, key=lambda event: float(event["time"]))
 
 
-def field(event: Record, key: str) -> Any:
-    return host(event) if key == "node" else event.get(key)
-
-
 def host(event: Record) -> str:
     """The node's host name, which is the container's name: a node's id begins with it."""
     return str(event["node"]).split("-", maxsplit=1)[0]

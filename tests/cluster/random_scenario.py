@@ -7,7 +7,6 @@ rules of oracle.py judge it.
 """
 
 import random
-from collections.abc import Callable
 from enum import Enum
 
 GATES = (6, 9, 12, 15, 18, 21)  # the recipe has 24 steps, and commits every fourth
@@ -30,7 +29,23 @@ MEETS = {
     Place.ETCD: (" --rdzv-backend etcd --rdzv-endpoint {etcd}", "etcd 3"),
     Place.STORE: ("", "store"),
 }
-SETTLE = [""]  # the group comes to rest by itself
+# How often each fault is drawn, what must hold then, and the fault: a method, or a command of
+# which one word of each `a|b` is drawn; and the seconds for which it lasts.
+FAULTS = (
+    (1, "", "", ""),
+    (3, "calm", "pause|pause|cut|deafen|mute node NODE", "1|2|5"),
+    (3, "calm unfinished", "kill worker of rank 0|-1", "0"),  # how many ranks there are is not known
+    (2, "calm unfinished", "_end_all", ""),
+    (2, "calm unfinished several", "_kill_node", ""),
+    (2, "calm shut early several leavers", "_terminate", ""),
+    (2, "calm shut early", "_start", ""),
+    (2, "calm shut", "_refused", ""),
+    (1, "calm saved", "flip|truncate newest checkpoint", ""),
+    (2, "jumps", "jump|jump-back node NODE", ""),
+    (1, "free volume", "fill volume", "3"),
+    (1, "free etcd", "kill member e1|e2|e3", "3"),
+    (1, "free store", "storage answers~500|answers~503|hangs", "4"),
+)
 
 
 def draw_scenario(seed: int, place: Place) -> str:
@@ -61,7 +76,7 @@ class _Draw:
             self._hit(gate, self._draw.choice((0, 1, 1, 2)), is_open=False)
             # The ranks may go on to the next gate, so the fault hits them at any point.
             pause_s = self._draw.choice((0.05, 0.1, 0.2, 0.4, 0.8, 1.6))
-            self._lines += [f"open {gate}", f"hold {pause_s}s"]
+            self._lines += [f"open {gate}", f"hold {pause_s}"]
             self._hit(gate, self._draw.choice((0, 0, 1)), is_open=True)
             self._mend()
         self._lines.append(f"end{' 0' * len(self._running)}")
@@ -75,7 +90,7 @@ class _Draw:
             faults = f" --faults 'checkpoint {self._draw.choice((8, 12, 16))} {point}: kill uploader'"
         self._lines = [
             f"# Random faults; the nodes meet in: {self._place.value}.",
-            "within 240s",
+            "within 240",
             setting,
             self._disk,
             f"options {OPTIONS} --max-nodes {self._size}{meets}{faults}",
@@ -101,28 +116,43 @@ class _Draw:
                 self._disk.partition(" ")[0]: True,
             }
             possible = [
-                fault
-                for weight, needs, fault in FAULTS
+                (fault, lasts_s)
+                for weight, needs, fault, lasts_s in FAULTS
                 for _ in range(weight)
                 if all(now.get(need) for need in needs.split())
             ]
-            self._draw.choice(possible)(self)
+            fault, lasts_s = self._draw.choice(possible)
+            if fault.startswith("_"):
+                getattr(self, fault)()
+            else:
+                self._inject(fault, lasts_s)
 
-    # Faults.
-
-    def _nothing(self) -> None:
-        pass
-
-    def _kill_worker(self) -> None:
-        # How many ranks there are depends on who has come back in time.
-        self._lines.append(f"kill worker of rank {self._draw.choice((0, -1))}")
-        self._held = SETTLE
+    def _inject(self, fault: str, lasts_s: str) -> None:
+        words = fault.replace("NODE", "|".join(self._running)).split()
+        self._lines.append(" ".join(self._draw.choice(word.split("|")) for word in words).replace("~", " "))
+        if lasts_s:
+            ends = "storage heals" if fault.startswith("storage") else "release"
+            self._held = [f"hold {self._draw.choice(lasts_s.split('|'))}", ends]
+        self._loses_saves |= fault == "fill volume"
 
     def _kill_node(self) -> None:
         node = self._draw.choice(self._running)
         self._lines += [f"kill node {node}", f"ends {node} 137"]
         self._running.remove(node)
         self._dead.append(node)
+
+    def _terminate(self) -> None:
+        node = self._draw.choice(self._may_leave())
+        # Before its first words it has no handler of the signal yet.
+        self._lines += [f"says {node} generation", f"terminate node {node}"]
+        self._running.remove(node)
+        self._leaving.append(node)
+
+    def _refused(self) -> None:
+        """Another recipe's arguments, or another policy."""
+        words = self._draw.choice(("-- --form sum", "--keep-alive 7"))
+        self._started += 1
+        self._lines += [f"start 1 --max-nodes {self._size} {words}", f"ends n{self._started} 2"]
 
     def _end_all(self) -> None:
         """Every node dies."""
@@ -131,42 +161,7 @@ class _Draw:
         self._lines += [f"ends {node} 137" for node in self._running]
         self._dead, self._running = self._dead + self._running, []
         self._revive()
-        self._held = SETTLE
-
-    def _terminate(self) -> None:
-        node = self._draw.choice(self._may_leave())
-        # Before its first words it has no handler of the signal yet.
-        self._lines += [f"until {node} says generation", f"terminate node {node}"]
-        self._running.remove(node)
-        self._leaving.append(node)
-
-    def _hold_node(self) -> None:
-        verb = self._draw.choice(("pause", "pause", "cut", "deafen", "mute"))
-        self._hold(f"{verb} node {self._draw.choice(self._running)}", self._draw.choice((1, 2, 5)))
-
-    def _jump(self) -> None:
-        verb = self._draw.choice(("jump", "jump-back"))
-        self._lines.append(f"{verb} node {self._draw.choice(self._running)}")
-
-    def _refused(self) -> None:
-        """Another recipe's arguments, or another policy."""
-        words = self._draw.choice(("-- --form sum", "--keep-alive 7"))
-        self._started += 1
-        self._lines += [f"start 1 --max-nodes {self._size} {words}", f"ends n{self._started} 2"]
-
-    def _fill(self) -> None:
-        self._loses_saves = True
-        self._hold("fill volume", 3)
-
-    def _damage(self) -> None:
-        self._lines.append(self._draw.choice(("flip newest checkpoint", "truncate newest checkpoint")))
-
-    def _kill_member(self) -> None:
-        self._hold(f"kill member {self._draw.choice(('e1', 'e2', 'e3'))}", 3)
-
-    def _fail_storage(self) -> None:
-        how = self._draw.choice(("answers 500", "answers 503", "hangs"))
-        self._hold(f"storage {how}", 4, ends="storage heals")
+        self._held = [""]  # the group comes to rest by itself
 
     # What follows from them.
 
@@ -178,10 +173,6 @@ class _Draw:
         self._lines.append(f"start {count} --max-nodes {self._size}")
         self._running += [f"n{self._started + place}" for place in range(1, count + 1)]
         self._started += count
-
-    def _hold(self, fault: str, seconds: float, ends: str = "release") -> None:
-        self._lines.append(fault)
-        self._held = [f"hold {seconds}s", ends]
 
     def _mend(self) -> None:
         """Before the next gate, so that the group comes to rest there."""
@@ -196,21 +187,3 @@ class _Draw:
         self._lines += [f"again {node}" for node in self._dead]
         self._running += self._dead
         self._dead = []
-
-
-# How often each fault is drawn, what must hold then, and the fault.
-FAULTS: tuple[tuple[int, str, Callable[[_Draw], None]], ...] = (
-    (1, "", _Draw._nothing),
-    (3, "calm", _Draw._hold_node),
-    (3, "calm unfinished", _Draw._kill_worker),
-    (2, "calm unfinished", _Draw._end_all),
-    (2, "calm unfinished several", _Draw._kill_node),
-    (2, "calm shut early several leavers", _Draw._terminate),
-    (2, "calm shut early", _Draw._start),
-    (2, "calm shut", _Draw._refused),
-    (1, "calm saved", _Draw._damage),
-    (2, "jumps", _Draw._jump),
-    (1, "free volume", _Draw._fill),
-    (1, "free etcd", _Draw._kill_member),
-    (1, "free store", _Draw._fail_storage),
-)

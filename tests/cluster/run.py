@@ -4,6 +4,11 @@
     python tests/cluster/run.py --quick       one of each kind: what must pass before a merge
     python tests/cluster/run.py --update      write what happened into the files, for review
     python tests/cluster/run.py --list
+    python tests/cluster/run.py --random [--seed 1] [--minutes 10 | --cases N] [--place PLACE]
+
+`make chaos` is the last one: random scenarios, one after the other, on all places where nodes can
+meet. Case n has seed `--seed` + n and the next place. Each is drawn by random_scenario.py and
+judged by the same rules. The log has the command that plays a failed case again, and its text.
 
 Exit 1: a run did not survive its faults, or took another course than its scenario expects. Its
 files are kept, and their folder is printed. Exit 2: this machine can run no scenario; the reason is
@@ -18,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,14 +32,14 @@ from pathlib import Path
 # Where `etcd_servers` lies: started by its path, this script finds only its own folder by itself.
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+import compose
 from apt import NotAvailable
-from cluster import ENTER, Cluster
-from compose import ARGUMENTS, PROFILES, RECIPE, Compose
-from containers import Containers, engine, node_image
-from machines import ROOT
+from cluster import ENTER, Cluster, Pods
+from containers import Containers, engine, make_image
+from machines import ROOT, Machines
 from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, evidence, history, judge
-from pods import PodCluster
+from random_scenario import Place, draw_scenario
 from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
@@ -44,7 +49,6 @@ from elastic.config import interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
-MakeMachines = Callable[[], Containers | Namespaces]
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
 # One of each kind: no fault, a worker, a node, a node that comes back, a planned stop, the network,
 # damage, a fault during a recovery, a wait for enough nodes, and a fault of each backend.
@@ -66,23 +70,14 @@ FAILURES = ScenarioFailed, TimeoutError, RuntimeError, NotAvailable, ElasticErro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult:
-    """verdict: None if the case did not run to its end. kept: folder with the files of a failed
-    case.
+class Harness:
+    """How machines are made here, and the process that nodes are forked from.
+
+    run: the name that all of them begin with (supervised.py).
     """
 
-    name: str
-    verdict: Verdict | None
-    problems: list[str]
-    took_s: float
-    kept: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Harness:
-    """How machines are made here, and the process that nodes are forked from."""
-
-    make_machines: MakeMachines
+    run: str
+    make_machines: Callable[[Path], Machines]
     has_containers: bool
     warm: ForkServerClient
 
@@ -92,103 +87,98 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--quick", action="store_true")
+    for flag in ("--quick", "--update", "--list", "--random"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--namespaces", action="store_true", help="no containers, even where they can run")
-    parser.add_argument("--update", action="store_true")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=10.0, help="begin no case after that [10]")
+    parser.add_argument("--hours", type=float, help="the same in hours")
+    parser.add_argument("--cases", type=int, help="how many, whatever time they take")
+    parser.add_argument("--place", type=Place, help=", ".join(place.value for place in Place))
     wanted = parser.parse_args()
     scenarios = {path.stem: parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))}
-    if unknown := set(wanted.names) - {*scenarios, *PROFILES}:
+    cases: dict[str, Scenario | compose.Profile] = {
+        **scenarios,
+        **{case.name: case for case in compose.PROFILES},
+    }
+    if unknown := set(wanted.names) - {*cases}:
         parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
+    names = wanted.names or (QUICK if wanted.quick else [*cases])
+    chosen = drawn(wanted) if wanted.random else (cases[name] for name in names)
     if wanted.list:
-        titles = {name: case.title for name, case in scenarios.items()}
-        for name, title in (titles | {name: case.title for name, case in PROFILES.items()}).items():
-            print(f"{name:24}{title}")
+        for name, case in cases.items():
+            print(f"{name:24}{case.title}")
         return 0
-    chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, *PROFILES])
-
-    def play(run: str) -> int:
-        began_s, results = time.monotonic(), []
-        harness = open_harness(run, only_namespaces=wanted.namespaces)
-        for name in chosen:
-            scenario = scenarios.get(name)
-            if not harness.has_containers and (scenario is None or "pods" in scenario.settings):
-                print(f"{name}: NOT TESTED, it needs containers", flush=True)
-                continue
-            result = (
-                _compose(name, run)
-                if scenario is None
-                else run_scenario(scenario, harness, update=wanted.update)
-            )
-            results.append(result)
-            print_result(result)
-        print(f"{len(results)} cases in {time.monotonic() - began_s:.0f} s")
-        return 1 if any(result.problems for result in results) else 0
-
-    return played(play)
-
-
-def played(play: Callable[[str], int]) -> int:
-    """The exit code of `play`, which gets the run's name; nothing of it is left."""
-
-    def or_why_not(run: str) -> int:
-        try:
-            return play(run)
-        except NotAvailable as reason:
-            print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
-            return 2
-
     interpreter.pin_threads()  # as the command does
     interpreter.set_up_malloc()
     interpreter.fix_hashing()
-    return supervised(or_why_not)
+    return supervised(lambda run: play(run, chosen, wanted))
+
+
+def drawn(wanted: argparse.Namespace) -> Iterator[Scenario]:
+    """Random scenarios, until there are as many as are wanted, or for as long."""
+    minutes = wanted.minutes if wanted.hours is None else 60 * wanted.hours
+    end_s = time.monotonic() + 60 * minutes
+    for number in itertools.count():
+        if number == wanted.cases or (wanted.cases is None and time.monotonic() > end_s):
+            return
+        seed = wanted.seed + number
+        place = wanted.place or list(Place)[seed % len(Place)]
+        text = draw_scenario(seed, place)
+        print(f"{text}play it again: make chaos SEED={seed} PLACE={place.value} CASES=1", flush=True)
+        yield parse(f"chaos-{seed}-{place.value}", text)
+
+
+def play(run: str, cases: Iterator[Scenario | compose.Profile], wanted: argparse.Namespace) -> int:
+    """The exit code; see the head of this file."""
+    began_s, failed, count = time.monotonic(), [], 0
+    try:
+        harness = open_harness(run, only_namespaces=wanted.namespaces)
+    except NotAvailable as reason:
+        print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
+        return 2
+    for case in cases:
+        if {"pods", "memory", "compose"} & {*case.settings} and not harness.has_containers:
+            print(f"{case.name}: NOT TESTED, it needs containers", flush=True)
+            continue
+        count += 1
+        if not survives(case, harness, update=wanted.update):
+            failed.append(case.name)
+    minutes = (time.monotonic() - began_s) / 60
+    print(f"{count} cases in {minutes:.1f} minutes; failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
 
 
 def open_harness(run: str, *, only_namespaces: bool) -> Harness:
     """Machines are containers, else namespaces, with a warning. Raises NotAvailable where neither
     is possible.
-
-    run: the name that all of them begin with (supervised.py).
     """
     if os.geteuid() != 0:
         raise NotAvailable(
             "expected to be root, because only root may enter containers and cut their networks; run this as root"
         )
-    numbers = itertools.count()
-    make_machines: MakeMachines
+    kind: type[Machines] = Containers
     try:
         if only_namespaces:
             raise NotAvailable("namespaces were asked for")
         print(f"Docker engine {engine()}", flush=True)
-        image = node_image()
-        make_machines, has_containers = lambda: Containers(image, f"{run}{next(numbers):02x}"), True
+        make_image()
     except NotAvailable as reason:
         need_namespaces()
         print(f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n", flush=True)
-        make_machines, has_containers = lambda: Namespaces(f"{run}{next(numbers):02x}"), False
+        kind = Namespaces
+    numbers = itertools.count()
     return Harness(
-        make_machines=make_machines, has_containers=has_containers, warm=ForkServerClient.spawn(ENTER)
+        run=run,
+        make_machines=lambda folder: kind(f"{run}{next(numbers):02x}", folder),
+        has_containers=kind is Containers,
+        warm=ForkServerClient.spawn(ENTER),
     )
 
 
-def print_result(result: CaseResult) -> None:
-    word, found = "FAILED" if result.problems else "survived", result.verdict
-    line = f"{result.name:26}{word} in {result.took_s:.0f} s"
-    if found is not None:
-        waited = "no fault" if found.next_step_s is None else f"next step after {found.next_step_s:.2f} s"
-        line += f"; {waited}, {found.lost_steps} steps lost, digest {(found.digest or 'none')[:16]}"
-    print(line, flush=True)
-    for problem in result.problems:
-        print(f"    {problem}", flush=True)
-    if result.kept is not None:
-        print(f"    what it left is in {result.kept}", flush=True)
-
-
 @cache
-def undisturbed_evidence(recipe: Path, *arguments: str) -> Evidence:
-    """The evidence of the recipe's run by one worker on this machine, in no container and without
-    faults.
-    """
+def undisturbed(recipe: Path, *arguments: str) -> Evidence:
+    """Of the recipe's run by one worker on this machine, in no container and without faults."""
     folder = Path(tempfile.mkdtemp(prefix="undisturbed-"))
     samples = folder / "samples"
     samples.mkdir()
@@ -198,45 +188,45 @@ def undisturbed_evidence(recipe: Path, *arguments: str) -> Evidence:
     return evidence(RunDir.parse(str(folder / "run")), samples)
 
 
-def run_scenario(scenario: Scenario, harness: Harness, *, update: bool = False) -> CaseResult:
-    """A scenario without an expected history is judged without it."""
-    undisturbed, began_s = undisturbed_evidence(TINY), time.monotonic()
-    verdict, happened, kept = None, [], None
-    kind = PodCluster if "pods" in scenario.settings else Cluster
-    with kind(
-        harness.make_machines(),
-        harness.warm,
-        memory_mib=scenario.settings.get("memory"),
-        shares_run="store" not in scenario.settings,
-    ) as cluster:
+def survives(case: Scenario | compose.Profile, harness: Harness, *, update: bool) -> bool:
+    """Play and judge a case, and print how it went."""
+    expected = undisturbed(*((TINY,) if isinstance(case, Scenario) else (compose.RECIPE, *compose.ARGUMENTS)))
+    began_s, said, cluster = time.monotonic(), "", None
+    with ExitStack() as stack:
         try:
-            found = ScenarioRunner(scenario, cluster).run()
-            verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
-            problems = list(verdict.problems)
+            if isinstance(case, Scenario):
+                kind = Pods if "pods" in case.settings else Cluster
+                shares_run = "store" not in case.settings
+                cluster = kind(harness.make_machines, harness.warm, shares_run=shares_run)
+                found = ScenarioRunner(case, stack.enter_context(cluster)).run()
+            else:
+                found = compose.play(case, harness.run)
+            verdict = judge(found, expected, case.settings["within"])
+            problems, said = [*verdict.problems, *course(case, found, update=update)], summary(verdict)
         except FAILURES as error:
             problems = [str(error)]
-        if verdict is not None and update:
-            path = SCENARIOS / f"{scenario.name}.txt"
-            path.write_text(rewritten(path.read_text(), happened))
-        elif verdict is not None and scenario.expected and happened != list(scenario.expected):
-            problems += ["expected " + " | ".join(scenario.expected), "found    " + " | ".join(happened)]
-        if problems:
-            kept = _keep(scenario.name, cluster)
-    took_s = time.monotonic() - began_s
-    return CaseResult(name=scenario.name, verdict=verdict, problems=problems, took_s=took_s, kept=kept)
+        word, took_s = "FAILED" if problems else "survived", time.monotonic() - began_s
+        print(f"{case.name:26}{word} in {took_s:.0f} s{said}", *problems, sep="\n    ", flush=True)
+        if problems and cluster is not None:
+            print(f"    what it left is in {_keep(case.name, cluster)}", flush=True)
+    return not problems
 
 
-def _compose(name: str, run: str) -> CaseResult:
-    verdict, began_s = None, time.monotonic()
-    try:
-        with Compose(PROFILES[name], run) as project:
-            found = project.run()
-        undisturbed = undisturbed_evidence(ROOT / RECIPE, *ARGUMENTS)
-        verdict = judge(found, undisturbed, PROFILES[name].within_s)
-        problems = list(verdict.problems)
-    except FAILURES as error:
-        problems = [str(error)]
-    return CaseResult(name=name, verdict=verdict, problems=problems, took_s=time.monotonic() - began_s)
+def course(case: Scenario | compose.Profile, found: Evidence, *, update: bool) -> list[str]:
+    """What differs from the history that a scenario expects."""
+    happened = history(found.events)
+    if isinstance(case, compose.Profile) or not case.expected or happened == list(case.expected):
+        return []
+    if update:
+        path = SCENARIOS / f"{case.name}.txt"
+        path.write_text(rewritten(path.read_text(), happened))
+        return []
+    return ["expected " + " | ".join(case.expected), "found    " + " | ".join(happened)]
+
+
+def summary(found: Verdict) -> str:
+    waited = "no fault" if found.next_step_s is None else f"next step after {found.next_step_s:.2f} s"
+    return f"; {waited}, {found.lost_steps} steps lost, digest {(found.digest or 'none')[:16]}"
 
 
 def _keep(name: str, cluster: Cluster) -> Path:

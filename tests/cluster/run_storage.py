@@ -7,62 +7,67 @@ bypassing the proxy that injects the store's faults.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import fsspec
 import run_records
 from cluster import SHARED, Cluster
-from faulty_storage import Deed, Fault, FaultyStorage
+from faulty_storage import Deed, FaultyStorage
 from oracle import Record
 from s3_server import ACCESS, S3Server
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.observe import metrics
 from elastic.report.download import readable
 from elastic.storage.remote import open_store
 from elastic.storage.store import ObjectNotFound
 from elastic.system.clock import SystemClock
 
-ORDERS = {
+FAULTS = {
     "answers 500": Deed.ERROR,
     "answers 503": Deed.SLOW_DOWN,
     "hangs": Deed.HANG,
-    "loses answers to commits": Deed.LOSE,
+    "loses answers": Deed.LOSE,
     "lists what was": Deed.STALE,
 }
 
 
 class SharedFolder:
     """url: for --run-dir. options: further options of every node. env: how nodes find the
-    storage. `events` are those of all nodes so far, by time, and `step` is the newest in their
-    metrics; `readable` is a context with the run as a folder.
+    storage.
     """
 
     url = f"{SHARED}/run"
     # A node that is silent for 2 s is evicted.
-    options = ("--keep-alive", "2")
-    env: dict[str, str] = {}  # noqa: RUF012 - never changed
+    options: tuple[str, ...] = ("--keep-alive", "2")
 
     def __init__(self, cluster: Cluster) -> None:
-        self._run = RunDir.parse(str(cluster.shared / "run"))
+        self._cluster = cluster
+        self.env: dict[str, str] = {}
 
     def events(self) -> list[Record]:
-        return run_records.events(self._run.events)
+        """Of all nodes so far, by time."""
+        found = [event for run in self._runs() for event in run_records.events(run / "events")]
+        return sorted(found, key=lambda event: float(event["time"]))
 
     def step(self) -> int:
-        return _step([self._run.metrics])
+        """The newest in the metrics of any node."""
+        paths = [path for run in self._runs() for path in run.rglob("*.jsonl") if "events" not in path.parts]
+        return max((int(line["step"]) for path in paths for line in run_records.lines(path)), default=0)
 
     @contextmanager
     def readable(self) -> Iterator[RunDir]:
-        yield self._run
+        """The run as a folder."""
+        yield RunDir.parse(str(self._cluster.shared / "run"))
+
+    def _runs(self) -> list[Path]:
+        return [self._cluster.shared / "run"]
 
 
-class ObjectStore:
+class ObjectStore(SharedFolder):
     """Nodes share nothing else. The keep-alive is the command's own default for object stores.
 
     The proxy listens on the machines' network only, at the address that this machine has there.
@@ -71,35 +76,34 @@ class ObjectStore:
     options = ()
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._server = cluster.enter_context(closing(S3Server(cluster.folder)))
         self._proxy = FaultyStorage(self._server.port, (str(cluster.gateway), 0))
         cluster.callback(self._proxy.close)
-        self._fault: Fault | None = None
         self.url = f"{self._server.bucket()}/run"
         self.env = ACCESS | {"AWS_ENDPOINT_URL": self._proxy.endpoint}
 
-    def order(self, how: str) -> None:
+    def fail(self, how: str) -> None:
         """In the words of scenario.py; applies to each request that starts after this returns."""
-        self._proxy.heal()
-        if how == "heals":
-            return
-        if how == "lists what was":
+        deed = FAULTS[how]
+        if deed is Deed.STALE:
             # The proxy repeats the last listing that it saw, so one is made now.
             with reached(self._proxy.endpoint):
                 list_commits(open_store(f"{self.url}/checkpoints"), SystemClock())
-        self._fault = self._proxy.fail(ORDERS[how], partial(_applies, ORDERS[how]))
+
+        def applies(method: str, path: str) -> bool:
+            if deed is Deed.LOSE:
+                return method == "PUT" and path.endswith("/COMMIT.json")
+            return deed is not Deed.STALE or "list-type" in path
+
+        self._fault = self._proxy.fail(deed, applies)
 
     def was_hit(self) -> bool:
-        """Whether the newest order has affected a request."""
-        return self._fault is not None and self._fault.struck > 0
+        """Whether the newest fault has affected a request."""
+        return self._fault.struck > 0
 
-    def events(self) -> list[Record]:
-        found = [event for run in self._runs() for event in run_records.events(run / "events")]
-        return sorted(found, key=lambda event: event["time"])
-
-    def step(self) -> int:
-        return _step([path for run in self._runs() for path in run.glob("metrics/*.jsonl")])
+    def heal(self) -> None:
+        self._proxy.heal()
 
     def uploaded_events(self) -> list[Record]:
         try:
@@ -127,9 +131,6 @@ class ObjectStore:
         return [path for node in self._cluster.nodes for path in self._cluster.scratch(node).glob("runs/*")]
 
 
-RunStorage = SharedFolder | ObjectStore
-
-
 @contextmanager
 def reached(endpoint: str) -> Iterator[None]:
     """Let this process find an object store by its environment, as the command does.
@@ -144,15 +145,3 @@ def reached(endpoint: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _applies(deed: Deed, method: str, path: str) -> bool:
-    """Whether an order affects a request, by its method, and its path with the query."""
-    if deed is Deed.LOSE:
-        return method == "PUT" and path.endswith("/COMMIT.json")
-    return deed is not Deed.STALE or "list-type" in path
-
-
-def _step(paths: Sequence[Path]) -> int:
-    newest = [line for path in paths if (line := metrics.newest(path)) is not None]
-    return max((line.step for line in newest), default=0)

@@ -4,7 +4,7 @@ This module has the language; `scenario_runner.py` carries the commands out. Set
 
     # The first comment is the scenario's title.
     options --snapshot-every 2      options of every node; {n1}, {etcd}: addresses
-    within 8s                       the longest time from a fault to the end of a new step [10 s]
+    within 8                        seconds at most from a fault to the end of a new step [10]
     memory 900                      MiB that a node may use before the kernel kills a process of it
     volume 16                       size of the run's folder in MiB
     disk 64                         the run's folder is a disk of its own, of as many MiB
@@ -22,13 +22,13 @@ Commands:
     open 10                         open the gate
     kill node of rank 0             inject a fault; see below
     until restored generation=2     wait for an event with these fields; node=n2: the second node
-    until the store has restored    the same, for events that were uploaded to the store
-    until the group knows 12        wait until the group has noted this checkpoint in the store, a
+    uploaded restored               the same, for events that were uploaded to the store
+    known 12                        wait until the group has noted this checkpoint in the store, a
                                     moment after its commit
-    until n2 says waiting           wait until a node has printed this text
+    says n2 waiting                 wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
     probe n1                        `elastic-train status`, executed in the pod, ends with 0
-    hold 5s                         how long a fault lasts, for example a pause
+    hold 5                          how many seconds a fault lasts, for example a pause
     release                         end pauses and cuts, repair the volume, revive killed members
     end 0 137                       wait until all nodes have ended, with these codes in any order
     > generation 1: 2 workers, start; restored step 0 from none
@@ -53,7 +53,7 @@ newest checkpoint` (one bit), `truncate newest checkpoint`.
 what was written to it by then; what still lay in the memory of its file system is lost.
 
 Faults of the object store, until `storage heals`, which first waits until a request was affected:
-`storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers to commits`,
+`storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers` (to commits),
 `storage lists what was` (listings stay as they are now).
 """
 
@@ -61,96 +61,64 @@ import re
 import shlex
 from dataclasses import dataclass
 
-NODE, NAME, GATE = r"n\d+", r"[en]\d+", r"(?:\d+|(?:meet|load)-\d+)"
-FIELDS = r"(?P<event>\w+)(?P<fields>(?: \w+=\S+)*)"
-COMMANDS = {
-    name: re.compile(pattern)
-    for name, pattern in {
-        "start": r"start (?P<nodes>\d+)(?P<options>(?: \S+)*)",
-        "again": rf"again (?P<node>{NODE})(?P<elsewhere> elsewhere)?",
-        "probe": rf"probe (?P<node>{NODE})",
-        "shut": rf"shut(?P<gates>(?: {GATE})+)",
-        "stands": rf"stands (?P<gate>{GATE})",
-        "open": rf"open (?P<gate>{GATE})",
-        "known": r"until the group knows (?P<step>\d+)",
-        "uploaded": rf"until the store has {FIELDS}",
-        "says": rf"until (?P<node>{NODE}) says (?P<text>.+)",
-        "until": rf"until {FIELDS}",
-        "ends": rf"ends (?P<node>{NODE}) (?P<code>\d+)",
-        "hold": r"hold (?P<seconds>\d+(?:\.\d+)?)s",
-        "release": r"release",
-        "end": r"end(?P<codes>(?: \d+)+)",
-        "cut_power": r"cut power",
-        "damage": r"(?P<fault>(?:fill|lock) volume|(?:flip|truncate) newest checkpoint)",
-        "order": r"storage (?P<how>answers 500|answers 503|hangs|loses answers to commits|lists what was|heals)",
-        "hit_workers": r"(?P<fault>kill|starve) workers? of ranks?(?P<ranks>(?: -?\d+)+)",
-        "hit_nodes": r"(?P<fault>kill|terminate|pause|cut|deafen|mute|unplug|jump|jump-back) "
-        rf"(?:every node|(?:node|member)s?(?P<names>(?: {NAME})+)|nodes? of ranks?(?P<ranks>(?: -?\d+)+))",
-    }.items()
-}
-NEEDS = {"uploaded": "store", "known": "store", "order": "store", "cut_power": "disk", "probe": "pods"}
+EVENT = r"\w+( \w+=\S+)*"
+FAULTS = "kill|terminate|pause|cut|deafen|mute|unplug|jump|jump-back"
+# The setting that a command needs, and all that it may be.
+COMMANDS = (
+    ("", r"start \d+( \S+)*"),
+    ("", r"again n\d+( elsewhere)?"),
+    ("", r"(shut|stands|open)( (\d+|(meet|load)-\d+))+"),
+    ("", rf"until {EVENT}|says n\d+ .+|ends n\d+ \d+|hold \d+(\.\d+)?|release|end( \d+)+"),
+    ("", rf"({FAULTS}) (every node|(node|member)s?( [en]\d+)+|nodes? of ranks?( \d+)+)"),
+    ("", r"(kill|starve) workers? of ranks?( -?\d+)+"),
+    ("", r"(fill|lock) volume|(flip|truncate) newest checkpoint"),
+    ("disk", r"cut power"),
+    ("pods", r"probe n\d+"),
+    ("store", rf"uploaded {EVENT}|known \d+"),
+    ("store", r"storage (answers 500|answers 503|hangs|loses answers|lists what was|heals)"),
+)
+SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store", "pods")
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """settings: `memory`, `volume` and `disk` in MiB, the number of `etcd`'s members, and 1 for
-    `store` and `pods`. commands: the name of each, and its words. expected: without their `>`.
-    """
+    """settings: by name, 1 where it has no number. commands: their words. expected: without `>`."""
 
     name: str
     title: str
     options: tuple[str, ...]
-    within_s: float
     settings: dict[str, int]
-    commands: tuple[tuple[str, dict[str, str]], ...]
+    commands: tuple[tuple[str, ...], ...]
     expected: tuple[str, ...]
 
     @property
-    def nodes(self) -> int:
-        """The number of nodes that the scenario starts in all."""
-        return sum(int(words["nodes"]) for name, words in self.commands if name == "start")
-
-    @property
-    def has_jumps(self) -> bool:
-        return any(words.get("fault", "").startswith("jump") for _, words in self.commands)
+    def nodes(self) -> list[str]:
+        """All that the scenario starts."""
+        count = sum(int(words[1]) for words in self.commands if words[0] == "start")
+        return [f"n{place}" for place in range(1, count + 1)]
 
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    title, within_s, expected = "", 10.0, []
-    options: list[str] = []
-    settings: dict[str, int] = {}
-    commands = []
+    titles, options, settings = [], list[str](), {"within": 10}
+    commands, expected = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
-        match word:
-            case "":
-                pass
-            case "#":
-                title = title or rest
-            case ">":
-                expected.append(rest)
-            case "options":
-                options = shlex.split(rest)
-            case "within":
-                within_s = float(rest.removesuffix("s"))
-            case "memory" | "volume" | "disk" | "etcd" | "store" | "pods":
-                settings[word] = int(rest or 1)
-            case _:
-                commands.append(_command(line.strip(), settings, f"{name}, line {number}"))
-    if not title or "start" not in dict(commands):
+        if word == "#":
+            titles.append(rest)
+        elif word == ">":
+            expected.append(rest)
+        elif word == "options":
+            options = shlex.split(rest)
+        elif word in SETTINGS:
+            settings[word] = int(rest or 1)
+        elif word:
+            if not any(re.fullmatch(form, line) for needs, form in COMMANDS if {needs} <= {"", *settings}):
+                raise ValueError(f"{name}, line {number}: expected a command of scenario.py, found {line!r}")
+            commands.append(tuple(line.split()))
+    if not titles or "start" not in {words[0] for words in commands}:
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
-    read = tuple(options), within_s, settings, tuple(commands), tuple(expected)
-    return Scenario(name, title, *read)
-
-
-def _command(line: str, settings: dict[str, int], where: str) -> tuple[str, dict[str, str]]:
-    for name, pattern in COMMANDS.items():
-        if found := pattern.fullmatch(line):
-            if (needed := NEEDS.get(name, "")) and needed not in settings:
-                raise ValueError(f"{where}: expected this below a line `{needed}`")
-            return name, {key: (word or "").strip() for key, word in found.groupdict().items()}
-    raise ValueError(f"{where}: expected a command of scenario.py, found {line!r}")
+    return Scenario(name, titles[0], tuple(options), settings, tuple(commands), tuple(expected))
 
 
 def rewritten(text: str, happened: list[str]) -> str:

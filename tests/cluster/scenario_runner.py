@@ -2,20 +2,21 @@
 once.
 
 Commands wait for events, never for a fixed time except `hold`. The runner does not judge: it
-returns the evidence. Each method `do_X` is the command X of scenario.py, with its words.
+returns the evidence. Each method `do_X` is a command whose first word is X, with its other words.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cluster import SCRATCH, SHARED, Cluster, Launch, WallClocks
+import gates
+import run_records
+from cluster import SCRATCH, SHARED, Cluster, Launch, Pods, WallClocks, give
 from etcd_servers import etcd_program
 from machines import ROOT
-from oracle import Evidence, Injection, Record, evidence, field, host, jump_of, on_this_clock, read_lines
-from pods import PodCluster
-from run_storage import ObjectStore, RunStorage, SharedFolder
+from oracle import Evidence, Injection, Record, evidence, host, jump_of, on_this_clock, read_lines
+from run_storage import ObjectStore, SharedFolder
 from scenario import Scenario
 from volume import Volume
 
@@ -38,8 +39,6 @@ _ENV = {
     "GLIBC_TUNABLES": MALLOC,
     "PYTHONHASHSEED": "0",
 }
-WAIT_LIMIT_S = 240.0
-POLL_S = 0.02
 CUTS = {"cut": ("INPUT", "OUTPUT"), "deafen": ("INPUT",), "mute": ("OUTPUT",)}
 
 
@@ -47,95 +46,81 @@ class ScenarioFailed(Exception):  # noqa: N818 - the text says what failed
     """A scenario could not be carried out as written."""
 
 
-class ScenarioRunner:
-    """One run of one scenario."""
+class ScenarioRunner(gates.Gates):
+    """One run of one scenario. `_releases`: what ends the faults that last."""
 
     def __init__(self, scenario: Scenario, cluster: Cluster) -> None:
-        self._scenario = scenario
-        self._cluster = cluster
-        self._members = [f"e{place}" for place in range(1, scenario.settings.get("etcd", 0) + 1)]
-        self._store = ObjectStore(cluster) if "store" in scenario.settings else None
-        self._storage: RunStorage = self._store or SharedFolder(cluster)
-        self._gates = cluster.shared / "gates"
-        self._clocks = WallClocks(cluster.shared) if scenario.has_jumps else None
+        settings = scenario.settings
+        self._scenario, self._cluster = scenario, cluster
+        self._members = [f"e{place}" for place in range(1, settings.get("etcd", 0) + 1)]
+        self._storage = ObjectStore(cluster) if "store" in settings else SharedFolder(cluster)
+        self._volume = None if "store" in settings else Volume(cluster, settings)
+        self.gates, self._samples = cluster.shared / "gates", cluster.shared / "samples"
+        for folder in (self.gates, self._samples):
+            give(folder)
+        has_jumps = any(words[0].startswith("jump") for words in scenario.commands)
+        self._clocks = WallClocks(cluster.shared) if has_jumps else None
         self._words: dict[str, list[str]] = {}
         self._injections: list[Injection] = []
         self._ended: list[Launch] = []
-        self._releases: list[Callable[[], object]] = []  # what ends the faults that last
-        self._volume: Volume | None = None
+        self._releases: list[Callable[[], object]] = []
 
     def run(self) -> Evidence:
-        """Raises ScenarioFailed if the scenario cannot be carried out to its end."""
-        scenario, cluster = self._scenario, self._cluster
-        for folder in (self._gates, cluster.shared / "samples"):
-            folder.mkdir()
-            folder.chmod(0o777)
-        if self._store is None:
-            sizes = scenario.settings
-            self._volume = Volume(cluster, volume_mib=sizes.get("volume"), disk_mib=sizes.get("disk"))
-        cluster.make(scenario.nodes)
-        if self._members:
-            self._start_etcd()
-        for name, words in scenario.commands:
-            getattr(self, f"do_{name}")(**words)
+        """Raises ScenarioFailed or TimeoutError if it cannot be carried out to its end."""
+        self._cluster.make(*self._scenario.nodes, memory_mib=self._scenario.settings.get("memory"))
+        self._start_etcd()
+        for verb, *words in self._scenario.commands:
+            getattr(self, f"do_{verb}", partial(self._fault, verb))(*words)
         self._check_clocks()
-        damaged = self._volume.damaged_steps if self._volume is not None else ()
+        damaged = () if self._volume is None else self._volume.damaged_steps
         with self._storage.readable() as run:
-            return evidence(run, cluster.shared / "samples", self._injections, damaged_steps=damaged)
+            return evidence(run, self._samples, self._injections, damaged_steps=damaged)
 
     # Starting.
 
-    def do_start(self, nodes: str, options: str) -> None:
+    def do_start(self, nodes: str, *options: str) -> None:
         # With --max-nodes equal to their number, the group starts when all nodes of this line are
         # there.
         filled = {
             "{n1}": str(self._cluster.address("n1")),
             "{etcd}": ",".join(f"{self._cluster.address(name)}:2379" for name in self._members),
         }
-        asked = [*self._storage.options, "--max-nodes", nodes, *self._scenario.options, *options.split()]
-        for key, value in filled.items():
-            asked = [word.replace(key, value) for word in asked]
+        asked = (*self._storage.options, "--max-nodes", nodes, *self._scenario.options, *options)
         for _ in range(int(nodes)):
             node = f"n{len(self._cluster.nodes) + 1}"
-            self._words[node] = [str(TINY), "--run-dir", self._storage.url, *STANDING, *asked]
-            self._begin(self._cluster.start, node)
+            whole = [str(TINY), "--run-dir", self._storage.url, *STANDING, *asked]
+            self._words[node] = [filled.get(word, word) for word in whole]
+            self._cluster.start(node, self._words[node], self._env(node))
 
-    def do_again(self, node: str, elsewhere: str) -> None:
-        if elsewhere:
-            assert isinstance(self._cluster, PodCluster)
-            self._cluster.move(node)
-        self._begin(self._cluster.start_again, node)
+    def do_again(self, node: str, *elsewhere: str) -> None:
+        self._cluster.again(node, self._words[node], self._env(node), elsewhere=bool(elsewhere))
 
-    def _begin(self, start: Callable[..., None], node: str) -> None:
-        clock = {} if self._clocks is None else self._clocks.env(node)
-        env = _ENV | self._storage.env | clock
-        start(node, self._words[node], env, is_cold=self._clocks is not None)
+    def _env(self, node: str) -> dict[str, str]:
+        return _ENV | self._storage.env | ({} if self._clocks is None else self._clocks.env(node))
 
     def _start_etcd(self) -> None:
         program = etcd_program()
         at = {name: f"http://{self._cluster.address(name)}" for name in self._members}
-        services = {
-            name: [
+        cluster = ",".join(f"{name}={url}:2380" for name, url in at.items())
+        for name, url in at.items():
+            words = (
                 *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
                 # Kept when the case fails. Only this logger writes to a file; etcd 3.4 has
                 # another one by default.
                 *("--logger", "zap", "--log-outputs", f"{SCRATCH}/etcd.log"),
                 *("--listen-client-urls", f"{url}:2379", "--advertise-client-urls", f"{url}:2379"),
                 *("--listen-peer-urls", f"{url}:2380", "--initial-advertise-peer-urls", f"{url}:2380"),
-                *("--initial-cluster", ",".join(f"{name}={url}:2380" for name, url in at.items())),
-            ]
-            for name, url in at.items()
-        }
-        self._cluster.serve(services, programs=(program,))
+                *("--initial-cluster", cluster),
+            )
+            self._cluster.make(name, words=words, programs=(program,))
 
     # Gates and waits.
 
-    def do_shut(self, gates: str) -> None:
-        for gate in gates.split():
-            (self._gates / f"gate-{gate}").touch()
+    def do_shut(self, *names: str) -> None:
+        self.shut(*names)
 
-    def do_open(self, gate: str) -> None:
-        (self._gates / f"go-{gate}").touch()
+    def do_open(self, name: str) -> None:
+        self.open(name)
 
     def do_stands(self, gate: str) -> None:
         self._wait_for(lambda: self._stands(gate), f"all ranks to stand before {gate}")
@@ -144,114 +129,110 @@ class ScenarioRunner:
         start = self._newest()
         if start is None or self._events("generation_ended", generation=start["generation"]):
             return False
-        # A file that an older generation wrote does not count.
-        paths = [self._gates / f"at-{gate}-rank{rank}" for rank in range(start["world_size"])]
-        return all(path.exists() and path.stat().st_mtime >= start["time"] for path in paths)
+        return self.stand(gate, start["world_size"], since=start["time"])
 
-    def do_until(self, event: str, fields: str) -> None:
+    def do_until(self, event: str, *fields: str) -> None:
         self._wait_for(lambda: self._events(event, **_values(fields)), f"{event} {fields}")
 
-    def do_uploaded(self, event: str, fields: str) -> None:
-        store, wanted = self._of_store(), _values(fields)
-        self._wait_for(lambda: _matching(store.uploaded_events(), event, wanted), f"{event} {fields}")
+    def do_uploaded(self, event: str, *fields: str) -> None:
+        there = self._of_store().uploaded_events
+        self._wait_for(lambda: run_records.matching(there(), event, **_values(fields)), event)
 
     def do_known(self, step: str) -> None:
-        store = self._of_store()
-        self._wait_for(lambda: store.committed_step() >= int(step), f"the group to know step {step}")
+        there = self._of_store().committed_step
+        self._wait_for(lambda: there() >= int(step), f"the group to know step {step}")
 
-    def do_says(self, node: str, text: str) -> None:
+    def do_says(self, node: str, *words: str) -> None:
+        text = " ".join(words)
         self._wait_for(lambda: text in self._cluster.printed(node), f"{node} to say {text!r}")
 
     def do_hold(self, seconds: str) -> None:
         time.sleep(float(seconds))
 
     def do_probe(self, node: str) -> None:
-        assert isinstance(self._cluster, PodCluster)
+        assert isinstance(self._cluster, Pods)
         self._cluster.execute(node, "status", self._storage.url)
 
     def do_ends(self, node: str, code: str) -> None:
-        launch = self._cluster.newest_launch(node)
-        (found,) = self._cluster.wait([launch])
-        self._ended.append(launch)
-        if found != int(code):
-            printed = self._cluster.printed(node)[-2000:]
-            raise ScenarioFailed(f"expected {node} to end with {code}, found {found}: {printed}")
+        self._end([self._cluster.newest_launch(node)], code)
 
-    def do_end(self, codes: str) -> None:
-        launches = [each for each in self._cluster.launches if each not in self._ended]
-        found = self._cluster.wait(launches)
+    def do_end(self, *codes: str) -> None:
+        self._end([each for each in self._cluster.launches if each not in self._ended], *codes)
+
+    def _end(self, launches: Sequence[Launch], *codes: str) -> None:
+        found = self._cluster.wait(*launches)
         self._ended += launches
-        if sorted(found) != sorted(map(int, codes.split())):
-            by_node = {launch.node: code for launch, code in zip(launches, found, strict=True)}
-            raise ScenarioFailed(f"expected the exit codes {codes}, found {by_node}")
+        if sorted(found) != sorted(map(int, codes)):
+            ends = [
+                f"{launch.node} with {code}: {self._cluster.printed(launch.node)[-900:]}"
+                for launch, code in zip(launches, found, strict=True)
+            ]
+            raise ScenarioFailed(f"expected the exit codes {codes}, found {ends}")
 
-    # Faults.
+    # Faults: what has no method above.
 
-    def do_hit_nodes(self, fault: str, names: str, ranks: str) -> None:
+    def _fault(self, verb: str, *words: str) -> None:
         cluster, machines = self._cluster, self._cluster.machines
-        hit = names.split() or (self._nodes(ranks) if ranks else cluster.running())
+        ranks = [int(word) for word in words if word.removeprefix("-").isdecimal()]
+        workers = self._workers(ranks)
+        hit = [word for word in words if word[0] in "en" and word[1:].isdecimal()] or [
+            host(worker) for worker in workers
+        ]
+        hit = list(dict.fromkeys(hit)) or cluster.running()
         self._note_fault()
-        match fault:
+        match verb:
+            case "kill" if words[0].startswith("worker"):
+                for rank in ranks:
+                    self._wait_for(partial(self._kills, rank), f"a worker of rank {rank}")
+            case "starve":
+                for worker in workers:
+                    asked = self.gates / f"starve-rank{worker['rank']}"
+                    asked.touch()
+                    asked.chmod(0o666)
             case "kill":
                 machines.kill(*hit)
-                members = [name for name in hit if name in self._members]
-                self._releases += [partial(machines.revive, *members)] if members else []
+                self._releases += [partial(machines.revive, name) for name in hit if name in self._members]
             case "terminate":
                 cluster.terminate(*hit)
             case "pause":
                 machines.pause(*hit)
                 self._releases.append(partial(machines.unpause, *hit))
+            case "cut" if words == ("power",):  # `again` finds what the disk has then
+                machines.kill(*hit)
+                self._of_folder().cut_power()
             case "cut" | "deafen" | "mute":
                 for name in hit:
-                    cluster.cut(name, *CUTS[fault])
+                    cluster.cut(name, *CUTS[verb])
                 self._releases += [partial(cluster.heal, name) for name in hit]
             case "unplug":
                 for name in hit:
                     machines.unplug(name)
                 self._releases += [partial(machines.plug, name) for name in hit]
-            case _:  # jump, jump-back
+            case "jump" | "jump-back":
                 assert self._clocks is not None
                 for name in hit:
-                    self._clocks.jump(name, fault)
+                    self._clocks.jump(name, verb)
+            case _:
+                self._of_folder().damage(verb)
 
-    def do_hit_workers(self, fault: str, ranks: str) -> None:
-        workers = self._workers(ranks)
-        self._note_fault()
-        for rank, worker in zip(ranks.split(), workers, strict=True):
-            if fault == "starve":
-                asked = self._gates / f"starve-rank{worker['rank']}"
-                asked.touch()
-                asked.chmod(0o666)
-            else:
-                self._wait_for(partial(self._kills, rank), f"a worker of rank {rank}")
-
-    def _kills(self, rank: str) -> bool:
+    def _kills(self, rank: int) -> bool:
         """Kill this rank's worker; False if it has ended, and the next generation is to come."""
-        (worker,) = self._workers(rank)
+        (worker,) = self._workers([rank])
         try:
-            self._cluster.kill_process(host(worker), int(worker["pid"]))
+            self._cluster.machines.inside(host(worker), ["pid"], "sh", "-c", f"kill -KILL {worker['pid']}")
         except RuntimeError:
             return False
         return True
 
-    def do_damage(self, fault: str) -> None:
-        self._note_fault()
-        self._of_folder().damage(fault)
-
-    def do_cut_power(self) -> None:
-        """`again` finds what the disk has then."""
-        self._note_fault()
-        self._cluster.machines.kill(*self._cluster.running())
-        self._of_folder().cut_power()
-
-    def do_order(self, how: str) -> None:
+    def do_storage(self, *words: str) -> None:
         store = self._of_store()
-        if how == "heals":
+        if words == ("heals",):
             # A fault that affects no request proves nothing.
             self._wait_for(store.was_hit, "a request that the store's fault affects")
+            store.heal()
         else:
             self._note_fault()
-        store.order(how)
+            store.fail(" ".join(words))
 
     def do_release(self) -> None:
         for release in self._releases:
@@ -266,31 +247,29 @@ class ScenarioRunner:
         self._injections.append(Injection(time=time.time(), step=self._storage.step(), generation=generation))
 
     def _of_store(self) -> ObjectStore:
-        assert self._store is not None
-        return self._store
+        assert isinstance(self._storage, ObjectStore)
+        return self._storage
 
     def _of_folder(self) -> Volume:
         assert self._volume is not None
         return self._volume
 
-    # Nodes and workers.
+    # What happened.
 
-    def _nodes(self, ranks: str) -> list[str]:
-        return list(dict.fromkeys(host(worker) for worker in self._workers(ranks)))
-
-    def _workers(self, ranks: str) -> list[Record]:
+    def _workers(self, ranks: Sequence[int]) -> list[Record]:
         """The `worker_started` events of these ranks of the newest generation, in their order."""
 
-        def workers_of_ranks() -> list[Record] | None:
+        def workers_of_ranks() -> list[Record]:
             start = self._newest()
             if start is None:
-                return None
+                return []
             there = self._events("worker_started", generation=start["generation"])
             by_rank = {event["rank"]: event for event in there}
-            wanted = [rank if rank >= 0 else start["world_size"] + rank for rank in map(int, ranks.split())]
-            return [by_rank[rank] for rank in wanted] if by_rank.keys() >= set(wanted) else None
+            wanted = [rank if rank >= 0 else start["world_size"] + rank for rank in ranks]
+            return [by_rank[rank] for rank in wanted] if by_rank.keys() >= set(wanted) else []
 
-        return list(self._wait_for(workers_of_ranks, f"workers of ranks {ranks}"))
+        found = self._wait_for(workers_of_ranks, f"workers of ranks {ranks}") if ranks else []
+        return list(found)
 
     def _check_clocks(self) -> None:
         """Raises ScenarioFailed if a clock did not jump: then the scenario proves nothing.
@@ -299,7 +278,7 @@ class ScenarioRunner:
         node may die before its next step.
         """
         now, jumps = time.time(), {} if self._clocks is None else self._clocks.jumps
-        steps = read_lines(self._cluster.shared / "samples") if self._scenario.expected else []
+        steps = read_lines(self._samples) if self._scenario.expected else []
         seen = {(host(step), jump_of(step["time"], now)) for step in steps}
         expected = {(node, jump) for node, found in jumps.items() for jump in found}
         if steps and expected - seen:
@@ -309,28 +288,15 @@ class ScenarioRunner:
         return next(reversed(self._events("generation_started")), None)
 
     def _events(self, name: str, **fields: Any) -> list[Record]:
-        return _matching(on_this_clock(self._storage.events()), name, fields)
+        """`node` is the name of a machine."""
+        there = [event | {"node": host(event)} for event in on_this_clock(self._storage.events())]
+        return run_records.matching(there, name, **fields)
 
     def _wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """The first true value of `condition`.
-
-        Raises ScenarioFailed when all nodes have ended, and after WAIT_LIMIT_S.
-        """
-        deadline = time.monotonic() + WAIT_LIMIT_S
-        while not (value := condition()):
-            if not self._cluster.running() and not condition():
-                raise ScenarioFailed(f"expected {what}, but all nodes have ended")
-            if time.monotonic() > deadline:
-                raise ScenarioFailed(f"expected {what} within {WAIT_LIMIT_S:.0f} s, found none")
-            time.sleep(POLL_S)
-        return value
+        """Raises TimeoutError, also when all nodes have ended."""
+        return gates.wait_for(condition, what, lambda: not self._cluster.running())
 
 
-def _values(fields: str) -> dict[str, int | str]:
-    pairs = (pair.split("=", maxsplit=1) for pair in fields.split())
+def _values(fields: Sequence[str]) -> dict[str, int | str]:
+    pairs = (pair.split("=", maxsplit=1) for pair in fields)
     return {key: int(value) if value.isdecimal() else value for key, value in pairs}
-
-
-def _matching(events: list[Record], name: str, fields: dict[str, Any]) -> list[Record]:
-    found = [event for event in events if event["event"] == name]
-    return [event for event in found if all(field(event, key) == value for key, value in fields.items())]

@@ -23,7 +23,6 @@ from elastic.system.processes import adopt_orphans, children, die_with_parent, k
 
 TEMPORARY = Path(tempfile.gettempdir())  # outside of the run's folder
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CGROUPS = Path("/sys/fs/cgroup")
 KINDS = {  # of what an engine keeps: how to list it, how to remove it
     "ps --all": "rm --force --volumes",
     "network ls": "network rm",
@@ -90,7 +89,7 @@ def _ended(child: int) -> int | None:
 
 
 def sweep(name: str) -> None:
-    """Remove all containers, networks, volumes, links and control groups of this name.
+    """Remove all containers, networks, volumes and links of this name.
 
     A command that was killed may have asked the engine for something that is there only a moment
     later, so it looks until nothing is there, and once more.
@@ -112,9 +111,6 @@ def sweep(name: str) -> None:
     for line in _output("ip", "-brief", "link").splitlines():
         if line.startswith(f"el{name}"):
             _output("ip", "link", "delete", line.split()[0].partition("@")[0])
-    for group in [*CGROUPS.glob(f"el{name}*"), *CGROUPS.glob(f"memory/el{name}*")]:
-        with suppress(OSError):
-            group.rmdir()
 
 
 def _stop_engine() -> None:

@@ -9,10 +9,11 @@ everything is lost.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cluster import SHARED, Cluster
+from cluster import SHARED, Cluster, give
 from machines import command
 
 RUN, ASIDE = f"{SHARED}/run", "/mnt/aside"
@@ -25,63 +26,53 @@ FILLER_BYTES = 2**16
 class Volume:
     """The folder of the run, as all nodes see it. Methods raise RuntimeError."""
 
-    def __init__(self, cluster: Cluster, *, volume_mib: int | None, disk_mib: int | None) -> None:
+    def __init__(self, cluster: Cluster, settings: Mapping[str, int]) -> None:
         self._cluster = cluster
         self._run = cluster.shared / "run"
         self._filler = self._run / "filler"
+        self._image = cluster.folder / "disk"
         self._locked: list[str] = []
-        self._cuts = 0
         self.damaged_steps: set[int] = set()
-        if volume_mib is not None:
-            command("mount", "-t", "tmpfs", "-o", f"size={volume_mib}m", "tmpfs", str(self._run))
-        if disk_mib is not None:
-            with self._image.open("xb") as file:
-                file.truncate(disk_mib * 2**20)
+        if size_mib := settings.get("volume"):
+            command("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(self._run))
+        if size_mib := settings.get("disk"):
+            command("truncate", f"--size={size_mib}M", str(self._image))
             command("mkfs.ext4", "-q", "-m", "0", str(self._image))
-            self._mount()
+            command("mount", "-o", OPTIONS, str(self._image), str(self._run))
             (self._run / "lost+found").rmdir()
-        cluster.give(self._run)
-        if disk_mib is not None:
-            command("sync", "--file-system", str(self._run))
+        give(self._run)
+        command("sync", "--file-system", str(self._run))
 
     def damage(self, fault: str) -> None:
         match fault:
-            case "fill volume":
+            case "fill":
                 # To the last byte: a tmpfs counts whole pages, and a write fails once none is left.
                 with self._filler.open("wb", buffering=0) as file, suppress(OSError):
                     while True:
                         file.write(b"x" * FILLER_BYTES)
-            case "lock volume":
+            case "lock":
                 self._lock()
-            case "flip newest checkpoint":
+            case "flip":
                 with self._newest().open("r+b") as file:
                     place = os.fstat(file.fileno()).st_size // 2
                     (byte,) = os.pread(file.fileno(), 1, place)
                     os.pwrite(file.fileno(), bytes([byte ^ 1]), place)
-            case _:  # truncate newest checkpoint
+            case _:  # truncate
                 newest = self._newest()
                 os.truncate(newest, newest.stat().st_size // 2)
 
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)
         for node in self._locked:
-            self._cluster.inside(node, ["mount", "pid"], "umount", "--lazy", RUN)
+            self._cluster.machines.inside(node, ["mount", "pid"], "umount", "--lazy", RUN)
         self._locked = []
 
     def cut_power(self) -> None:
         """No process may use the disk any more; its last writes may still be in memory."""
-        before = self._image
-        self._cuts += 1
+        before, self._image = self._image, self._image.with_name(f"{self._image.name}-cut")
         # The copy comes before `umount`, which would write what is to be lost.
         command("cp", "--sparse=always", str(before), str(self._image))
         command("umount", "--lazy", str(self._run))
-        self._mount()
-
-    @property
-    def _image(self) -> Path:
-        return self._cluster.folder / f"disk-{self._cuts}"
-
-    def _mount(self) -> None:
         command("mount", "-o", OPTIONS, str(self._image), str(self._run))
 
     def _lock(self) -> None:
@@ -89,18 +80,13 @@ class Volume:
 
         A file that was open before can still be written, as on a server that accepts no new files.
         """
-        for node in self._cluster.running():
-            # The mount is made read-only elsewhere and then put in place: in the folder itself, a
-            # node could open a file for writing between the two steps, and the mount would be busy.
-            for words in (
-                ("mkdir", "-p", ASIDE),
-                ("mount", "--bind", RUN, ASIDE),
-                ("mount", "-o", "remount,bind,ro", ASIDE),
-                ("mount", "--bind", ASIDE, RUN),
-                ("umount", ASIDE),
-            ):
-                self._cluster.inside(node, ["mount", "pid"], *words)
-            self._locked.append(node)
+        # The mount is made read-only elsewhere and then put in place: in the folder itself, a node
+        # could open a file for writing between the two steps, and the mount would be busy.
+        aside = f"mkdir -p {ASIDE}; mount --bind {RUN} {ASIDE}; mount -o remount,bind,ro {ASIDE}"
+        words = ("sh", "-ec", f"{aside}; mount --bind {ASIDE} {RUN}; umount {ASIDE}")
+        self._locked = self._cluster.running()
+        for node in self._locked:
+            self._cluster.machines.inside(node, ["mount", "pid"], *words)
 
     def _newest(self) -> Path:
         record = max(self._run.glob("checkpoints/*/COMMIT.json"))

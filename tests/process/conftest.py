@@ -21,6 +21,7 @@ from typing import IO, Any
 import pytest
 import run_records
 import torch.distributed.run
+from gates import PATIENCE_S, Gates, wait_for
 
 from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
 from elastic.cli import main
@@ -31,24 +32,11 @@ from elastic.uploader.protocol import UploaderConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
-PATIENCE_S = 240.0
 UPLOADER = "elastic.uploader.main"
 AGENT = Path(__file__).parent / "agent.py"
 TORCHRUN = Path(torch.distributed.run.__file__)
 
 Record = dict[str, Any]
-
-
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for an event: the first true value of `condition`.
-
-    The limit is far beyond what any machine needs.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain for {what}"
-        time.sleep(0.02)
-    return value
 
 
 class ForkedAgent:
@@ -94,7 +82,7 @@ class Agent:
     def pid(self) -> int:
         """Of the agent itself; `process` is its supervisor."""
         if self._pid is None:
-            self._pid = eventually(self._found, "the agent of a supervisor")
+            self._pid = wait_for(self._found, "the agent of a supervisor")
         return self._pid
 
     def _found(self) -> int | None:
@@ -134,7 +122,7 @@ def without_rehearsals(words: list[str]) -> list[str]:
     return [*words[:place], "--rehearse", "off", *words[place:]]
 
 
-class Drill:
+class Drill(Gates):
     """One run directory, and everything that a test does to it."""
 
     def __init__(self, folder: Path, fork_server: ForkServerClient) -> None:
@@ -230,44 +218,27 @@ class Drill:
         self.agents.append(Agent(process, printed, is_supervised=is_supervised))
         return self.agents[-1]
 
-    # Gates: the run provably stands before a step until the test lets it go on.
-
-    def shut(self, *steps: int) -> None:
-        for step in steps:
-            (self.gates / f"gate-{step}").touch()
-
-    def stands(self, step: int, ranks: int) -> None:
-        """Wait until all ranks stand before this step."""
-        waiting = [self.gates / f"at-{step}-rank{rank}" for rank in range(ranks)]
-        self.waits_for(lambda: all(path.exists() for path in waiting), f"{ranks} ranks at step {step}")
-
-    def open(self, step: int) -> None:
-        (self.gates / f"go-{step}").touch()
-
     # What happened.
 
+    def stands(self, step: int | str, ranks: int) -> None:
+        """Wait until all ranks stand before this step."""
+        self.waits_for(lambda: self.stand(step, ranks), f"{ranks} ranks at step {step}")
+
     def waits_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """`eventually`, but fail at once when all agents have exited: the event cannot come any
-        more.
-        """
-
-        def there() -> Any:
-            if value := condition():
-                return value
-            if all(agent.process.poll() is not None for agent in self.agents):
-                # Once more: it may have happened just before the last one ended.
-                assert condition(), f"all agents ended without {what}:\n{self.output}"
-            return condition()
-
-        return eventually(there, what)
+        """Fail at once when all agents have exited: the event cannot come any more."""
+        try:
+            return wait_for(
+                condition, what, lambda: all(each.process.poll() is not None for each in self.agents)
+            )
+        except TimeoutError as error:
+            raise AssertionError(f"{error}:\n{self.output}") from error
 
     def happens(self, name: str, **fields: Any) -> Record:
         """Wait for an event with these fields; returns the first."""
         return self.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")
 
     def events(self, name: str, **fields: Any) -> list[Record]:
-        found = [event for event in run_records.events(self.run.events) if event["event"] == name]
-        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+        return run_records.matching(run_records.events(self.run.events), name, **fields)
 
     def values(self, name: str, *fields: str, **where: Any) -> list[tuple[Any, ...]]:
         """Some fields of each of these events, by time."""
@@ -382,7 +353,7 @@ class Drill:
         return [pid for pid in _processes() if _folder(pid) == self.folder and pid != os.getpid()]
 
     def all_are_gone(self) -> None:
-        eventually(lambda: not self.alive(), "the end of all processes")
+        wait_for(lambda: not self.alive(), "the end of all processes")
 
     def close(self) -> list[int]:
         """End everything; returns the processes that outlived their agents."""
@@ -392,7 +363,7 @@ class Drill:
                 agent.process.wait()
         try:
             self.all_are_gone()
-        except AssertionError:
+        except TimeoutError:
             survivors = self.alive()
             for pid in survivors:
                 os.kill(pid, signal.SIGKILL)

@@ -43,10 +43,8 @@ class Machines:
     def events(self, name, **fields):
         """All events that the machines have written so far."""
         folders = [path for machine in self._machines for path in machine.folder.glob("runs/*/events")]
-        found = [
-            event for folder in folders for event in run_records.events(folder) if event["event"] == name
-        ]
-        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+        found = [event for folder in folders for event in run_records.events(folder)]
+        return run_records.matching(found, name, **fields)
 
     def happens(self, name, **fields):
         return self.all.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")

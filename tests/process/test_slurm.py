@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from slurm import wait_for
+from gates import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
 
-PATIENCE_S = 120.0
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 COMMANDS = {
     # The step stands until the test writes its exit code.
@@ -54,7 +53,7 @@ class Job:
         env = os.environ | variables | dict(user) | {"PATH": f"{folder}:{os.environ['PATH']}"}
         with (folder / "output").open("w") as output:
             self.process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, stdout=output)
-        wait_for(self.calls, "the step to start", PATIENCE_S)
+        wait_for(self.calls, "the step to start")
 
     def calls(self) -> list[str]:
         path = self.folder / "calls"
@@ -131,7 +130,7 @@ def test_usr1_asks_all_agents_to_leave(start):
     job = start(**FILTERS)
     for count in (1, 2):
         job.process.send_signal(signal.SIGUSR1)
-        wait_for(lambda count=count: len(job.calls()) == 1 + count, "scancel", PATIENCE_S)
+        wait_for(lambda count=count: len(job.calls()) == 1 + count, "scancel")
 
     job.process.send_signal(signal.SIGTERM)
     assert job.ends(75) == 75
@@ -142,7 +141,7 @@ def test_usr1_asks_all_agents_to_leave(start):
 def test_a_time_limit_that_leaves_no_time_to_train_is_said(start, left, is_short):
     job = start(left=left)
     if is_short:
-        wait_for(lambda: f"the time limit is {left} away" in job.output(), "a line", PATIENCE_S)
+        wait_for(lambda: f"the time limit is {left} away" in job.output(), "a line")
     job.ends(0)
 
     assert ("give a --time of ten minutes or more" in job.output()) is is_short

@@ -4,22 +4,24 @@ Scenarios wait for events and for states of jobs, never for a time. The recipe s
 gate until the scenario opens it, so a fault strikes a run that provably trains.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import run_records
-from slurm import Slurm, wait_for
+from gates import Gates, wait_for
+from slurm import POLL_S, Slurm
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 SCRIPTS = ROOT / "deploy" / "slurm"
-PATIENCE_S = 240.0
+
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class JobRun:
+@dataclass
+class JobRun(Gates):
     """folder: holds the run directory, the gates and what the jobs print."""
 
     slurm: Slurm
@@ -27,15 +29,8 @@ class JobRun:
     jobs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.gates, self.url = self.folder / "gates", self.folder / "run"
         self.gates.mkdir(parents=True)
-
-    @property
-    def gates(self) -> Path:
-        return self.folder / "gates"
-
-    @property
-    def url(self) -> Path:
-        return self.folder / "run"
 
     def submit(
         self, script: str, *words: str, options: tuple[str, ...] = (), user: Mapping[str, str] | None = None
@@ -49,35 +44,25 @@ class JobRun:
         self.jobs.append(job)
         return job
 
-    # Gates.
-
-    def shut(self, *steps: int) -> None:
-        for step in steps:
-            (self.gates / f"gate-{step}").touch()
-
-    def open(self, step: int) -> None:
-        (self.gates / f"go-{step}").touch()
-
-    def stands(self, step: int, ranks: int) -> None:
-        waiting = [self.gates / f"at-{step}-rank{rank}" for rank in range(ranks)]
-        self.wait_for(lambda: all(path.exists() for path in waiting), f"{ranks} ranks at step {step}")
-
     # What happens.
 
-    def wait_for(self, condition: Any, what: str) -> Any:
-        return wait_for(condition, what, PATIENCE_S)
+    def stands(self, step: int, ranks: int) -> None:
+        self.wait_for(lambda: self.stand(step, ranks), f"{ranks} ranks at step {step}")
+
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
+        return wait_for(condition, what, poll_s=POLL_S)
 
     def events(self, name: str, **fields: Any) -> list[run_records.Record]:
-        found = [event for event in run_records.events(self.url / "events") if event["event"] == name]
-        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+        return run_records.matching(run_records.events(self.url / "events"), name, **fields)
 
     def happens(self, name: str, count: int = 1, **fields: Any) -> run_records.Record:
         """The first of these events, once there are so many."""
-        found = self.wait_for(
-            lambda: len(each := self.events(name, **fields)) >= count and each, f"{name} {fields}"
-        )
-        first: run_records.Record = found[0]
-        return first
+
+        def there() -> list[run_records.Record]:
+            found = self.events(name, **fields)
+            return found if len(found) >= count else []
+
+        return self.wait_for(there, f"{name} {fields}")[0]
 
     def hosts(self) -> list[str]:
         """Slurm's names of the nodes on which agents have begun to meet the others."""

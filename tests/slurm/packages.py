@@ -9,39 +9,24 @@ from pathlib import Path
 import apt
 
 PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "libmunge2",
-    "libhwloc15",
-    "libnuma1",
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+    *("libmunge2", "libhwloc15", "libnuma1"),
 )
-COMMANDS = {
-    "sbatch": "bin/sbatch",
-    "srun": "bin/srun",
-    "scancel": "bin/scancel",
-    "scontrol": "bin/scontrol",
-    "sinfo": "bin/sinfo",
-    "squeue": "bin/squeue",
-    "slurmctld": "sbin/slurmctld-wlm",
-    "slurmd": "sbin/slurmd-wlm",
-    "slurmstepd": "sbin/slurmstepd-wlm",
-}
 
 
 def write_commands(usr: Path, folder: Path, configuration: Path) -> None:
     """Put a script for each command into this folder. Raises NotAvailable where none can run."""
     folder.mkdir()
     libraries = sorted({str(path.parent) for path in (usr / "lib").rglob("*.so*")})
-    for name, place in COMMANDS.items():
+    for program in (*usr.glob("bin/*"), *usr.glob("sbin/*")):
         words = [
             "#!/bin/sh",
             f"export SLURM_CONF='{configuration}' LD_LIBRARY_PATH='{':'.join(libraries)}'",
-            f"exec '{usr / place}' \"$@\"",
+            f"exec '{program}' \"$@\"",
         ]
-        (folder / name).write_text("\n".join(words) + "\n")
-        (folder / name).chmod(0o755)
+        command = folder / program.name.removesuffix("-wlm")  # of the distribution's workload manager
+        command.write_text("\n".join(words) + "\n")
+        command.chmod(0o755)
     apt.run(str(folder / "slurmctld"), "-V")
 
 

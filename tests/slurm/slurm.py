@@ -10,20 +10,16 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import apt
+from gates import wait_for
 from packages import PACKAGES, plugins, write_commands
 
 TEMPLATE = Path(__file__).with_name("slurm.conf")
 NODES = 8
 START_S, COMMAND_S, POLL_S = 60.0, 60.0, 0.25
-
-T = TypeVar("T")
 
 
 class Slurm:
@@ -82,16 +78,6 @@ class Slurm:
         self.call("scontrol", "reconfigure")
 
 
-def wait_for(condition: Callable[[], T], what: str, within_s: float) -> T:
-    """The first true value of `condition`. Raises TimeoutError."""
-    deadline_s = time.monotonic() + within_s
-    while not (value := condition()):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"waited {within_s:.0f} s in vain for {what}")
-        time.sleep(POLL_S)
-    return value
-
-
 def slurm(folder: Path) -> Slurm:
     """A running Slurm in this folder, with all nodes idle. Raises NotAvailable."""
     (folder / "packages").mkdir(parents=True)
@@ -114,7 +100,7 @@ def slurm(folder: Path) -> Slurm:
         return False
 
     try:
-        wait_for(are_idle, "Slurm's nodes to be idle", START_S)
+        wait_for(are_idle, "Slurm's nodes to be idle", within_s=START_S, poll_s=POLL_S)
     except TimeoutError as error:
         logs = [line for path in sorted(folder.glob("*.log")) for line in path.read_text().splitlines()[-3:]]
         raise apt.NotAvailable("\n".join([f"{error}:", *logs])) from error

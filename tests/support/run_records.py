@@ -27,3 +27,9 @@ def events(folder: Path) -> list[Record]:
     """Of all nodes, by time."""
     found = [record for path in sorted(folder.glob("*.jsonl")) for record in lines(path)]
     return sorted(found, key=lambda record: float(record["time"]))
+
+
+def matching(records: list[Record], name: str, /, **fields: Any) -> list[Record]:
+    """The events of this name with these fields."""
+    found = [record for record in records if record["event"] == name]
+    return [record for record in found if all(record.get(key) == value for key, value in fields.items())]
