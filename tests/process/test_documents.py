@@ -1,5 +1,8 @@
-"""What users copy is exact: each script of examples/, and the ported one of docs/porting.md."""
+"""The code that users copy is what it says: each script of examples/, the ported one of
+docs/porting.md, and that of docs/rules.md, whose wrong code is found.
+"""
 
+import ast
 import csv
 import json
 import re
@@ -34,18 +37,42 @@ def log(record, step):
 """
 
 
-@pytest.mark.parametrize("source", [GUIDE, *EXAMPLES], ids=lambda path: path.stem)
-def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(source, drills, tmp_path):
-    """Two workers, one of which is killed in its seventh step, end as one calm worker does. What
-    comes of it begins the fine-tuning, as the head of that example says.
+RULES = (ROOT / "docs" / "rules.md").read_text()
+BLOCK = re.compile(r"^```python (header|right|wrong: [\w ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+REHEARSE = ("--rehearse", "8")  # by `auto` none comes where a start takes over five seconds
+
+
+def codes(kind: str) -> list[tuple[str, str]]:
+    """(rest of the mark, whole script) of the blocks of a kind in the rules."""
+    blocks = BLOCK.findall(RULES)
+    header = next(code for mark, code in blocks if mark == "header")
+    return [
+        (mark.partition(": ")[2], code if "elastic.start" in code else header + code)
+        for mark, code in blocks
+        if mark.startswith(kind)
+    ]
+
+
+EXACT = {path.stem: path.read_text() for path in EXAMPLES} | {"porting": PORTED.findall(GUIDE.read_text())[0]}
+EXACT |= {f"rules-{place}": code for place, (_, code) in enumerate(codes("right"))}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return tmp_path / "recipe.py"
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_code_of_the_documents_is_exact_where_a_worker_dies(name, drills, recipe, tmp_path):
+    """Two workers, one of which is killed in its seventh step, end as one calm worker does, which
+    is rehearsed for the rules. What comes of the classification begins the fine-tuning, as the head
+    of that example says.
     """
-    text = source.read_text()
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(PORTED.findall(text)[0] if source == GUIDE else text)
+    recipe.write_text(EXACT[name])
     calm, stormy = drills(tmp_path / "calm"), drills(tmp_path / "stormy")
     faults = ("--snapshot-every", "1", "--faults", "step 7 rank 1 backward: kill")
     agents = [
-        calm.start(recipe=recipe),
+        calm.start(*(REHEARSE if name.startswith("rules") else ()), recipe=recipe),
         stormy.start("--nproc-per-node", "2", *faults, recipe=recipe),
     ]
     for agent in agents:
@@ -54,22 +81,23 @@ def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(source, drills, 
     assert len(stormy.events("fault_injected")) == 1
     (expected,), (found,) = (each.values("run_finished", "steps", "digest") for each in (calm, stormy))
     assert found == expected
-    if source.stem == "tracker":
+    if name.startswith("rules"):
+        assert set(calm.values("rehearsed", "verdict")) == {("alike",)}
+    if name == "tracker":
         with (stormy.run.local / "steps.csv").open(newline="") as table:
             steps = [int(step) for step, *_ in csv.reader(table)]
         # Rank 0 may be killed between the line of the sixth step and its report.
         assert steps == [step for step in range(1, expected[0] + 1) if step != 6 or 6 in steps]
-    if source.stem == "classification":
+    if name == "classification":
         tuned = drills(tmp_path / "tuned")
         tuning = ROOT / "examples" / "fine_tuning.py"
         tuned.start("--from", f"{calm.run.url}:model", recipe=tuning).ends_with(0)
         assert tuned.values("restored", "source") == [("parent",)]
 
 
-def test_the_wandb_example_logs_each_step_once(drill, tmp_path):
+def test_the_wandb_example_logs_each_step_once(drill, recipe, tmp_path):
     """A kill costs the steps since the checkpoint of step 4."""
     (tmp_path / "wandb.py").write_text(WANDB)
-    recipe = tmp_path / "recipe.py"
     recipe.write_text((ROOT / "examples" / "tracker.py").read_text())
     options = ("--snapshot-every", "off", "--faults", "step 7 rank 0 backward: kill")
     drill.start(*options, recipe=recipe, arguments=("--tracker", "wandb")).ends_with(0)
@@ -83,3 +111,39 @@ def test_the_guide_lists_each_example_the_readme_the_quickstart():
     assert set(listed) == {path.stem for path in EXAMPLES}
     _, code = (ROOT / "recipes" / "quickstart.py").read_text().split('"""\n\n')
     assert code in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("found", "code"), codes("wrong"))
+def test_wrong_code_is_found(found, code, drills, recipe, tmp_path):
+    one = drills(tmp_path / "one")
+    recipe.write_text(code)
+    agent = one.start(*REHEARSE, recipe=recipe)
+    if found == "exit 2":
+        agent.ends_with(2)
+    elif found == "other weights":  # an overlap finds it: test_step_again.py
+        two = drills(tmp_path / "two")
+        for each in (agent, two.start("--nproc-per-node", "2", recipe=recipe)):
+            each.ends_with(0)
+        assert one.values("run_finished", "digest") != two.values("run_finished", "digest")
+    else:
+        agent.ends_with(1)
+        assert one.events(found)
+
+
+def test_the_words_of_each_refusal_are_those_of_a_message():
+    messages = [
+        node.value
+        for path in (ROOT / "elastic").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    table = RULES.partition("| words of the message |")[2].partition("\n## ")[0]
+    quoted = [words for row in table.splitlines() for words in re.findall(r"`(.*?)`", row.split("|")[1:2][0])]
+    assert len(quoted) > 20
+    assert [words for words in quoted if not any(words in each for each in messages)] == []
+
+
+def test_the_rules_have_the_code_that_is_tested():
+    """A fence that lost its mark would not be run, and no test would fail."""
+    assert RULES.count("\n```python") == len(BLOCK.findall(RULES))
+    assert (len(codes("wrong")), len(codes("right"))) == (5, 4)

@@ -189,31 +189,6 @@ def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     drill.ends_like(undisturbed, drill.start())
 
 
-def test_no_worker_outlives_a_killed_agent(drill, undisturbed):
-    """SIGKILL to the agent while its workers stand in step 10; they are in sessions of their own,
-    so only the kernel can tell them.
-    """
-    drill.shut(5, 10)
-    agent = drill.start(*TWO)
-    drill.happens("checkpoint_committed", step=4)
-    drill.open(5)
-    drill.stands(10, ranks=2)
-    drill.happens("checkpoint_committed", step=8)
-    _, status = drill.inspects("status", drill.run.url)
-    assert (status["state"], status["step"], status["steps"], status["world_size"]) == ("running", 9, 24, 2)
-    assert [worker["pid"] for worker in status["workers"]] == [drill.pid_of_rank(rank, 1) for rank in (0, 1)]
-    assert [set(worker) for worker in status["workers"]] == [{"rank", "node", "pid"}] * 2
-    assert status["last_checkpoint"]["step"] == 8
-    assert status["generation"] == 1
-
-    agent.signal(signal.SIGKILL)
-    agent.ends_with(-signal.SIGKILL)
-    drill.all_are_gone()
-    drill.open(10)
-    drill.ends_like(undisturbed, drill.start())
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 1)]
-
-
 def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
     """Three workers at least, while the run stands before step 10. Then the agent is killed, and
     the same command without a plan finishes.

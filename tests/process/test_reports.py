@@ -1,9 +1,16 @@
-"""`run.on_step` reports each step that counts once, whatever breaks, and changes nothing."""
+"""`run.on_step` and `--tensorboard` report each step that counts once, whatever breaks, and change
+nothing.
+"""
 
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import run_records
+from watched import shown
+
+from elastic.cli import main
 
 pytestmark = pytest.mark.process
 STEPS = 24  # of the recipe
@@ -26,12 +33,20 @@ def start(drill, tracked):
     return start
 
 
-def test_each_step_is_reported_once_through_two_faults(drill, start):
+def board(folder: Path) -> dict:
+    """What TensorBoard shows of the folder's one run, once that is there."""
+    runs = [*folder.iterdir()] if folder.exists() else []
+    assert len(runs) <= 1
+    return shown(runs[0]) if runs else {"loss": []}
+
+
+def test_each_step_is_reported_once_through_two_faults(drill, start, tmp_path):
     """The second kill comes before the steps that the first one cost are done again: then only an
     older file of metrics shows how far the run had come.
     """
     drill.shut(9, 10, 13)
-    agent = start("file", "--snapshot-every", "off", "--save-every", "8steps")
+    folder = tmp_path / "board"
+    agent = start("file", "--snapshot-every", "off", "--save-every", "8steps", "--tensorboard", str(folder))
     drill.stands(9, ranks=1)
     drill.happens("checkpoint_committed", step=8)
     drill.open(9)
@@ -41,6 +56,7 @@ def test_each_step_is_reported_once_through_two_faults(drill, start):
     for path in drill.gates.glob("*-10*"):
         path.unlink()
     drill.shut(10)
+    drill.waits_for(lambda: [s for s, _ in board(folder)["loss"]] == [*range(1, 13)], "the steps before")
     drill.kill_worker(0, generation=1)
     drill.happens("worker_started", generation=2)
     drill.stands(10, ranks=1)
@@ -57,6 +73,10 @@ def test_each_step_is_reported_once_through_two_faults(drill, start):
     for each, line in zip(found, lines, strict=True):
         assert (each["loss"], each["chain"], each["rate"]) == (line["loss"], line["chain"], line["rate"])
     assert {each["in_generation"] for each in found} == {1, 3}
+    seen = board(folder)
+    for tag, name in (("loss", "loss"), ("rate", "rate"), ("elastic/step_seconds", "seconds")):
+        assert seen[tag] == [(line["step"], pytest.approx(line[name])) for line in lines]
+    assert [step for step, _ in seen["elastic/world_size"]] == list(range(1, STEPS + 1))
 
 
 def test_functions_change_no_bit_and_no_check_names_them(drill, drills, tracked, tmp_path):
@@ -119,3 +139,30 @@ def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):
     assert [line["step"] for line in run_records.lines(drill.run.metrics)] == list(range(1, STEPS + 1))
     found = [(each["step"], each["in_generation"]) for each in reports(drill)]
     assert found == [(step, 1 if step < 9 else 2) for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("where", ["s3://bucket/board", "README.md"])
+def test_what_is_no_folder_for_tensorboard_is_refused(where, recipes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("a file")
+
+    assert main([str(recipes / "tiny.py"), "--tensorboard", where]) == 2
+
+    assert "expected a folder, found --tensorboard" in capsys.readouterr().err
+
+
+def test_a_tensorboardx_that_cannot_be_imported_is_refused(drill, recipes, tmp_path):
+    """An empty folder of that name stands before the installed package."""
+    package = tmp_path / "broken" / "tensorboardX"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    words = [str(recipes / "tiny.py"), "--run-dir", drill.run.url, "--tensorboard", str(tmp_path / "board")]
+    env = {"PYTHONPATH": str(package.parent)}
+    agent = drill.execute([sys.executable, "-m", "elastic.cli", *words], env)
+
+    agent.ends_with(2)
+
+    assert "pip install --force-reinstall 'elastic-train[tensorboard]'" in agent.output
+    assert "Traceback" not in agent.output
+    assert not (tmp_path / "board").exists()
+    assert not drill.run.local.exists()

@@ -3,7 +3,7 @@ world size, whichever shards a rank has, audited or not, and where the state of 
 into objects that were built again.
 
 Each recipe gives its State and its body, which does one step. The usual kinds are the scripts of
-examples/, which tests/process/test_porting.py starts, kills and resumes.
+examples/, which tests/process/test_documents.py starts, kills and resumes.
 """
 
 import copy
