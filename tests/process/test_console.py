@@ -80,7 +80,7 @@ def test_a_closed_console_ends_the_thread_and_nothing_else(tmp_path, capfd):
     assert "console output ends here" in capfd.readouterr().err
 
 
-def test_progress_shows_only_new_steps_sparsely_and_the_length_of_the_run(tmp_path):
+def test_progress_shows_new_steps_sparsely_and_the_runs_length(tmp_path):
     """Steps of an earlier start are in the metrics; to show them would claim progress not made. A
     step a second is shown each five seconds, and the last one at the end.
     """
