@@ -12,9 +12,8 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.record import SAVE_S, parse_name, save_limit_s
@@ -59,41 +58,23 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
     OSError.
     """
     check_exists(run)
-    removed = 0
-    with _held(run) as held:
-        found = _look(held, run.url, clock)
-        # Once more after a person thought: another run may have begun at this URL meanwhile.
-        there = set(_look(held, run.url, clock)) if found and agrees(found) else set()
-        for each in found:
-            if each in there:
-                _remove(held, each.name, clock, f"{removed} of {len(found)} files are gone")
-                removed += 1
+    removed, found = 0, _look(run, clock)
+    # Once more after a person thought: another run may have begun at this URL meanwhile.
+    there = set(_look(run, clock)) if found and agrees(found) else set()
+    for each in found:
+        if each in there:
+            _remove(run, each.name, clock, f"{removed} of {len(found)} files are gone")
+            removed += 1
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
 
 
-@contextmanager
-def _held(run: RunDir) -> Iterator[RunDir]:
-    """A local folder by its descriptor: where --fresh renames it, this stays the old run, and
-    nothing of a new run under its name is removed.
-    """
-    if run.is_remote:
-        yield run
-        return
-    folder = os.open(run.local, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        path = f"/proc/self/fd/{folder}"
-        yield RunDir(url=path, local=Path(path))
-    finally:
-        os.close(folder)
-
-
-def _look(run: RunDir, name: str, clock: Clock) -> list[Leftover]:
-    """name: of the run, for the message. Raises UsageError unless it is finished."""
+def _look(run: RunDir, clock: Clock) -> list[Leftover]:
+    """Raises UsageError unless the run is finished."""
     with readable(run) as local:
         if not read_rare(local.events, RunFinished):
             raise UsageError(
-                f"expected a finished run, found that {name} is not: elastic-train status says where it stands. Nothing was"
+                f"expected a finished run, found that {run.url} is not: elastic-train status says where it stands. Nothing was"
                 " removed; what a run that goes on does not need, it removes itself (--keep)"
             )
     logs, probe = open_store(f"{run.url}/logs"), f".elastic-{secrets.token_hex(16)}"

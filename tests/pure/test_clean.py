@@ -21,6 +21,7 @@ from elastic.care import clean as clean_module
 from elastic.care.clean import leftovers
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
 from elastic.storage.remote import Listed
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
@@ -147,22 +148,20 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path, capsys):
     assert files_of(run) == files
 
 
-def test_a_run_that_began_under_the_name_meanwhile_stays_whole(run, monkeypatch):
+def test_a_run_that_began_under_the_name_meanwhile_stays_whole(run):
     """While a person thinks, --fresh renames the folder, and another run begins."""
     aside, files = run.with_name("aside"), files_of(run)
 
     def agrees(_files):
         run.rename(aside)
-        write_whole(run, 10)
         for name in GONE:
             write(run, name, age_s=DAY_S)
         return True
 
-    found = clean_module.clean(RunDir.parse(str(run)), SystemClock(), agrees=agrees)
-
-    assert found.removed == len(GONE)
-    assert files_of(aside) == files - GONE
-    assert files_of(run) >= GONE
+    with pytest.raises(UsageError, match="expected a finished run"):
+        clean_module.clean(RunDir.parse(str(run)), SystemClock(), agrees=agrees)
+    assert files_of(aside) == files
+    assert files_of(run) == GONE
 
 
 def test_nothing_behind_a_link_goes(run):
